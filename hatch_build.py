@@ -1,8 +1,8 @@
 """Compiles the trace reader `instrument/trace/_scanner.c` while the package is built or installed.
 
 The extension module uses Python's stable ABI, so that one file serves Python 3.10 and all newer
-versions. Without a working C compiler the package is built without it: it then reads traces more
-slowly, with the same result.
+versions. Without a working C compiler, the package is built without the extension module. It then
+reads traces more slowly, with the same result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CompiledReader(BuildHookInterface[Any]):
     """Adds the extension module to a wheel, or to the source folder of an editable installation."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile. On success, a wheel is for this platform only; else it is for all platforms."""
+        """Compile the module. If this succeeds, the wheel is for this platform only."""
         self._folder = Path(tempfile.mkdtemp(prefix="instrument-build-"))
         compiled = self._folder / Path(MODULE).name
         reason = _compile(Path(self.root, SOURCE), compiled)
@@ -47,7 +47,7 @@ class CompiledReader(BuildHookInterface[Any]):
 
 
 def _compile(source: Path, target: Path) -> str:
-    """Compile a module; return why it was not possible, or an empty text."""
+    """Compile a module; return the reason if this fails, else an empty text."""
     if os.name != "posix" or sys.implementation.name != "cpython":
         return "it needs CPython on a POSIX system."
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -69,7 +69,10 @@ def _compile(source: Path, target: Path) -> str:
 
 
 def _put(compiled: Path, target: Path) -> None:
-    """Replace a module, which a process may have loaded; an old one is removed in any case."""
+    """Copy the compiled file to `target`; if there is no compiled file, remove `target`.
+
+    A rename replaces the old file, because a process may have loaded the old file.
+    """
     if not compiled.exists():
         target.unlink(missing_ok=True)
         return

@@ -118,7 +118,8 @@ def columns_page() -> str:
     parts = [
         f"{NOTE}\n# Columns",
         _prose(
-            "Every view of a capture is a `Table`, and so is every view of a window over its ranks. "
+            "Every view of a capture is a `Table`, and so is every view of a window over its ranks. A "
+            "window is the consecutive steps that one recording covers. "
             "The end of a column's name is its unit: `_ns` nanoseconds, `_bytes` bytes, `flops` "
             "floating-point operations, `share` a fraction of a whole. An unknown cell is `None`, "
             "never 0. `instrument show --sort` and `--columns` take these names, and `--json` "

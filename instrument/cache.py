@@ -3,7 +3,7 @@
 It holds the columns of traces that were read, captures fetched from URLs, and the measured speed of
 this machine. An entry is a file or a folder, created and removed by a rename, so that several
 processes may use the cache at once. All entries together take at most 2 GiB, or
-`INSTRUMENT_CACHE_BYTES` bytes (0: nothing is kept). The least recently used entries are removed
+`INSTRUMENT_CACHE_BYTES` bytes (0 keeps nothing). The least recently used entries are removed
 first. A fetched capture stays for ten minutes after its last use, since a reader may still open its
 files.
 
@@ -127,7 +127,7 @@ def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
     is returned, which is removed when this process ends.
 
     Raises:
-        OSError: `fill` raised it, or there is no room for a temporary folder either.
+        OSError: `fill` raised OSError, or there is no room for a temporary folder either.
     """
     if (found := _folder(name)) is not None:
         return found
@@ -196,7 +196,7 @@ def _writable() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     mode = _check(folder).st_mode
-    if not mode & stat.S_IWUSR:  # checked, as the system lets root write
+    if not mode & stat.S_IWUSR:  # checked, because the system lets root write anyway
         raise PermissionError(errno.EACCES, "is read-only", str(folder))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
@@ -279,7 +279,7 @@ def check_writable() -> None:
 
 
 def clear() -> list[Entry]:
-    """Remove every entry; returns those that were removed.
+    """Remove every entry; returns the entries that were removed.
 
     Raises:
         OSError: the cache cannot be used.
@@ -291,7 +291,7 @@ def clear() -> list[Entry]:
 
 
 def leftovers(below: Path | None = None) -> list[Path]:
-    """Cache files of earlier versions: fetched captures, and columns beside traces at `below`."""
+    """Cache files of earlier versions: fetched captures, and columns of traces in `below`."""
     found: list[Path] = []
     with suppress(OSError):
         old = _base() / _OLD_FOLDER
@@ -322,7 +322,7 @@ def _is_columns(path: Path) -> bool:
 
 
 def remove_leftovers(paths: list[Path]) -> list[Path]:
-    """Remove files that `leftovers` found; returns those that were removed."""
+    """Remove files that `leftovers` found; returns the files that were removed."""
     gone = [path for path in paths if _remove(path)]
     with suppress(OSError):  # the folder holds other files
         (_base() / _OLD_FOLDER).rmdir()

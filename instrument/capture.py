@@ -17,18 +17,18 @@ __all__ = ["Capture"]
 class Capture(Views):
     """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
 
-    The trace is read when a view first needs it, and kept. Each view is computed once. In a
-    notebook, a capture shows its ranges and operators, and a `Table` shows its rows.
+    The trace is read when a view first needs it, and then stays in memory. Each view is computed
+    once. In a notebook, a capture shows its ranges and operators, and a `Table` shows its rows.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
         folder: the capture's folder; None for a trace file alone.
-        metadata: the content of `capture.json`; `about` is the part of it that the views use, as
-            types.
+        metadata: the content of `capture.json` as a dict. `about` holds the fields of
+            `capture.json` that the views use, as attributes with types.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
-        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
-            CUDA graphs of this trace were captured.
+        graph_captures: the argument `graph_captures` of `load`: other captures, whose traces
+            recorded how the CUDA graphs of this trace were captured.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 

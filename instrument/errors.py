@@ -69,10 +69,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def need_package(what: str, package: str, extra: str) -> None:
-    """Raise MissingPackage with these arguments if `package` is not installed; never load it."""
+    """Raise MissingPackage if `package` is not installed; the package is not loaded."""
     found = find_spec(package)
-    # A tracker creates a folder of its own name. In the current folder, such a folder counts as a
-    # package, but one without a file.
+    # wandb creates a folder `wandb` in the current folder. For Python, such a folder is a package
+    # too, but a package without a file.
     if found is None or found.origin is None:
         raise MissingPackage(what, package, extra)
 
@@ -86,5 +86,5 @@ def suggestion(given: object, known: Iterable[str], prefix: str = "", quote: str
 def did_you_mean(given: object, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the most similar known name, or else all names."""
     names = list(known)
-    everything = f"; it knows {', '.join(map(repr, names))}." if names else "."
+    everything = f"; choose from {', '.join(map(repr, names))}." if names else "."
     return suggestion(given, names, quote="'") or everything

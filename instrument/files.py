@@ -78,7 +78,7 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 
 @contextmanager
 def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file, which replaces `target` if the block succeeds and is removed if it raises.
+    """Open a new file. If the block succeeds, the file replaces `target`, else the file is removed.
 
     A link at `target` is replaced. The temporary file is in the same folder, named `.*.tmp`. The
     umask applies to `mode`.
@@ -118,7 +118,10 @@ def _sentence(error: OSError, path: Path) -> OSError:
 
 
 def write(target: Path, content: str | bytes) -> None:
-    """Write a file like `replacing`; text as UTF-8, with `?` for lone surrogates."""
+    """Write a file, which replaces `target`; a link at `target` is replaced too.
+
+    Text is written as UTF-8, with `?` for lone surrogates.
+    """
     with replacing(target) as raw:
         raw.write(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
@@ -142,7 +145,9 @@ def make_folder(base: Path, *names: str) -> Path:
 
 
 def state_folder() -> Path:
-    """The folder of this user's state: `~/.local/state/torch-instrument`, or in `XDG_STATE_HOME`.
+    """The folder of this user's state.
+
+    This is `~/.local/state/torch-instrument` or `$XDG_STATE_HOME/torch-instrument`.
 
     Raises:
         RuntimeError: the user has no home folder.
@@ -167,7 +172,8 @@ def encodable(value: Any) -> Any:
 def python_running(module: str, *arguments: str) -> list[str]:
     """The command that runs `main()` of a module in a new interpreter.
 
-    Unlike `python -m`, it imports nothing from the current folder, which may hold downloaded files.
+    Unlike `python -m`, this command imports nothing from the current folder, which may hold
+    downloaded files.
     """
     code = (
         f"import sys; sys.path[:1] = filter(None, sys.path[:1]); from {module} import main; main()"

@@ -3,8 +3,8 @@ r"""Match regular expressions from a config or a capture, in time linear in the 
 Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty characters. The matcher
 here follows all alternatives at once, one character at a time (Thompson, 1968).
 
-It supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the assertions
-`^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
+The matcher supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the
+assertions `^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from instrument.errors import ConfigError
 
-# A pattern has about one state for each character. A cache of `_MOST_STEPS` steps is cleared.
+# A pattern has about one state for each character. The cache of steps is cleared when it is full.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
     r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]
@@ -35,7 +35,7 @@ _EDGES: dict[str, Callable[[str, str], bool]] = {
 _EDGES |= {r"\A": _EDGES["^"], r"\Z": _EDGES["$"]}
 
 # Builds a part of a pattern: takes the state that follows the part, adds the states of the part,
-# and returns the first of these.
+# and returns the first state of the part.
 _Part = Callable[[int], int]
 _States = frozenset[int]
 
@@ -65,7 +65,7 @@ class Pattern:
         return False
 
     def _step(self, key: tuple[_States, str, str]) -> tuple[_States, str, bool]:
-        """The states after a character, the kind of the character, whether a match ends before it.
+        """The states after a character, its kind, and whether a match ends before the character.
 
         The kind is "a" for a letter, a digit and an underscore, else " ".
         """

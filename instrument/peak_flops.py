@@ -1,4 +1,4 @@
-"""The precisions in which devices multiply, and the check of `profiler.peak_flops`."""
+"""The precisions in which devices multiply, and the check of the option `profiler.peak_flops`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def check_peak_flops(given: Any, option: str) -> float | dict[str, float] | None
     None stays None. `option` is the name of the option in error messages.
 
     Raises:
-        ConfigError: the value is neither of them, a number is not above 0, or a precision is
-            unknown.
+        ConfigError: the value is neither a number nor a mapping, a number is not above 0 or not
+            finite, or a precision is unknown.
     """
     if given is None:
         return None

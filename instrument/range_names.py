@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-#: When a coroutine or generator resumes, its new range has this suffix. The read half merges the
-#: new range with the range before the suspension.
+#: When a coroutine or generator resumes, its new range has this suffix. When the trace is read, the
+#: new range is merged with the range before the suspension.
 RESUMED = " (resumed)"
 
 #: The suffix of a mark (`instrument.mark`). Kineto has no instant events for users, so a mark is a
@@ -22,7 +22,7 @@ MOMENT = " (mark)"
 #: torch's name for the range of a step, without the number of the step.
 STEP_PREFIX = "ProfilerStep#"
 
-#: The read half adds this suffix to a range that activation checkpointing runs again.
+#: When a trace is read, a range that activation checkpointing runs again gets this suffix.
 RECOMPUTED = " (recomputed)"
 
 #: torch's name for the range of a compiled region, without the number of the region.

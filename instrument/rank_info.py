@@ -7,8 +7,8 @@ import sys
 from typing import NamedTuple
 
 # For each launcher, the environment variables with the rank, the number of ranks and the local
-# rank. SLURM_NTASKS is not used: in a batch script, outside any job step, it is the number of tasks
-# of the whole job.
+# rank. SLURM_NTASKS is not used: in a batch script, outside of `srun`, it is the number of tasks of
+# the whole job.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
@@ -17,7 +17,7 @@ _LAUNCHERS = (
 
 
 class RankInfo(NamedTuple):
-    """The rank of a process, the number of ranks, and its rank on its machine."""
+    """The rank of a process, the number of ranks, and the rank of the process on its machine."""
 
     rank: int
     world_size: int
@@ -27,7 +27,7 @@ class RankInfo(NamedTuple):
 def rank_info() -> RankInfo:
     """The rank from torchrun, torch's process group, Slurm or Open MPI; otherwise rank 0 of 1.
 
-    If nothing states the local rank, the rank is used for it.
+    If the local rank is not known, the rank is used as the local rank.
     """
     dist = sys.modules.get("torch.distributed")  # loaded if there is a process group
     has_group = dist is not None and dist.is_available() and dist.is_initialized()

@@ -42,8 +42,9 @@ _PLAIN_VALUE = re.compile(
     rf"""(\\?["'])?({_SWITCH}|{_NUMBER})(?(1)\1)(?=$|\s*[,;&}})\]\n])""", re.I
 )
 
-# Words of a command line that are followed by values (`--token`, `Authorization:`), or by one value
-# (`API_KEY`, `-p`), and words that end the values.
+# Words of a command line. The first pattern matches a word before values (`--token`,
+# `Authorization:`), the second a word before one value (`API_KEY`, `-p`), and the last two a word
+# that ends the values.
 _BEFORE_VALUES = re.compile(r"""^--?([\w.\-]+)$|(?<![\w.\-])([\w.\-]+)[\\"'\])]*[=:]\s*$""")
 _BEFORE_ONE_VALUE = re.compile(r"-p|\w[\w.\-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.\-]*(=.*)?|-[A-Za-z]", re.S)
@@ -94,12 +95,12 @@ def redact_words(words: Iterable[str]) -> list[str]:
     """Replace possible secrets in the words of a command line or in Hydra's overrides.
 
     In a word, everything after the first name of a secret is hidden. After an option such as
-    `--password`, the words up to the next option or override are hidden; after `-p`, the next word,
-    unless it is a number.
+    `--password`, the words up to the next option or override are hidden. After `-p`, only the next
+    word is hidden, unless it is a number.
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0
-    # URLs first, so that no key in a query counts as the name of the following value
+    # Queries of URLs are hidden first: a key in a query must not count as the name of a value.
     for word in map(_redact_forms, words):
         if _is_secret_value(before, word):
             hiding, only_one = True, _BEFORE_ONE_VALUE.fullmatch(before) is not None
@@ -128,7 +129,7 @@ def holds_password(url: str) -> bool:
 
 
 def public(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a file system that are no secrets: booleans and addresses of servers."""
+    """The options of a file system that are no secrets, such as booleans and server addresses."""
     kept = {
         name: public(value) if isinstance(value, Mapping) else value
         for name, value in options.items()
@@ -142,7 +143,7 @@ def public(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_secret(name: str, *, surely: bool = False) -> bool:
-    """Whether a name stands for a secret; with `surely`, unclear names such as `key` do not.
+    """Whether a name is the name of a secret; with `surely`, False for names such as `key`.
 
     In a dotted name, each part is judged together with the parts after it. So `tokens.per_batch` is
     harmless, but `head.token` is not.
@@ -164,7 +165,7 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _secret_at(text: str) -> int:
-    """The index in a text of the first value after a secret's name; the text's length if none."""
+    """The index of the first value after the name of a secret; the text's length if none."""
     for named in _NAMED.finditer(text):
         value = _PLAIN_VALUE.match(text, named.end())
         # in `password=true, or so`, the value is the whole rest of the text

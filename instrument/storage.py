@@ -1,9 +1,10 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`, on any file system that fsspec supports.
 
 The capture.json and the trace of a capture are fetched into the user's cache (`instrument.cache`)
-and read from there. They are fetched again only if they have changed at the URL. fsspec's packages
-read credentials and servers from the environment, for S3 `AWS_PROFILE` or `AWS_ACCESS_KEY_ID` and
-`AWS_SECRET_ACCESS_KEY`, and `AWS_ENDPOINT_URL` for another server.
+and read from there. They are fetched again only if they have changed at the URL. The packages of
+fsspec read credentials and the server's address from environment variables. For S3, these are
+`AWS_PROFILE`, or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`; and `AWS_ENDPOINT_URL` for a
+server that is not Amazon's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError, Missin
 from instrument.files import is_regular
 from instrument.redact import holds_password
 
-# The files that are fetched; no name of a file comes from the server.
+# The files that are fetched. Their names are fixed here: the server cannot choose them.
 _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
 # Keys of fsspec's file information that change with the content, the most reliable first.
 _STATES = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
@@ -42,14 +43,14 @@ def check(url: str, option: str) -> None:
 
     Raises:
         ConfigError: `url` is not a URL, holds a password or a query, or has an unknown protocol.
-        MissingPackage: the package for its protocol is not installed.
+        MissingPackage: the package for the protocol of the URL is not installed.
     """
     if not is_url(url):
         raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")
     if holds_password(url):
         raise ConfigError(
-            f"{option} holds a password or a query, which would be logged: put it into "
-            "profiler.upload_options."
+            f"{option} holds a password or a query, which would be logged: put passwords and keys "
+            "into profiler.upload_options."
         )
     _check_protocol(url)
 
@@ -64,7 +65,7 @@ def _check_protocol(url: str) -> None:
         fsspec.get_filesystem_class(protocol)
     except ValueError:
         raise ConfigError(
-            f"The URL begins with {protocol}://, which fsspec does not know: use one such as "
+            f"The URL begins with {protocol}://, which fsspec does not know: use a URL such as "
             "s3://bucket/folder."
         ) from None
     except ImportError as error:
@@ -84,7 +85,7 @@ def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> t
     import fsspec
 
     fs, path = fsspec.core.url_to_fs(url, **options)
-    fs.invalidate_cache()  # of listings
+    fs.invalidate_cache()  # listings can be out of date
     return fs, path.rstrip("/")
 
 
@@ -107,7 +108,8 @@ def captures(url: str) -> list[str]:
         below.sort(key=lambda name: (_first(found[name], _MODIFIED), name))
         if not below:
             raise CaptureError(
-                f"There is no capture at or below {url}: give its URL, or that of a folder above."
+                f"There is no capture at or below {url}: give the URL of a capture, or of a folder "
+                "of captures."
             )
         return [url.rstrip("/") + name[len(path) : -len(_METADATA) - 1] for name in below]
 
@@ -121,7 +123,7 @@ def fetch(url: str) -> Path:
     with _as_capture_error(url):
         fs, path = filesystem(url)
         if Path(path).name in ("", ".."):
-            raise CaptureError(f"{url} names no capture: give the URL of one.")
+            raise CaptureError(f"{url} names no capture: give the URL of a capture.")
         found = _listed(fs, path)
         if path in found:
             names = [path]
@@ -157,9 +159,10 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 
 
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
-    """The files at or below a path with their information; only the path itself may be a link.
+    """The files at or below a path, with fsspec's information about each file.
 
-    A file that is elsewhere, because of a link or `..` in its name, is left out.
+    Only the path itself may be a link. A file below the path is left out if it is elsewhere because
+    of a link or `..` in its name.
     """
     about = fs.info(path)
     if about["type"] == "file":
@@ -188,7 +191,7 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
-    """Fetch the file `path` into `folder`, or the files `names` into a subfolder of its name."""
+    """Fetch the file `path` into `folder`, or the files `names` into `folder/NAME_OF_PATH`."""
     target = folder / Path(path).name
     if names != [path]:
         target.mkdir()
@@ -205,7 +208,8 @@ def _as_capture_error(url: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise CaptureError(
-            f"There is nothing at {url}: give the URL of a capture, a trace or a folder above."
+            f"There is nothing at {url}: give the URL of a capture, a trace or a folder of "
+            "captures."
         ) from None
     except Exception as error:
         hint = "check that the server can be reached and that the disk has room"

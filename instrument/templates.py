@@ -32,7 +32,8 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # most runs render nothing
+    # Imported here because most runs render no template.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(

@@ -23,7 +23,7 @@ def size(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Bytes per second as text, such as "3.45 GB/s": decimal, as the rates of links are given."""
+    """Bytes per second as text, such as "3.45 GB/s"; a GB has 10**9 bytes here."""
     return f"{_scaled(value, 1000, ('B', 'kB', 'MB', 'GB', 'TB'))}/s"
 
 

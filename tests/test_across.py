@@ -225,10 +225,11 @@ def test_the_command_prints_the_newest_window(
         "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs          50.0%",
     ]
     assert (
-        "Rank 1 on box is a straggler: its own work takes 500.000 µs per step, on the median rank 205.000 µs (+144%), "
-        "with the largest excess in forward (+295.000 µs). It waits 500.000 µs in communication, other ranks 795.000 µs."
+        "Rank 1 on box is a straggler: its own work takes 500.000 µs per step, on the median rank 205.000 µs (+144%); "
+        "the largest difference is in the range forward (+295.000 µs). The rank waits 500.000 µs in communication, "
+        "other ranks wait 795.000 µs."
     ) in out
-    assert "\nClocks: at most 0 ns apart from that of rank 0, known to ±0 ns.\n" in out
+    assert "\nClocks: at most 0 ns apart from rank 0's clock, known to ±0 ns.\n" in out
     ranges = [" ".join(line.split()) for line in out.splitlines()[-2:]]
     assert ranges[0] == "forward 3 6 100.000 µs 105.000 µs 400.000 µs 1 2.86"
     assert ranges[1].startswith("gloo:all_reduce 3 6 ")
@@ -237,7 +238,7 @@ def test_the_command_prints_the_newest_window(
         out, err = capsys.readouterr()
         assert err == ""
     assert (
-        "No rank is a straggler.\n\nThe clocks cannot be compared: the ranks have no collective in common.\n"
+        "No rank is a straggler.\n\nThe ranks' clocks cannot be compared: the ranks have no collective in common.\n"
         in out
     )
 

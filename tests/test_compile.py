@@ -90,8 +90,9 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     assert {(row.name, row.region) for row in capture.compiled_ranges} == {
         (name, "0/0") for name in ("marked", "block", "layer {self.index}")
     }
-    assert "Inside compiled region 0/0, not timed: layer {self.index}, marked, block" in render(
-        capture
+    assert (
+        "Ranges inside compiled region 0/0, not timed: layer {self.index}, marked, block"
+        in render(capture)
     )
     assert capture.metadata["graphs_compiled"] == 0
 

@@ -603,7 +603,7 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
         ),
         (
             {"upload_to": "s4://bucket"},
-            "The URL begins with s4://, which fsspec does not know: use one such as s3://",
+            "The URL begins with s4://, which fsspec does not know: use a URL such as s3://",
         ),
         (
             {"upload_to": f"file://me:{SECRET}@host/x"},

@@ -1,1 +1,1 @@
-"""Tables, each made from the events of one capture."""
+"""The tables of one capture, made from the events of its trace."""

@@ -1,4 +1,4 @@
-"""The kernels and copies of the devices, and how the devices' time splits into them."""
+"""The work of the devices, and the devices' time split into compute, communication and copies."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from instrument.trace.events import COPIES, Flags, Ints
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
 
-# Names of communication kernels, ignoring case. The first two lines are libraries: NCCL and its
-# derivatives, NVSHMEM, gloo, MORI, and DeepEP (its namespaces `ep::internode` and `ep::intranode`;
-# its layout kernels are compute). The last line is collectives that are single kernels: torch's
-# symmetric memory (multimem, one- and two-shot), vLLM's, FlashInfer's, TensorRT-LLM's.
+# Names of communication kernels, ignoring case. The first two lines match libraries: NCCL and its
+# derivatives, NVSHMEM, gloo, MORI, and DeepEP (the namespaces `ep::internode` and `ep::intranode`;
+# the layout kernels of DeepEP are compute). The last line matches collectives that run as a single
+# kernel: those of torch's symmetric memory (multimem, one-shot and two-shot), of vLLM, of
+# FlashInfer and of TensorRT-LLM.
 COMMUNICATION_NAMES = (
     r"nccl|rccl|hccl|oneccl|nvshmem|rocshmem|\bgloo"
     r"|(?<![a-z])ep::int(er|ra)node|ep(dispatch|combine)int(er|ra)node"
@@ -39,9 +40,10 @@ class Work:
     """The kernels, copies and memsets of the devices, as parallel columns.
 
     `event` is the position of the device event in `Events`, and `kind` an index into `KINDS`.
-    `call` is the position of the CPU call that launched the work, and `operator` that of the
-    operator that the trace names for the work; see `Launches`. Other device events (copies of
-    annotations, counters, synchronisations) are left out.
+    `call` is the position of the CPU call that launched the work. `operator` is the position of the
+    operator that the trace names for the work. Both are -1 if the trace does not hold the event;
+    see `Launches`. Other device events (copies of annotations, counters, synchronisations) are left
+    out.
     """
 
     event: Ints
@@ -93,10 +95,11 @@ def device_work(
 
     Args:
         links: the relations of the trace.
-        communication: a regular expression; a kernel whose name it matches is communication.
+        communication: a regular expression. Kernels whose names match it are communication.
             `"nccl|rccl"` replaces the default, `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
             None means `COMMUNICATION_NAMES`.
-        added: the pattern of a capture's metadata; kernels that it matches are communication too.
+        added: the pattern for communication kernels in a capture's metadata. Kernels whose names
+            match `added` are communication too.
     """
     events, found = links.events, links.launches
     event = found.device
@@ -143,9 +146,9 @@ def layers_of(work: Work) -> list[Intervals]:
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """For each column, the segments that count for it.
+    """For each column of times in `BREAKDOWN`, a mask of the segments that count for the column.
 
-    The first three rows of `active` are the layers of `layers_of`.
+    `active` is the field of a `Timeline`. Its first three rows are the layers of `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {

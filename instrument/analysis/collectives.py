@@ -1,8 +1,8 @@
-"""The collectives of a trace: each one, and sums for each process group and kind.
+"""Two tables of collectives: a row for each collective, and sums by process group and kind.
 
-The bandwidths are those of NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
+Bandwidths are defined as in NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
 algorithm bandwidth is the bytes divided by the time. The bus bandwidth is the algorithm bandwidth
-times a factor, which makes it comparable with the rate of the link between the ranks.
+times a factor. The bus bandwidth can be compared with the rate of the link between the ranks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.columns import ints
 from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
 
-# No rank can finish one of these collectives before the last rank has joined it. So they end at
-# about the same moment on all ranks.
+# No rank can finish such a collective before the last rank has joined the collective. So the
+# collective ends at about the same moment on all ranks.
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # Where a collective ran.
 DEVICE, CPU = "device", "CPU"
 # Operators that only start a collective or wait for it.
 _STARTING_OR_WAITING = "c10d::"
-# The kinds, and how names contain them: those of torch's records, of annotations, and of kernels.
+# Each kind, and a pattern for names that contain the kind: in torch's records, and in the names of
+# annotations and kernels.
 _KINDS = (
     ("all_reduce", r"all_?reduce|cross_device_reduce"),
     ("all_gather", r"all_?gather"),
@@ -63,7 +64,7 @@ _SIZES = {
 _ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
 _FLOAT8 = "Float8_"
 _MOST_BYTES = 2**43  # 9 TB
-# torch's description of a process group that was made without one.
+# torch's description of a process group that was made without a description.
 _NO_DESCRIPTION = "undefined"
 _UNKNOWN = -1
 
@@ -75,30 +76,30 @@ _GROUP = {
     "ranks": "the ranks of the group, as Kineto writes them; torch shortens a long list",
     "group_size": "how many ranks the group has",
     "runs_on": "device, or CPU for gloo and MPI; None if the trace has only torch's record of the "
-    "collective and no work for it, as for a group of one rank",
+    "collective and no kernel or annotation, as in a group of one rank",
 }
 COLLECTIVES: Schema = schema(
     **_GROUP,
     element_type="the types of the elements, by torch's names",
     calls="how many collectives there were",
-    bytes="NCCL's size of the messages, summed: for all_gather the gathered output, for "
-    "reduce_scatter the whole input, else the data of one rank; counts the calls whose size is "
-    "known",
-    duration_ns="the time of all calls; it includes waiting for other ranks",
-    min_ns="the shortest call",
-    mean_ns="the mean call",
-    max_ns="the longest call",
-    exposed_ns="the part of `duration_ns` in which no device ran compute (on the CPU: in which no "
-    "thread ran an operator)",
+    bytes="the sizes of the messages as NCCL counts them, summed over the calls whose size is "
+    "known: for all_gather the gathered output, for reduce_scatter the whole input, else the data "
+    "of one rank",
+    duration_ns="the time of all calls, including the time of waiting for other ranks",
+    min_ns="the duration of the shortest call",
+    mean_ns="the mean duration of a call",
+    max_ns="the duration of the longest call",
+    exposed_ns="the part of `duration_ns` in which no device ran compute; for collectives on the "
+    "CPU, the part in which no thread ran an operator",
     exposed_share="`exposed_ns` divided by `duration_ns`",
-    algorithm_bytes_per_second="bytes divided by time, over the calls for which both are known; "
-    "a lower bound, because the time includes waiting for other ranks",
+    algorithm_bytes_per_second="bytes divided by time, over the calls whose size and time are "
+    "known; a lower bound, because the time includes waiting for other ranks",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
-    "`group_size`: compare it with the rate of the link; a lower bound too",
+    "`group_size`; a lower bound. Compare this column with the rate of the link",
     largest_message_bytes="the size of the largest message whose time is known",
-    largest_message_calls="the calls with a message of this size",
-    largest_message_bus_bytes_per_second="`bus_bytes_per_second` of these calls alone, on which "
-    "latency weighs least",
+    largest_message_calls="the number of calls with a message of `largest_message_bytes`",
+    largest_message_bus_bytes_per_second="`bus_bytes_per_second` of the calls with the largest "
+    "message alone. Latency affects large messages least",
 )
 COLLECTIVE_CALLS: Schema = schema(
     name="the kernel's name without its parameters, or the annotation's name, or the name in "
@@ -111,11 +112,11 @@ COLLECTIVE_CALLS: Schema = schema(
     ordinal="the index among the collectives of the same name and ranks in the step, in order of "
     "start, from 0",
     start_ns="the start, on the trace's own clock; tables print the time since the trace's first "
-    "event; None if the trace has no work for it",
-    end_ns="the end, on the same clock",
-    duration_ns="the time of its kernels, or of its annotation on the CPU",
+    "event; None if the trace has no kernel or annotation of the collective",
+    end_ns="the end, on the trace's own clock",
+    duration_ns="the time of the collective's kernels, or of its annotation on the CPU",
     exposed_ns="the part of `duration_ns` in which no compute ran",
-    bytes="NCCL's size of the message; None if it is not known, and for a barrier",
+    bytes="the size of the message as NCCL counts it; None if it is not known, and for a barrier",
     algorithm_bytes_per_second="`bytes` divided by `duration_ns`",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor",
 )
@@ -123,16 +124,16 @@ _OF_GROUP = tuple(_GROUP)
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind of collective that a name contains, such as `all_reduce`, or None."""
+    """Return the kind of collective that a name contains, such as `all_reduce`; None if unknown."""
     return next((kind for kind, pattern in _PATTERNS if pattern.search(name)), None)
 
 
 def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | None:
     """Return bus bandwidth divided by algorithm bandwidth, as numerator and denominator.
 
-    The factors are those of nccl-tests (doc/PERFORMANCE.md; for gather and scatter the sources). In
-    a group of one rank, most factors are 0, because nothing crosses a link. None if the kind or the
-    group's size is not known, and for a barrier.
+    The factors are those of nccl-tests: of doc/PERFORMANCE.md, and for gather and scatter of the
+    source code. In a group of one rank, most factors are 0, because nothing crosses a link. None if
+    the kind or the group's size is not known, and for a barrier.
     """
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1, 1
@@ -144,7 +145,7 @@ def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | No
 def bandwidths(
     kind: str | None, group_size: int | None, size: int | None, duration_ns: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the algorithm bandwidth and the bus bandwidth, in bytes per second."""
+    """Return the algorithm and the bus bandwidth in bytes per second; None if not known."""
     if size is None or not duration_ns:
         return None, None
     factor = bus_factor(kind, group_size)
@@ -155,11 +156,11 @@ def bandwidths(
 
 
 def message_bytes(kind: str | None, details: Details) -> int | None:
-    """Return NCCL's size of a message: the larger one of the rank's input and output.
+    """Return the size of a message as NCCL counts it: the rank's input or output, the larger one.
 
-    Both are equal for most kinds. The output of an all-gather and the input of a reduce-scatter are
-    larger by the number of ranks, and NCCL takes these. None if it is not known, for a barrier, and
-    for impossible numbers.
+    Input and output are equal for most kinds. In an all-gather the output is larger, and in a
+    reduce-scatter the input, by a factor of the number of ranks. None if the size is not known, for
+    a barrier, and for impossible numbers.
     """
     known = (details.input_elements, details.output_elements)
     name = details.element_type or ""
@@ -175,8 +176,9 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
 class _Found:
     """Kernels or annotations of collectives, as parallel columns.
 
-    `event` is a position among the events, and `record` and `range` those of torch's record and of
-    the annotation; -1 for none. `step` is an index into the finished steps; -1 for none.
+    `event` is the position of the kernel or annotation in `Events`. `record` is the position of
+    torch's record of the collective, and `range` the position of its annotation; -1 for none.
+    `step` is an index into the finished steps; -1 for none.
     """
 
     event: Ints
@@ -190,8 +192,8 @@ class _Found:
 def collective_calls(links: Links, work: Work) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
-    Kernels with the same record of torch are one collective. Collectives that only have a record
-    come last: their group has one rank, or the devices were not recorded.
+    Kernels with the same record of torch are one collective. Collectives that have only a record
+    of torch come last: their group has one rank, or the devices were not recorded.
 
     Lost: a coalesced group of collectives runs as one kernel, and torch writes no record for the
     kernel. So the records are rows without a time, and the kernel is a row without a size.
@@ -236,7 +238,7 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
-    """The records of collectives that launched none of the kernels."""
+    """The records of collectives without a kernel in the trace; `used` are records with one."""
     is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
     chosen = records(events)
     chosen &= (events.detail >= 0) & np.append(is_named, False)[events.detail]
@@ -251,7 +253,7 @@ def _is_collective_record(details: Details) -> bool:
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each window lies outside all intervals."""
+    """For each span from `start_ns` to `end_ns`, the time outside of all intervals."""
     timeline = sweep([intervals])
     return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
 
@@ -310,7 +312,7 @@ def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
 
 
 def _count(value: int | None) -> int | None:
-    """A number of torch's record; None if it is negative or does not fit into 64 bits."""
+    """A number from torch's record; None if it is negative or does not fit into 64 bits."""
     return value if value is not None and 0 <= value < 2**63 else None
 
 
@@ -319,8 +321,8 @@ def _names(
 ) -> tuple[list[str], list[str | None]]:
     """The name and the kind of each collective.
 
-    The kind is that of torch's record, or else of the annotation, or else of the kernel's name.
-    Each combination of these is looked at once.
+    The kind comes from torch's record, or else from the annotation, or else from the kernel's name.
+    Each combination of these three is searched once.
     """
     groups = group_rows(of, ranges, events.name[event])
     first = groups.sorted_by().row(0)
@@ -421,7 +423,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
 
 
 def _cpu_sides(links: Links) -> list[Intervals]:
-    """When process groups worked on the CPU, and when any thread ran another operator."""
+    """The times at which process groups worked on the CPU, and at which other operators ran."""
     events, call_tree = links.events, links.call_tree
     communicates = _is_on_cpu(events)[call_tree.index]
     operator = events.among(OPERATOR) & ~events.named(

@@ -1,9 +1,9 @@
-"""What a capture shows of the work that it recorded, and what is missing from it.
+"""How complete a capture is: what it shows of the work that ran, and what is missing.
 
 A profile loses things without an error: launches from before the recording, device work that the
-profiler dropped, threads that it did not record. Each row of `capture.coverage` measures one such
-loss. `incomplete` finds the losses that matter to a view, and `line` states them in one line. Rows
-are computed one by one, so that a view needs only those that it depends on.
+profiler dropped, threads that the profiler did not record. Each row of `capture.coverage` measures
+one such loss. `incomplete` finds the losses that matter to a view, and `line` states these losses
+in one line. Each row is computed separately, so a view computes only the rows that it depends on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 COVERAGE: Schema = schema(
     name="what is measured, such as `device time with a launch`; a row that does not apply to the "
     "trace is left out",
-    share="the part that the capture shows; 1 is all of it; None if it cannot be known",
+    share="the fraction that the capture shows: 1 if nothing is missing; None if the fraction "
+    "cannot be known",
     covered_ns="the time that the capture shows; None for rows that do not measure time",
     total_ns="the time of which `share` is a fraction; None for rows that do not measure time",
     why="what is missing, the likely cause, and what to do; None if nothing is missing",
@@ -53,14 +54,15 @@ COVERAGE: Schema = schema(
 #: A loss is reported if less than this share is covered.
 ENOUGH = 0.95
 # The first steps of a run are slow. So recorded steps are compared with the steps before the window
-# only if there are at least this many of them.
+# only if at least this many steps ran before the window.
 _ENOUGH_STEPS = 10
 
 # The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
-# What Kineto logs; see `operator<<` of its `ErrorCounts`, and `CuptiActivityApi`. "Out-of-range"
-# counts records from before and after the window, and "Blocklisted runtime" calls that nobody wants
-# to see: neither is a loss. "CPU GPU out-of-order" is what the row of the order measures.
+# Kineto's log messages about lost records; see `operator<<` of its `ErrorCounts`, and
+# `CuptiActivityApi`. Two of Kineto's counts are no losses: "Out-of-range" counts records from
+# before and after the window, and "Blocklisted runtime" counts calls that Kineto leaves out on
+# purpose. The count "CPU GPU out-of-order" is not read, because `_in_order` measures this itself.
 _STOPPED_EARLY = re.compile(r"stopped early\? = [1t]|stopped by \w+ profiler|max GPU buffer count")
 _DISCARDED = re.compile(r"(?:Invalid ext correlations|Unexpected CUDA events) = (\d{1,15})")
 _DROPPED = re.compile(r"Dropped (\d{1,15}) activity records")
@@ -69,7 +71,7 @@ _COUNTS = "Record counts:"
 
 
 class Part(NamedTuple):
-    """The cells of a row besides its name; see `COVERAGE`."""
+    """The cells of a row of the coverage, without its name; see `COVERAGE`."""
 
     share: float | None
     covered_ns: int | None = None
@@ -78,7 +80,7 @@ class Part(NamedTuple):
 
 
 def is_copy(name: str) -> bool:
-    """Whether a runtime call of this name copies memory now, and not as part of a CUDA graph."""
+    """Whether a runtime call of this name copies memory; False for calls that build CUDA graphs."""
     plain = name.lower()
     return "memcpy" in plain and "graph" not in plain
 
@@ -86,7 +88,7 @@ def is_copy(name: str) -> bool:
 def is_launch(name: str) -> bool:
     """Whether a runtime call of this name must cause device work.
 
-    A memset is not among these calls, because a memset of 0 bytes causes no device work.
+    False for a memset, because a memset of 0 bytes causes no device work.
     """
     return launches_kernel(name) or is_graph_launch(name) or is_copy(name)
 
@@ -94,13 +96,16 @@ def is_launch(name: str) -> bool:
 def coverage(capture: Views) -> Table:
     """Return a row for each kind of loss that applies to the capture; see `COVERAGE`.
 
-    Cost: the range tree, and about 0.4 µs an event.
+    Cost: the computation of the range tree, and about 0.4 µs an event.
     """
     return _table(capture, rows.EVERY)
 
 
 def part(capture: Views, name: str) -> Part | None:
-    """Return one row, which is computed once; None if it does not apply to the capture."""
+    """Return the cells of one row; None if the row does not apply to the capture.
+
+    Each row is computed once for a capture.
+    """
     known = capture.coverage_parts
     if name not in known:
         known[name] = _FINDERS[name](capture)
@@ -108,10 +113,10 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the losses among the named rows of the coverage: those below `ENOUGH`.
+    """Return the named rows of the coverage in which too much is missing: less than `ENOUGH`.
 
-    A loss whose share cannot be known is returned too. To find the losses of a view, give
-    `VIEWS[view].coverage`. Only the named rows are computed.
+    A loss whose share cannot be known is returned too. Only the named rows are computed. For the
+    losses of one view, `names` is `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
@@ -136,7 +141,7 @@ def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str,
 
 
 def range_advice(capture: Views) -> str:
-    """Return advice on how to get more time into ranges: what to mark, or what was switched off."""
+    """Return one sentence of advice on how to get more of the time into ranges."""
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."
@@ -155,12 +160,15 @@ def _table(capture: Views, names: Iterable[str]) -> Table:
 
 
 def _percent(share: float) -> str:
-    """A share below `ENOUGH` as text; 94.99 % is not rounded to 95 %."""
+    """A share below `ENOUGH` as text, rounded down near 95 %, so that it never reads as 95 %."""
     return f"{min(share, ENOUGH - 0.001):.1%}"
 
 
 def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
-    """A row of times; None if there is no time. `why` continues "1 ms of 2 ms "."""
+    """The cells of a row of times; None if the total is 0.
+
+    The text before `why` is such as "1 ms of 2 ms ".
+    """
     if total_ns <= 0:
         return None
     covered_ns = min(max(covered_ns, 0), total_ns)
@@ -170,7 +178,10 @@ def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
 
 
 def _count(covered: int, total: int, why: str) -> Part | None:
-    """A row of numbers; None if there are none. `why` continues "1 of 2 "."""
+    """The cells of a row of counts; None if the total is 0.
+
+    The text before `why` is such as "1 of 2 ".
+    """
     if not total:
         return None
     return Part(
@@ -179,7 +190,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """How many launches have device work; the device time that is missing cannot be known."""
+    """How many launches have device work. How much device time is missing cannot be known."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None
@@ -192,19 +203,22 @@ def _launches(capture: Views) -> Part | None:
     expected = has_work | ~_captures(events, start)
     total, covered = int(expected.sum()), int(has_work.sum())
     at_end = int((expected & (start > start[has_work].max(initial=events.begin_ns))).sum())
-    why = "launches have no device work in the trace, "
+    why = "launches have no device work in the trace"
     if not covered:
-        why += "which holds none at all: record a device too, with profiler.activities."
+        why += (
+            ". The trace holds no device work at all: record a device too, with "
+            "profiler.activities."
+        )
     elif 2 * at_end > total - covered:
         why += (
-            f"{at_end} of them after the last one that has: the recording ended before the device "
-            "had done this work, or the profiler's buffer was full; synchronize before the end of "
-            "the window, or record fewer steps."
+            f"; {at_end} of these came after the last launch that has device work. The recording "
+            "ended before the device had done this work, or the profiler's buffer was full: "
+            "synchronize before the end of the window, or record fewer steps."
         )
     else:
         why += (
-            "most likely because the profiler dropped its records, so device times are too small: "
-            "record fewer steps."
+            ", most likely because the profiler dropped records of the device. So device times are "
+            "too small: record fewer steps."
         )
     return _count(covered, total, why)
 
@@ -229,7 +243,7 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
 def _captures(events: Events, time_ns: Ints) -> Flags:
     """For each point in time, whether the capture of a CUDA graph was in progress on any thread.
 
-    The first call that ends a capture may belong to one that began before the recording.
+    The first call that ends a capture may belong to a capture that began before the recording.
     """
     calls = events.among(is_runtime)
     begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]
@@ -244,7 +258,7 @@ def _captures(events: Events, time_ns: Ints) -> Flags:
 
 
 def _records(capture: Views) -> Part | None:
-    """What Kineto itself says that it lost."""
+    """How many device records Kineto kept, according to Kineto's own messages."""
     messages = capture.events.messages
     if any(_STOPPED_EARLY.search(text) for text in messages):
         why = (
@@ -260,7 +274,7 @@ def _records(capture: Views) -> Part | None:
     if not lost:
         return Part(1.0)
     total = sum(_numbers(_PROCESSED, messages)) + dropped
-    why = "records of the device were dropped, as Kineto logged itself: record fewer steps."
+    why = "records of the device were dropped, according to Kineto's own log: record fewer steps."
     if total < lost:
         return Part(None, why=f"{lost} {why}")
     return _count(total - lost, total, why)
@@ -285,21 +299,21 @@ def _launched(capture: Views) -> Part | None:
     stream = groupby(events.thread[work.event])[1]
     has_other = (stream.number(known) > 0)[stream.of]
     causes = {
-        "most likely because it was launched before the recording began: {place}; synchronize "
+        ", most likely because the work was launched before the recording began: synchronize "
         "before the window begins.": earlier,
-        "although other work of the same stream has: the profiler dropped the calls, or did not "
-        "record their thread; {place}.": has_other & ~earlier & ~known,
-        "and no other work of the same stream has one: it was launched before the recording began, "
-        "or the profiler did not record the calls; {place}.": ~has_other,
+        ", although other work of the same stream has a launch. The profiler dropped some calls, "
+        "or did not record the thread of these calls.": has_other & ~earlier & ~known,
+        ", and no other work of the same stream has a launch. The work was launched before the "
+        "recording began, or the profiler did not record the calls.": ~has_other,
     }
     if not events.among(is_runtime).any():
         causes = {
-            "as the trace has no calls of the device's runtime at all: record them too, with cpu "
-            "(or the type CUDA_RUNTIME) in profiler.activities; {place}.": ~known
+            ", because the trace has no calls of the device's runtime: record these calls too, "
+            "with cpu (or the type CUDA_RUNTIME) in profiler.activities.": ~known
         }
     likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
-    place = "it is in no range, and in the row [no launch] of the operators"
-    why = f"device time has no launch in the trace, {likely.format(place=place)}"
+    place = "This time is in no range, and in the row [no launch] of the operators."
+    why = f"device time has no launch in the trace{likely} {place}"
     return _time(int(length[known].sum()), int(length.sum()), why)
 
 
@@ -307,9 +321,10 @@ def _in_operator(capture: Views) -> Part | None:
     length, known = _durations(capture.work), _has_launch(capture.work)
     inside = capture.links.launched[1] >= 0
     why = (
-        "launched device time was launched outside of all operators and ranges: torch did not "
-        "record the operators of that thread, or a library launches work by itself; mark this code "
-        "with @profiled, or record all threads (experimental_config.profile_all_threads)."
+        "launched device time was launched outside of all operators and ranges. Either torch did "
+        "not record the operators of the launching thread, or a library launches work by itself: "
+        "mark this code with @profiled, or record all threads "
+        "(experimental_config.profile_all_threads)."
     )
     return _time(int(length[known & inside].sum()), int(length[known].sum()), why)
 
@@ -323,20 +338,20 @@ def _in_order(capture: Views) -> Part | None:
     called, returned = events.start_ns[call], events.end_ns[call]
     stream = groupby(events.thread[work.event[known]])[1].of
     order = np.lexsort((start, stream))
-    # The calls by number, as those of one stream must not count for the next.
+    # Each call gets a number. A key made of stream and number keeps the streams apart.
     count = len(known)
     by_call = np.argsort(called, kind="stable")
     number = np.empty(count, np.int64)
     number[by_call] = np.arange(count)
     latest = np.maximum.accumulate(stream[order] * count + number[order])
-    before = np.append(-1, latest[:-1]) - stream[order] * count  # negative: none on this stream
+    before = np.append(-1, latest[:-1]) - stream[order] * count  # negative: no earlier call
     overtakes = np.zeros(count, np.bool_)
     overtakes[order] = (before >= 0) & (called[by_call[before]] > returned[order])
     bad = overtakes | (start < called)
     why = (
         "device time runs before its launch, or after work that was launched later on the same "
-        "stream, which cannot be: the clocks of CPU and device disagree, or the trace joins "
-        "launches to the wrong work; do not trust delays and the causes of idle time."
+        "stream. Both are impossible: the clocks of CPU and device disagree, or the trace joins "
+        "launches to the wrong work. Do not trust delays and the causes of idle time."
     )
     return _time(int(length[~bad].sum()), int(length.sum()), why)
 
@@ -348,9 +363,9 @@ def _outside_graphs(capture: Views) -> Part | None:
         return None
     length = _durations(work)
     why = (
-        "device time was launched by CUDA graphs: it counts for what surrounds the launch of the "
-        "graph, the operators inside are not known, and lost kernels would not be noticed; record "
-        "a window without CUDA graphs."
+        "device time was launched by CUDA graphs. This time counts for the operator and the range "
+        "around the launch of the graph, because the operators inside the graph are not known. "
+        "Lost kernels of a graph would not be noticed: record a window without CUDA graphs."
     )
     return _time(int(length[~inside].sum()), int(length.sum()), why)
 
@@ -360,7 +375,7 @@ def _has_steps(events: Events) -> bool:
 
 
 _STEPS_ADVICE = (
-    "outside of finished steps, where shares do not count it: call step() after each step, and "
+    "outside of finished steps, so shares do not count this time: call step() after each step, and "
     "record whole steps."
 )
 
@@ -419,8 +434,8 @@ def _timed_ranges(capture: Views) -> Part | None:
     if not compiled:
         return None
     why = (
-        "called ranges ran only inside compiled regions, whose time contains theirs: torch.compile "
-        "removes their marks; --compiled-ranges lists them."
+        "called ranges have no time of their own, because torch.compile removed their marks. Their "
+        "time is part of the compiled regions around them; --compiled-ranges lists these ranges."
     )
     return _count(len(timed), len(timed) + len(compiled), why)
 
@@ -431,8 +446,8 @@ def _joined(capture: Views) -> Part | None:
     total = joined + int(work.cpu_ns[work.kind == UNATTRIBUTED].sum())
     why = (
         "backward time has no forward operator in the trace, most likely because the forward ran "
-        "before the window or on a thread that was not recorded, so it belongs to no range: record "
-        "whole steps."
+        "before the window or on a thread that was not recorded. So this time belongs to no range: "
+        "record whole steps."
     )
     return _time(joined, total, why)
 
@@ -446,14 +461,14 @@ def _owned(capture: Views) -> Part | None:
     )
     owner = np.append(tree.nearest(is_owner[tree.index]), -1)
     node = tree.node_at(memory.thread[made], memory.time_ns[made])
-    # Python's integers, because the sizes in a file can be absurd.
+    # Python's integers cannot overflow; sizes in a damaged file can be very large.
     sizes = memory.size_bytes[made].astype(object)
     total, missing = int(sizes.sum()), int(sizes[owner[node] < 0].sum())
     if not total:
         return None
     why = (
-        f"{size(missing)} of {size(total)} was allocated outside of all operators and ranges, by "
-        "other code or on a thread that torch did not record: mark this code with @profiled."
+        f"{size(missing)} of {size(total)} was allocated outside of all operators and ranges, or "
+        "on a thread that torch did not record: mark this code with @profiled."
     )
     return Part((total - missing) / total, why=why if missing else None)
 
@@ -461,7 +476,7 @@ def _owned(capture: Views) -> Part | None:
 def _nested(capture: Views) -> Part | None:
     events = capture.events
     tree = nest(events, events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime))
-    # An event that overlaps an earlier one in part is the next child of the same parent.
+    # If an event overlaps an earlier event only in part, it is the next child of the same parent.
     order = np.argsort(tree.parent, kind="stable")
     one, other = order[:-1], order[1:]
     overlaps = (tree.parent[one] == tree.parent[other]) & (tree.thread[one] == tree.thread[other])
@@ -470,9 +485,9 @@ def _nested(capture: Views) -> Part | None:
     covered = total - int(tree.total_ns[overlapping].sum())
     why = (
         f"slice time is in {len(overlapping)} slices that overlap an earlier slice of their thread "
-        "only in part, as ranges of coroutines do, and ranges beside Python frames: the tables "
-        "count their time once, but Perfetto drops most of these slices, or moves them to another "
-        "track."
+        "only in part. Examples are ranges of coroutines, and ranges beside Python frames. The "
+        "tables count overlapping time once, but Perfetto drops most of these slices, or moves "
+        "them to another track."
     )
     return _time(covered, total, why)
 
@@ -531,8 +546,9 @@ def _undisturbed(capture: Views) -> Part | None:
         )
         return Part(None, None, recorded, why)
     why = (
-        "of a recorded step is the cost of recording, so all times are longer than without it: "
-        "turn off what you do not need, such as with_stack, record_shapes and profile_memory."
+        "of a recorded step is the cost of recording, so all times are longer than without a "
+        "profiler: turn off what you do not need, such as with_stack, record_shapes and "
+        "profile_memory."
     )
     return _time(min(before, recorded), recorded, why)
 

@@ -14,8 +14,8 @@ class Row(NamedTuple):
 
     Attributes:
         doc: what the share is a fraction of, and when the row is left out.
-        is_loss: whether something is missing from the capture if the share is below 1. The other
-            rows describe the program or the recording. They never appear in the line that warns.
+        is_loss: whether something is missing from the capture if the share is below 1. If False,
+            the row describes the program or the recording, and never causes a warning.
     """
 
     doc: str
@@ -45,13 +45,15 @@ UNDISTURBED = "step time without the cost of recording"
 ROWS = {
     LAUNCHES: Row(
         "of the CPU calls that launch a kernel, a CUDA graph or a copy, the part that has device "
-        "work with the same correlation. Calls during the capture of a CUDA graph launch nothing "
-        "and do not count, nor do memsets, because a memset of 0 bytes launches nothing. Left out "
-        "without such calls, and for counters of a range profiler"
+        "work with the same correlation. Two kinds of calls do not count: calls during the capture "
+        "of a CUDA graph, because they launch nothing, and memsets, because a memset of 0 bytes "
+        "launches nothing. Left out if the trace has no launches, or has counters of a range "
+        "profiler and no device work"
     ),
     RECORDS: Row(
-        "of the records of device work and calls, the part that Kineto did not drop, by its own "
-        "messages; None if Kineto stopped recording early. Left out without such messages"
+        "of the records of device work and calls, the part that Kineto did not drop, according to "
+        "Kineto's own messages in the trace; None if Kineto stopped recording early. Left out "
+        "without such messages"
     ),
     LAUNCHED: Row(
         "of the time of all device work, the part whose launch is in the trace. Left out without "
@@ -70,8 +72,8 @@ ROWS = {
         "of the device time, the part that no CUDA graph launched. Left out without CUDA graphs"
     ),
     DEVICE_IN_STEPS: Row(
-        "of the device time, the part that was launched in finished steps; work whose launch is "
-        "not in the trace counts where it runs. Left out if no steps are marked"
+        "of the device time, the part that was launched in finished steps. If the launch of work "
+        "is not in the trace, the start of the work decides. Left out if no steps are marked"
     ),
     CPU_IN_STEPS: Row(
         "of the CPU time of all threads, without calls that only wait for the device, the part in "
@@ -87,8 +89,8 @@ ROWS = {
         is_loss=False,
     ),
     TIMED_RANGES: Row(
-        "of the names of all called ranges, the part that was not compiled away. Left out if no "
-        "range was"
+        "of the names of all called ranges, the part whose marks torch.compile did not remove. "
+        "Left out if torch.compile removed no marks"
     ),
     JOINED: Row(
         "of the CPU time of the backward, the part whose forward operator is known. Left out "
@@ -99,13 +101,14 @@ ROWS = {
         "Left out without allocations"
     ),
     NESTED: Row(
-        "of the duration of all CPU slices, the part in slices that overlap no earlier slice of "
-        "their thread only in part. No table depends on it, but Perfetto drops most of the other "
-        "slices, or moves them to another track. Left out without slices"
+        "of the duration of all CPU slices, the part in slices that nest. A slice nests if it lies "
+        "wholly inside or wholly outside of each earlier slice of its thread. Perfetto drops most "
+        "slices that do not nest, or moves them to another track. No table depends on this row. "
+        "Left out without slices"
     ),
     VALID: Row(
-        "of the events of the file, the part that does not end before it begins and is not out of "
-        "range"
+        "of the events of the file, the part with possible times. An event that ends before it "
+        "begins does not count, nor does an event at a time that is out of range"
     ),
     READ: Row("of the events of the file, the part that was read; None if the file is truncated"),
     PLANNED: Row(
@@ -113,14 +116,15 @@ ROWS = {
         "not known. Left out for a trace without a capture.json"
     ),
     UNDISTURBED: Row(
-        "of the median time of a recorded step, the part that a step before the window took; None "
-        "after fewer than 10 such steps. Left out if the steps were not timed",
+        "the median time of a step before the window, as a fraction of the median time of a "
+        "recorded step; None if fewer than 10 steps ran before the window. Left out if the steps "
+        "were not timed",
         is_loss=False,
     ),
 }
 
-# What every view depends on, what every view of device work depends on, and the rows of a table of
-# CPU time.
+# Groups of rows. Every view depends on `_FILE`, and every view of device work on `_DEVICE`. The
+# other groups matter to views with operators as owners of work, with steps, or with ranges.
 _FILE = (VALID, READ, PLANNED)
 _DEVICE = (LAUNCHES, RECORDS)
 _OWNERS = (LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS)
@@ -129,7 +133,7 @@ _RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
 
 
 def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:
-    """The rows of some groups and those of every view, in the order of the table."""
+    """The rows of the given groups and of `_FILE`, in the order of the table."""
     chosen = {*_FILE, *(name for group in groups for name in group)}
     return tuple(name for name in ROWS if name in chosen)
 

@@ -1,4 +1,7 @@
-"""CUDA graphs: their replays, and their nodes with the names of the launches that were captured."""
+"""Two tables of CUDA graphs: a row for each graph with its replays, and a row for each node.
+
+A node has the operator and the range of the launch that was captured into the node.
+"""
 
 from __future__ import annotations
 
@@ -30,59 +33,63 @@ from instrument.links.stream_capture import (
 from instrument.trace.events import Events, Flags, Ints
 
 CUDA_GRAPHS: Schema = schema(
-    name="graph and its id in the trace; without an id, # and a number in the order of the first "
-    "replays. Without ids, launches inside the same operator and range count as one graph if their "
-    "replays run the same kernels in the same order",
-    graph="the id of the graph; None if the trace has none, as on ROCm",
-    operator="the innermost operator around the launches; None if there is none, or if several "
-    "operators launched the graph",
-    range="the path of the range that launched the graph; None if there is none, or if several "
-    "ranges launched the graph",
+    name='"graph" and the id of the graph in the trace, such as "graph 7". If the trace has no '
+    'ids, "#" and a number in the order of the first replays. In such a trace, launches inside the '
+    "same operator and range count as one graph if their replays run the same kernels in the same "
+    "order",
+    graph="the id of the graph; None if the trace has no ids of graphs, as on ROCm",
+    operator="the innermost operator around the launches; None if no operator or several operators "
+    "launched the graph",
+    range="the path of the range that launched the graph; None if no range or several ranges "
+    "launched the graph",
     steps="the number of finished steps that launched the graph; None if no step is finished, or "
-    "if the trace holds none of the launches",
+    "if the trace holds no launch of the graph",
     replays="launches of the graph whose work is in the trace",
-    nodes="kernels, copies and memsets of a replay; if replays differ, of the median replay",
+    nodes="the number of kernels, copies and memsets of a replay; if replays differ, of the median "
+    "replay",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
-    idle_ns="time between start and end of a replay in which nothing of it ran, summed over all "
-    "replays; a replay lasts from the start of its first node to the end of its last node",
-    launch_ns="CPU time of the calls that launched the graph; None if the trace holds none of them",
-    median_delay_ns="the median time from the end of a launch to the start of the replay (the "
+    idle_ns="time between start and end of a replay in which no node of the replay ran, summed "
+    "over all replays; a replay lasts from the start of its first node to the end of its last node",
+    launch_ns="CPU time of the calls that launched the graph; None if the trace holds no such call",
+    median_delay_ns="the median delay from the end of a launch to the start of the replay (the "
     "lower one of two middle delays); 0 if the replay started before the call returned",
-    max_delay_ns="the longest of these times",
+    max_delay_ns="the longest delay",
     median_replay_ns="the median time from start to end of a replay",
-    max_replay_ns="the longest of these times",
+    max_replay_ns="the longest time from start to end of a replay",
     streams="the number of streams on which the replays ran",
-    names_from="how the nodes were joined to the launches of a capture: by kernel names, or by "
-    "order alone, as the trace does not name the kernels of captured launches; None if the nodes "
-    "have no names",
-    no_names="why names are missing. no capture: the traces hold none from before the launch. "
-    "other launches: the number or the kinds of the captured launches differ. other kernels: their "
-    "kernels differ. unknown order: the graph has branches or its replays differ, and the names of "
-    "the kernels do not tell the nodes apart. several captures: those that fit have other names. "
-    "several graphs: by order alone, captures fit more graphs with different kernels than there "
-    "are captures. None if no name is missing",
+    names_from="how the nodes were joined to the launches of a capture: by kernel names, or only "
+    "by order if the trace does not name the kernels of captured launches; None if the nodes have "
+    "no operators and ranges",
+    no_names="why operators and ranges of nodes are missing; None if none is missing. no capture: "
+    "the traces hold no capture from before the launch. other launches: the captured launches and "
+    "the nodes differ in number or kinds. other kernels: the captured launches and the nodes "
+    "differ in kernels. unknown order: the graph has branches or its replays differ, and the names "
+    "of the kernels do not tell the nodes apart. several captures: several captures fit the graph, "
+    "with different operators or ranges. several graphs: the trace does not name captured kernels, "
+    "and the captures fit more graphs with different kernels than there are captures",
 )
 CUDA_GRAPH_NODES: Schema = schema(
-    name="the graph, as in `cuda_graphs`",
+    name="the name of the graph, as in the table `cuda_graphs`",
     node="the number of the node in the order in which each replay started the nodes; None if "
     "replays differ in this order",
-    graph_node="the id of the node; None if the trace has none, as on ROCm",
+    graph_node="the id of the node; None if the trace has no ids of nodes, as on ROCm",
     kernel="the name of the kernel, copy or memset; if neither `node` nor `graph_node` is known, a "
     "row holds all nodes of the graph with the same name",
     kind="kernel, communication, copy or memset",
-    operator="the innermost operator around the launch that was captured into the node; None if "
-    "it is not known or if there is none",
-    range="the path of the range that this launch belongs to; a launch of the backward belongs to "
-    "the range of its forward operator. None if it is not known or if there is none",
+    operator="the innermost operator around the launch that was captured into the node; None if no "
+    "operator was around the launch, or if the launch is not known",
+    range="the path of the range that the captured launch belongs to; None if the launch belongs "
+    "to no range, or is not known. A launch of the backward belongs to the range of its forward "
+    "operator",
     annotation="the name that `mark_kernels` of `torch.cuda._graph_annotations` gave to the node, "
     "if torch's tool wrote it into the trace",
     calls="how often the node ran",
-    device_ns="device time of all its runs",
+    device_ns="device time of all runs of the node",
 )
 
 # ROCm can run the copies and memsets of a graph as these kernels.
 _COPIES, _MEMSETS = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
-# The columns by which nodes can be grouped, and those that are then summed.
+# The columns by which nodes can be grouped, and the columns that a grouping sums.
 _GROUPINGS = ("name", "kernel", "kind", "operator", "range", "annotation")
 _SUMMED = ("calls", "device_ns")
 
@@ -99,7 +106,7 @@ class CudaGraphNodeTable(GroupableTable):
     def by(
         self, what: Literal["name", "kernel", "kind", "operator", "range", "annotation"]
     ) -> Table:
-        """Sum `calls` and `device_ns` of all rows with equal cells in a column, the costliest first.
+        """Sum `calls` and `device_ns` of rows with equal cells in a column, the costliest first.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -120,8 +127,8 @@ class CudaGraphNodeTable(GroupableTable):
 class CudaGraphTable(Table):
     """One row for each CUDA graph that was replayed, the costliest first; see `CUDA_GRAPHS`.
 
-    The graphs of HIP count too. In a trace of ROCm, graphs have no ids, so graphs that look alike,
-    such as those of equal layers, are one row.
+    HIP graphs are in the table too. In a trace of ROCm, graphs have no ids. So graphs that look
+    alike, such as the graphs of equal layers, share one row.
 
     Attributes:
         nodes: one row for each node of each graph; see `CUDA_GRAPH_NODES`.
@@ -138,14 +145,14 @@ class _Replays:
 
     Attributes:
         event, kind: as in `Work`, for each device event.
-        name: the index of its name in `Events.names`.
-        node_kind: KERNEL, COPY or MEMSET of `stream_capture`.
-        node_id: the index of the id of its node; -1 for none.
-        replay, ordinal: its replay, and its position in the replay.
-        first, size: where each replay begins in these columns, and how many events it has.
+        name: for each device event, the index of its name in `Events.names`.
+        node_kind: for each device event, KERNEL, COPY or MEMSET of `stream_capture`.
+        node_id: for each device event, the index of its node's id; -1 for none.
+        replay, ordinal: for each device event, its replay, and its position in the replay.
+        first, size: where each replay begins in the columns above, and how many events it has.
         work: the position in `Work` of the first event of each replay.
-        graph_id: the index of the id of the graph of each replay; -1 for none.
-        is_one: whether the correlation shows that the events are of one replay.
+        graph_id: for each replay, the index of its graph's id; -1 for none.
+        is_one: whether the correlation shows that the events belong to one replay.
     """
 
     event: Ints
@@ -173,7 +180,7 @@ class _Nodes:
         position: the number of each node in its graph; -1 if it is not known.
         in_order: whether the replays of each graph start the nodes in one order.
         is_alike: whether the replays of each graph run the same kernels, in any order.
-        longest: the replay of each graph that has the most device events.
+        longest: for each graph, its replay with the most device events.
     """
 
     of: Groups
@@ -188,8 +195,8 @@ class _Nodes:
 def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> CudaGraphTable:
     """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
 
-    The nodes get their names from the captures in the trace and in the traces `captured`; see
-    `instrument.links.stream_capture`.
+    The operators and ranges of nodes come from the captures in the trace, and in the traces of
+    `captured`; see `instrument.links.stream_capture`.
 
     Cost: a sort of the device events of graphs, and the call tree of each trace.
     """
@@ -242,7 +249,7 @@ def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]
             first=first,
             size=by_start.size,
             work=chosen[order[first]],
-            # One launch can have several ids if its graph holds other graphs.
+            # The events of one replay can have several graph ids, if the graph holds other graphs.
             graph_id=np.maximum.reduceat(graph[order], first),
             is_one=is_one[order[first]],
         ),
@@ -266,7 +273,10 @@ def _node_kinds(events: Events, event: Ints, kind: Ints) -> Ints:
 def _graphs(
     events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
 ) -> tuple[Groups, list[int | None], list[str]]:
-    """The graph of each replay, the costliest graph first; and each graph's id and label."""
+    """Find the graph of each replay. Returns the graphs, and each graph's id and label.
+
+    The costliest graph comes first.
+    """
     first, last = replays.first, replays.first + replays.size
     by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
     thread = events.thread[replays.event]
@@ -299,7 +309,7 @@ def _sorted_names(replays: _Replays) -> Ints:
 
 
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
-    """Tell the nodes apart by their ids; without ids by their order, or else by their names.
+    """Tell the nodes of each graph apart: by ids, or else by order, or else by kernel names.
 
     The order is that of the longest replay of a graph, because the window can cut off a replay.
     """
@@ -340,7 +350,7 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
 def _longest(
     events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
 ) -> GraphNodes:
-    """What the longest replay of a graph ran."""
+    """The nodes of a graph, as its longest replay ran them."""
     first = int(replays.first[nodes.longest[graph]])
     rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
     return GraphNodes(
@@ -352,7 +362,7 @@ def _longest(
 
 
 def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) -> list[NodeNames]:
-    """The names of what the longest replay of each graph ran."""
+    """The operators and ranges of the nodes in the longest replay of each graph."""
     usable = [ran.in_order or alike for ran, alike in zip(longest, is_alike.tolist())]
     found = iter(captures.of([ran for ran, is_usable in zip(longest, usable) if is_usable]))
     return [
@@ -364,7 +374,7 @@ def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) 
 def _launching(
     links: Links, graphs: Groups, places: tuple[Ints, Ints], launch: Ints, launched_ns: Ints
 ) -> dict[str, list[Any]]:
-    """What launched each graph: the operator, the range, and how many steps."""
+    """The columns about the launches of each graph: operator, range and number of steps."""
     events, steps = links.events, links.steps
     known = launch >= 0
     operator, path = (_agreed(graphs, values, known) for values in places)
@@ -380,14 +390,14 @@ def _launching(
 
 
 def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
-    """The value of each group if all its rows at which `known` is True have the same; else -1."""
+    """For each group, the value that all its rows with a known value share; -1 if they differ."""
     chosen = Groups(groups.of[known], groups.count)
     least, greatest = chosen.min(values[known]), -chosen.min(-values[known])
     return np.where(least == greatest, least, -1)
 
 
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
-    """The columns of numbers; None for a graph if the trace does not tell its replays apart."""
+    """The columns of numbers; None for a graph whose replays cannot be told apart in the trace."""
     is_one = graphs.number(~replays.is_one) == 0
     start, end = events.start_ns[replays.event], events.end_ns[replays.event]
     began = start[replays.first]
@@ -427,7 +437,7 @@ def _node_table(
     """The table of the nodes; `graphs` has each graph's label, longest replay and names."""
     first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
     kernels = [events.names[k] for k in events.name[event].tolist()]
-    # If the order of the nodes is not known, all nodes of one kernel have the same names.
+    # If the order of the nodes is not known, all nodes of a kernel have one operator and range.
     rows_of_kernels = [{name: k for k, name in enumerate(ran.kernel)} for _, ran, _ in graphs]
     rows = [
         position if position >= 0 else rows_of_kernels[of].get(kernel)

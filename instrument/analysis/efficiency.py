@@ -33,62 +33,63 @@ from instrument.trace.events import (
 
 EFFICIENCY: Schema = schema(
     name="the operator",
-    input_shapes='the shapes of its inputs, such as "[[8, 3], [3, 4]]"',
-    dtype="the types of the tensors that it multiplies",
-    precision="the precision in which the device multiplies them, which decides the peak: that of "
-    "the types, or tf32 if the kernel's name says so; None if it is not known",
-    calls="how often it was called",
-    device_ns="device time of the work that the calls launched; None if they launched none, or if "
-    "the trace lacks a part of it",
+    input_shapes='the shapes of the inputs, such as "[[8, 3], [3, 4]]"',
+    dtype="the types of the tensors that the operator multiplies",
+    precision="the precision in which the device multiplies: the precision of `dtype`, or tf32 if "
+    "the kernel's name says so; None if it is not known. The precision decides the peak",
+    calls="how often the operator was called",
+    device_ns="device time of the work that the calls launched; None if the calls launched no "
+    "work, or if the trace lacks a part of this work",
     flops_per_second="`flops` divided by `device_ns`",
-    bound_by="compute or bandwidth: which of them takes longer at the device's peak; None if a "
-    "peak is not known",
-    bound_share="`bound_ns` divided by `device_ns`: the share of the peak that limits the operator "
-    "(above 1 if the data was in a cache)",
+    bound_by="compute if `flops` take longer at the device's peak than `moved_bytes`, else "
+    "bandwidth; None if a peak is not known",
+    bound_share="`bound_ns` divided by `device_ns`: how close the operator comes to the peak that "
+    "limits it (above 1 if the data was in a cache)",
     bytes_per_second="`moved_bytes` divided by `device_ns`",
     intensity="`flops` divided by `moved_bytes`",
-    flops="floating-point operations of the calls; with a causal mask only those that the mask "
-    "leaves, unlike `flops` of the operators",
+    flops="floating-point operations of the calls. With a causal mask, only the operations that "
+    "the mask leaves; the column `flops` of `operators` has all",
     moved_bytes="the least traffic of the calls: the bytes of all inputs and outputs, each once; "
     "None if it is not known",
     peak_share="`flops_per_second` as a fraction of the device's peak; None if the peak is not "
     "known",
-    bound_ns="the shortest possible device time: that of `bound_by` at its peak",
-    device_number="the device that worked for the calls, as the trace numbers it; None if no device "
-    "did, or more than one",
+    bound_ns="the shortest possible device time: for compute, `flops` at the peak; for bandwidth, "
+    "`moved_bytes` at the peak",
+    device_number="the device that ran the work of the calls, as the trace numbers it; None if no "
+    "device or several devices ran the work",
 )
 EFFICIENCY_STEPS: Schema = schema(
     number="the step's number, counted from 0",
     duration_ns="the duration of the step on the CPU",
     busy_ns="time in which work that the step launched ran on any device; None without device "
     "events",
-    flops="floating-point operations of the operators of the step in `efficiency` that worked on "
-    "a device",
+    flops="floating-point operations of the step's calls of operators in `efficiency`; if the "
+    "trace has a device, only of the calls that launched work",
     recomputed_flops="the part of `flops` that activation checkpointing computed again",
     precision="the precision of most of `flops`; None if it is not known",
-    peak_flops_per_second="the peak of this precision, of all devices that worked for these "
-    "operators; None if it is not known",
+    peak_flops_per_second="the peak of this precision, summed over the devices that ran work of "
+    "these calls; None if it is not known",
     mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by the peak and by "
-    "`duration_ns`, or `busy_ns` if it is longer; a lower bound if `flops_covered` is below 1; None "
-    "if `flops_covered` is below 0.5",
+    "`duration_ns`, or `busy_ns` if it is longer; a lower bound if `flops_covered` is below 1; "
+    "None if `flops_covered` is below 0.5",
     flops_covered="share of the time of the step's kernels, without communication, that belongs to "
     "operators with known FLOPs",
 )
 
-# What the name of a kernel says of float32 operands: that it multiplies them as TF32, or in full
-# precision. The names are those of cuBLAS, cuDNN, CUTLASS and of AMD's Tensile.
+# The names of kernels that multiply float32 operands as TF32, and of kernels that multiply them in
+# full precision. The kernels are those of cuBLAS, cuDNN, CUTLASS and of AMD's Tensile.
 _TF32 = re.compile(r"tf32|tensorop_s1688(gemm|fprop|dgrad|wgrad)|Cijk_\w{4}_\w{4}_S_MX_B_", re.I)
 _FULL = re.compile(
     r"(?<![a-z0-9])sgemm|scudnn|_simt_|gemv|gemmSN|gemmk1|dot_kernel|convolve_sgemm"
     r"|[dw]grad\w*_engine<float|Cijk_\w{4}_\w{4}_S_?B_",
     re.I,
 )
-# Kernels that compute a convolution with fewer products than its formula counts: by Winograd's
-# algorithm (Sp3Asm is MIOpen's) or by Fourier transforms, which multiply complex matrices.
+# Kernels that compute a convolution with fewer multiplications than the FLOP formula counts. They
+# use Winograd's algorithm (Sp3Asm is MIOpen's) or Fourier transforms with complex matrices.
 _FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
 _SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
 _SEVERAL, _NO_DEVICE = -2, -1
-# With a smaller share of known FLOPs, the utilization would say more about the trace than the step.
+# If the FLOPs of a smaller share of the kernels are known, the utilization would be far too low.
 _LEAST_COVERED = 0.5
 
 
@@ -96,12 +97,13 @@ class EfficiencyTable(Table):
     """One row for each operator, its shapes, types and device, the costliest first.
 
     See `EFFICIENCY`. The rows hold matrix products, convolutions, attention and recurrent layers:
-    the operators whose FLOPs are known (`instrument.links.flops`). An operator inside another one of
-    them is not counted again. The table is empty if the trace has no input shapes.
+    the operators whose FLOPs are known (`instrument.links.flops`). An operator that is called
+    inside such an operator is not counted again. The table is empty if the trace has no input
+    shapes.
 
-    `flops` and `moved_bytes` are what the operator must compute and move at least. So
-    `flops_per_second` is what a user gets from the device, and not what its kernels execute: a
-    kernel may compute and move more. `bound_share` above 1 means that the data was in a cache.
+    `flops` and `moved_bytes` are the least that the operator must compute and move. A kernel may
+    compute and move more. So `flops_per_second` is the rate of useful work, and not the rate at
+    which kernels execute instructions. `bound_share` above 1 means that the data was in a cache.
 
     Lost: the device time of calls that launched a kernel which is not in the trace. Such calls have
     a row without device time.
@@ -123,15 +125,16 @@ class _Calls:
     Attributes:
         node: the node of the call tree.
         flops: the least FLOPs of the call.
-        moved_bytes: its least traffic; `UNKNOWN` if it is not known.
+        moved_bytes: the least traffic of the call; `UNKNOWN` if it is not known.
         dtype: an index into `dtypes`.
         precision: an index into `precisions`.
         device: an index into `rates`; `_NO_DEVICE` for none, `_SEVERAL` for more than one.
-        device_ns: the device time of the work that it launched.
+        device_ns: the device time of the work that the call launched.
         owner: for each device event, the index of the call that launched it; -1 for none.
         dtypes: the types of the operands as text.
-        precisions: the precisions, and None for an unknown one.
-        rates: each process of the trace, which is a device for device events, and its peak rates.
+        precisions: the distinct precisions; None stands for an unknown precision.
+        rates: the process numbers of the trace, each with its peak rates. The process of a device
+            event is its device.
         cpu: the peak rates of calls without a device.
     """
 
@@ -149,7 +152,7 @@ class _Calls:
     cpu: PeakRates
 
     def rates_of(self, device: int) -> PeakRates:
-        """The peak rates of a value of `device`."""
+        """The peak rates for one value of the column `device`."""
         if device == _SEVERAL:
             return PeakRates()
         return self.cpu if device == _NO_DEVICE else self.rates[device][1]
@@ -158,7 +161,7 @@ class _Calls:
 def efficiency(links: Links, work: Work, given: PeakFlops | None = None) -> EfficiencyTable:
     """Return the efficiency of the operators and of the steps; see `EfficiencyTable`.
 
-    `given` is the value of `profiler.peak_flops`: peaks that replace those of known devices.
+    `given` is the value of `profiler.peak_flops`. Given peaks replace the peaks of known devices.
 
     Cost: one evaluation of formulas for each distinct call, and some passes over the call tree.
     """
@@ -207,7 +210,7 @@ def _quantities(
     rates: PeakRates,
     precision: str | None,
 ) -> dict[str, Any]:
-    """The numbers of one row."""
+    """The columns of numbers in one row of `EFFICIENCY`."""
     peak = rates.flops(precision)
     seconds = device_ns / 1e9 if has_device and device_ns else None
     bound_by, bound_ns = None, 0.0
@@ -248,7 +251,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
     says = np.zeros(len(node), np.int64)
     np.bitwise_or.at(says, launched.of, _said(events)[events.name[events_on]])
-    # Peaks that were given hold for the CPU if the trace has no device.
+    # Given peaks apply to the CPU if the trace has no device.
     cpu = peak_rates(None, None if len(owner) else given)
     calls = _Calls(
         node=node,
@@ -274,7 +277,11 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
 
 
 def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
-    """The traffic of each call, the index of its operands' types, and these as text and lists."""
+    """Find the traffic and the operand types of each call.
+
+    Returns the traffic, an index into the distinct operand types, and these types as text and as
+    lists.
+    """
     columns = (events.name, events.shapes, events.concrete, events.types)
     keys = np.stack([column[index] for column in columns])
     distinct, code = np.unique(keys, axis=1, return_inverse=True)
@@ -290,9 +297,10 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
 
 
 def _around(links: Links, node: Ints) -> Ints:
-    """For each node of the call tree, the index in `node` of the call around it; -1 for none.
+    """For each node of the call tree, the innermost of the nodes in `node` that contains it.
 
-    One more entry, at the end, is for an unknown node.
+    The result holds indices into `node`; -1 for none. A last entry of -1 stands for an unknown
+    node.
     """
     counted = np.zeros(len(links.call_tree), np.bool_)
     counted[node] = True
@@ -305,7 +313,7 @@ def _around(links: Links, node: Ints) -> Ints:
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
     """A mask of the calls that launched a kernel which is not in the trace.
 
-    torch drops the kernels that still run when it stops recording.
+    torch drops the kernels that are still running when the recording stops.
     """
     events = links.events
     launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
@@ -316,14 +324,14 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 
 
 def _one_device(launched: Groups, process: Ints) -> Ints:
-    """The process of the device events of each call, if they have the same."""
+    """For each call, the process of its device events; `_SEVERAL` if they differ in process."""
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
     return np.where(launched.size > 0, device, _NO_DEVICE)
 
 
 def _said(events: Events) -> Ints:
-    """What each name says of the precision of a kernel, as a sum of `_SAYS_…`."""
+    """What the name of a kernel says about its precision, for each name; a sum of `_SAYS_…`."""
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
     device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
     return np.array(
@@ -339,7 +347,7 @@ def _precision(operands: list[str], said: int, device: int, rates: PeakRates) ->
     """The precision in which a device multiplies operands of these types; None if not known.
 
     The device may multiply float32 as TF32. The trace does not have torch's setting, so the name of
-    the kernel decides; and if the device has no TF32, there is no doubt.
+    the kernel decides. A device without TF32 multiplies float32 as float32.
     """
     kinds = {"float8" if name.startswith("float8") else name for name in operands}
     if len(kinds) != 1 or said & _SAYS_FEWER:
@@ -410,9 +418,9 @@ def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:
-    """A mask of the calls that repeat a forward pass: inside a backward node, they record gradients.
+    """A mask of the calls that repeat a forward pass.
 
-    See `instrument.links.autograd`.
+    Such a call is inside a backward node, and records gradients; see `instrument.links.autograd`.
     """
     events, call_tree = links.events, links.call_tree
     backward = call_tree.nearest(is_backward(events)[call_tree.index])[node]

@@ -18,7 +18,7 @@ from instrument.trace.events import Codes, Details, Events, Flags, Ints, decoded
 if TYPE_CHECKING:
     import pyarrow
 
-# Kineto's categories before torch 1.12, and their names since.
+# Kineto's categories before torch 1.12, and the names of these categories in later versions.
 _CURRENT_CATEGORIES = {
     "Operator": "cpu_op",
     "Runtime": "cuda_runtime",
@@ -39,19 +39,20 @@ EVENTS: Schema = schema(
     event="(int64) the number of the row in this window, from 0",
     category="(string) Kineto's category: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, "
     "…; `memory` for allocations and frees",
-    name="(string) the name of the operator, range, call or kernel",
+    name="(string) the name of the event, such as an operator, range, call or kernel",
     process="(string) the process; for device events, the device",
     thread="(string) the thread; for device events, the stream",
     start_ns="(int64) the start, on the trace's own clock",
     start_unix_ns="(int64) the start as Unix time, for comparing ranks; null if the trace does "
     "not hold its Unix time",
     duration_ns="(int64) the duration; null for allocations and frees",
-    self_ns="(int64) the duration without the operators, ranges and calls directly inside; null "
-    "for device events and Python frames",
+    self_ns="(int64) the duration without the operators, ranges and calls directly inside this "
+    "event; null for device events and Python frames",
     parent="(int64) the `event` of the operator, range or call directly around this event",
     launched_by="(int64) for device work, the `event` of the operator or range that launched it",
     correlation="(int64) a number that a launch shares with the device work that it started",
-    external_id="(int64) torch's number of the operator",
+    external_id="(int64) torch's number for the operator; launches and device work carry the "
+    "number of their operator",
     sequence="(int64) a number that a forward operator shares with its backward, unique on each "
     "`forward_thread`",
     forward_thread="(int64) for a backward operator, torch's number of the thread that ran the "
@@ -61,18 +62,19 @@ EVENTS: Schema = schema(
     input_types="(string) the input types as JSON, as recorded",
     concrete_inputs="(string) the values of the inputs that are not tensors as JSON, as recorded",
     call_stack="(string) the Python frames around an operator, the innermost first, joined by `;`; "
-    "null if the trace has Python frames as events",
+    "null if the trace has the Python frames as events of their own",
     grid="(string) the blocks of a kernel in each dimension, as JSON",
     block="(string) the threads of a block in each dimension, as JSON",
     blocks_per_sm="(float) for a kernel, blocks per multiprocessor of the device",
     occupancy="(double) Kineto's estimate of the achieved occupancy of a kernel, as a fraction; "
     "null if Kineto made no estimate",
-    moved_bytes="(int64) the bytes that a copy or memset moves; if only the CPU call that launched "
-    "it was recorded with them, those of the call",
-    bytes_per_second="(int64) for a copy or memset on the device, `moved_bytes` divided by its "
-    "duration; null if it lasted 0 ns",
-    collective="(string) for a collective, its name, such as `allreduce`; its kernel and the event "
-    "`record_param_comms` have this column and those up to `destination_rank`",
+    moved_bytes="(int64) the bytes that a copy or memset moves, as recorded on the device event or "
+    "else on the CPU call that launched it",
+    bytes_per_second="(int64) for a copy or memset on the device, `moved_bytes` divided by "
+    "`duration_ns`; null if `duration_ns` is 0",
+    collective="(string) for a collective, its name, such as `allreduce`. The collective's kernel "
+    "and the event `record_param_comms` have this column and the next ones, up to "
+    "`destination_rank`",
     element_type="(string) the type of the elements of a collective",
     input_elements="(int64) the number of elements that this rank puts in",
     output_elements="(int64) the number of elements that this rank gets",
@@ -84,21 +86,22 @@ EVENTS: Schema = schema(
     source_rank="(int64) the rank that sends, for a transfer between two ranks",
     destination_rank="(int64) the rank that receives",
     graph="(int64) the CUDA graph that launched a device event",
-    graph_node="(int64) the node of this graph",
-    sync_kind="(string) for an event of the category `cuda_sync`, what it is, such as `Stream Wait "
+    graph_node="(int64) the node of the CUDA graph that the device event ran",
+    sync_kind="(string) the kind of an event of the category `cuda_sync`, such as `Stream Wait "
     "Event`",
-    waits_for_stream="(int64) the stream that this event waits for",
-    waits_for_event="(int64) the CUDA event that it waits for",
+    waits_for_stream="(int64) the stream that an event of `cuda_sync` waits for",
+    waits_for_event="(int64) the CUDA event that an event of `cuda_sync` waits for",
     waits_for_correlation="(int64) the `correlation` of the call that recorded this CUDA event",
-    launched_kernel="(string) for a call, the kernel that it launches; ROCm has it, CUDA does not",
-    annotation="(string) the text that `torch.cuda._graph_annotations.mark_kernels` gave to a node of "
-    "a CUDA graph, if torch's tool wrote it into the trace",
-    python_id="(int64) for a Python frame, its number",
+    launched_kernel="(string) for a call, the kernel that it launches; only ROCm records this",
+    annotation="(string) the text that `torch.cuda._graph_annotations.mark_kernels` gave to a node "
+    "of a CUDA graph, if torch's tool wrote it into the trace",
+    python_id="(int64) the number of a Python frame",
     python_parent="(int64) for a Python frame, the number of the frame around it",
     size_bytes="(int64) the size of an allocation; negative for a free",
     address="(int64) the address of an allocation or free; null if it was not recorded",
     device_type="(int64) for an allocation or free, torch's `DeviceType`; 0 is the CPU",
-    device_index="(int64) for an allocation or free, the number of the device; null for the CPU",
+    device_index="(int64) for an allocation or free, the index of the device, such as 1 for "
+    "`cuda:1`; null for the CPU",
     allocated_bytes="(int64) the memory that is allocated on the device after the event; null if "
     "it was not recorded",
     reserved_bytes="(int64) the memory that the allocator has reserved after the event; null if "
@@ -175,12 +178,12 @@ def _of_device(events: Events, work: Work) -> dict[str, Any]:
 
 
 def _details(events: Events) -> dict[str, Any]:
-    """The columns of `Details`: the values of the distinct details, repeated for each event."""
+    """The columns of `Details`, made from the distinct details of the events."""
     import pyarrow
 
     index = pyarrow.array(np.where(events.detail >= 0, events.detail, len(events.details)))
     columns = {}
-    # The last one is for events without details.
+    # The last entry, `Details()`, is for events without details.
     for field, values in zip(Details._fields, zip(*events.details, Details())):
         if field in _TEXT_DETAILS:
             distinct = pyarrow.array(values, pyarrow.string()).dictionary_encode()
@@ -240,7 +243,7 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     """An Arrow column with the text at the position of each code; null for a negative code."""
     import pyarrow
 
-    # UTF-8 has no lone surrogates, which stand for bytes that are no text.
+    # Bytes that are no text are lone surrogates here, which UTF-8 cannot encode.
     encodable = [text.encode("utf-8", "replace").decode() for text in values]
     return pyarrow.DictionaryArray.from_arrays(
         _known(codes, codes >= 0), pyarrow.array(encodable, pyarrow.string())
@@ -248,9 +251,9 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
 
 
 def _arguments(codes: Codes, texts: Sequence[bytes], converted: Callable[[bytes], str]) -> Any:
-    """An Arrow column of arguments; the texts that no event of the column has are left out."""
+    """An Arrow column of arguments, whose dictionary holds only the texts that the column uses."""
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))
-    position = np.full(len(texts) + 1, -1, np.int32)  # the last one is for -1, no argument
+    position = np.full(len(texts) + 1, -1, np.int32)  # the last entry is for no argument (-1)
     position[used] = np.arange(len(used))
     return _texts(position[codes], [converted(texts[k]) for k in used.tolist()])
 

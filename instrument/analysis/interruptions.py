@@ -1,4 +1,4 @@
-"""What interrupted the training code: the loader, garbage collection, compilation and others."""
+"""The table of interruptions: the loader, garbage collection, compilation and other causes."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ _ALLOCATES = re.compile(
     r"|Mem(Alloc|Free|Create|Map|Unmap|Release|SetAccess|Address(Reserve|Free)))"
     r"|zeMem(Alloc|Free)|(ur|pi(ext)?)USM\w*(Alloc|Free)"
 )
-# Kineto writes what the tracing library of the device reports (CUPTI, or PTI of Intel) with these
-# names (`overheadKindString` in Kineto's cupti_strings.cpp).
+# Kineto writes the overhead that the device's tracing library (CUPTI, or Intel's PTI) reports. The
+# names are those of `overheadKindString` in Kineto's cupti_strings.cpp.
 _OVERHEAD = frozenset({"overhead"})
 _OVERHEADS = {
     "Driver Compiler": COMPILATION,
@@ -80,18 +80,20 @@ INTERRUPTIONS: Schema = schema(
     "free memory of a device or pinned memory), full launch queue, profiler, or other overhead "
     "(reported without a known cause)",
     name="the event's name in the trace",
-    calls="the number of interruptions; one that lies inside another of the same kind is not counted",
-    cpu_ns="CPU time of these calls; each nanosecond of a thread counts once for a kind, but a "
-    "call can contain calls of other kinds",
-    max_ns="the longest call",
-    threads="the number of threads that it happened on; None for Kineto's category `overhead`, "
-    "which names no thread",
-    step_ns="the time in finished steps during which it went on, on any thread; None if no step "
-    "finished in the trace, as in the next two columns",
-    steps="the number of finished steps in which it went on",
-    share="`step_ns` as a share of the time of all finished steps",
-    workers="for torch's DataLoader, whether it loads in worker processes; None for all else",
-    iterator="for a loader, the class of its iterator; None for all else",
+    calls="the number of interruptions; an interruption inside another one of the same kind is not "
+    "counted",
+    cpu_ns="CPU time of the interruptions. Each nanosecond of a thread counts once for a kind, but "
+    "an interruption can contain interruptions of other kinds",
+    max_ns="the duration of the longest interruption",
+    threads="the number of threads with these interruptions; None for Kineto's category "
+    "`overhead`, which names no thread",
+    step_ns="the time in finished steps during which any of these interruptions was running, on "
+    "any thread; None if no step finished in the trace",
+    steps="the number of finished steps with these interruptions; None if no step finished",
+    share="`step_ns` as a share of the time of all finished steps; None if no step finished",
+    workers="for torch's DataLoader, whether it loads in worker processes; None for other loaders "
+    "and other kinds",
+    iterator="for a loader, the class of its iterator; None for other kinds",
 )
 
 
@@ -99,8 +101,8 @@ def interruptions(events: Events) -> Table:
     """Return one row for each kind and name of an interruption, the longest CPU time first.
 
     See `INTERRUPTIONS`. A trace holds garbage collections only if it was recorded with Python
-    stacks and torch's experimental option `record_python_gc_info`. It holds module loading only as
-    overhead that CUPTI reports. So a kind without a row may not have been recorded.
+    stacks and torch's experimental option `record_python_gc_info`. A trace holds module loading
+    only as overhead that CUPTI reports. So if a kind has no row, perhaps it was not recorded.
 
     Lost: whether the training thread waited. A call on another thread, such as an allocation by
     the thread that pins memory, may have interrupted nothing.
@@ -110,7 +112,7 @@ def interruptions(events: Events) -> Table:
     """
     kind = kinds_of(events)
     width = np.int32(len(KINDS))
-    # Calls nest among those of their own kind.
+    # Each kind has a tree of its own, in which only calls of this kind nest.
     tree = nest(events, kind >= 0, events.thread * width + kind.astype(np.int32))
     outermost = tree.parent < 0
     index, start = tree.index[outermost], tree.start_ns[outermost]
@@ -173,11 +175,12 @@ def kinds_of(events: Events) -> Ints:
 def _in_steps(
     start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, its time in steps, and the number of steps in which it lies.
+    """For each group of intervals, its time in steps, and the number of steps that it overlaps.
 
     Intervals of a group may overlap. Steps are sorted by start; time in two steps counts twice.
 
-    Cost: some sorts of the intervals and of the steps. Nothing is held for pairs of the two.
+    Cost: some sorts of the intervals and of the steps. Memory grows with the number of intervals
+    and of steps, not with the number of their pairs.
     """
     lasting = ended > begun
     begun, ended = begun[lasting], ended[lasting]
@@ -185,8 +188,8 @@ def _in_steps(
     active = timeline.active[0] & (timeline.end_ns > timeline.start_ns)
     start, end, group = timeline.start_ns[active], timeline.end_ns[active], timeline.group[active]
     step_ns = _until(end, begun, ended) - _until(start, begun, ended)
-    # A step belongs to the first interval that it overlaps: it begins after the end of the interval
-    # before that one.
+    # A step counts once for a group: at the first interval of the group that overlaps the step.
+    # This interval is the first one that ends after the step begins.
     is_first = np.append(True, group[1:] != group[:-1])[: len(group)]
     begins_before_end = np.searchsorted(begun, end)
     begins_before = np.where(is_first, 0, np.roll(begins_before_end, 1))
@@ -201,7 +204,7 @@ def _in_steps(
 
 
 def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """The time of all steps before each point in time."""
+    """For each point in time, the total time of all steps before this point."""
     times = np.concatenate([begun, ended])
     order = np.argsort(times, kind="stable")
     at_ns = times[order]
@@ -215,10 +218,10 @@ def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
 
 
 def _smaller(values: Ints, first: Ints, limit: Ints) -> Ints:
-    """For each query, how many of the `first` values are smaller than `limit`.
+    """For each query k, count the values in `values[: first[k]]` that are smaller than `limit[k]`.
 
-    `values` are the numbers from 0 to their count - 1 in any order. The first values are cut into
-    sorted blocks whose sizes are powers of two.
+    `values` are the numbers from 0 to `len(values) - 1` in any order. The method cuts
+    `values[: first[k]]` into sorted blocks whose sizes are powers of two.
     """
     found, size = np.zeros(len(first), np.int64), 1
     width = len(values) + 1

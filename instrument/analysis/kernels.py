@@ -17,40 +17,41 @@ KERNELS: Schema = schema(
     kind="kernel or communication",
     calls="how often the kernel ran",
     device_ns="device time of all calls",
-    min_ns="the shortest call",
-    mean_ns="the mean call",
-    max_ns="the longest call",
+    min_ns="the duration of the shortest call",
+    mean_ns="the mean duration of a call",
+    max_ns="the duration of the longest call",
     launch_ns="CPU time of the calls that launched the kernel; a call that launches several "
-    "kernels, such as the launch of a CUDA graph, counts only for the first of them; None if the "
-    "trace holds no launch of the kernel",
+    "kernels, such as the launch of a CUDA graph, counts only for the first of these kernels; None "
+    "if the trace holds no launch of the kernel",
     short_calls="calls that took less device time than their launch took CPU time; if a launch "
     "starts several kernels, their device times are summed; None if the trace holds no launch of "
     "the kernel",
-    grid="blocks in each dimension, for the longest call (on ROCm, for some kernels, threads); None "
-    "if the grid was not recorded",
+    grid="blocks in each dimension, for the longest call; None if the grid was not recorded. On "
+    "ROCm, for some kernels these are threads and not blocks",
     block="threads of a block in each dimension, for the longest call; None if the block was not "
     "recorded",
     blocks_per_sm="blocks per multiprocessor, averaged over the kernel's time; None if they were "
     "not recorded",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the time "
     "of the calls that have an estimate",
-    occupancy_covered="share of the kernel's time for which there is an estimate; Kineto makes "
-    "none for many kernels, such as those of cuBLAS and NCCL",
+    occupancy_covered="share of the kernel's time for which there is an estimate. Kineto makes no "
+    "estimate for many kernels, such as the kernels of cuBLAS and NCCL",
 )
 COPIES: Schema = schema(
     name='the kind of copy or memset, such as "Memcpy HtoD (Pinned -> Device)"',
-    calls="how often it ran",
+    calls="how often this kind of copy or memset ran",
     device_ns="device time of all calls",
-    min_ns="the shortest call",
-    mean_ns="the mean call",
-    max_ns="the longest call",
-    bytes="bytes moved by the calls whose size is known, from the device event or from the CPU "
-    "call that launched it; None if no size is known",
-    bytes_per_second="`bytes` divided by the device time of these calls",
+    min_ns="the duration of the shortest call",
+    mean_ns="the mean duration of a call",
+    max_ns="the duration of the longest call",
+    bytes="bytes moved, summed over the copies and memsets whose size is known from the device "
+    "event or from the CPU call; None if no size is known",
+    bytes_per_second="`bytes` divided by the device time of the copies and memsets whose size is "
+    "known",
 )
 LAUNCHES: Schema = schema(
     name="the name of the CPU call that launched device work, such as cudaLaunchKernel",
-    calls="how often it was called",
+    calls="how many calls of this name launched device work",
     device_calls="kernels, copies and memsets that the calls launched",
     launch_ns="CPU time of the calls",
     device_ns="device time of the work that the calls launched",
@@ -123,7 +124,7 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
-    """Sizes divided by durations; -1 for a duration of 0, and for more than 64 bits hold."""
+    """Sizes divided by durations; -1 if unknown, or if the rate does not fit into 64 bits."""
     pairs = zip(size.tolist(), duration_ns.tolist())
     rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
     return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
@@ -132,10 +133,10 @@ def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
 def launches(events: Events, work: Work) -> Table:
     """Return one row for each kind of CPU call that launches device work, the costliest first.
 
-    See `LAUNCHES`. The sums, delays and short calls are those of Holistic Trace Analysis (HTA,
-    `get_cuda_kernel_launch_stats`), where HTA looks at the same launches. HTA leaves out the last step. It counts
-    only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and cudaMemsetAsync, and
-    one launch for each correlation. It rounds times to microseconds.
+    See `LAUNCHES`. The sums, delays and short calls agree with `get_cuda_kernel_launch_stats` of
+    Holistic Trace Analysis (HTA) if both count the same launches. HTA leaves out the last step. HTA
+    counts only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
+    cudaMemsetAsync, and one launch for each correlation. HTA rounds times to microseconds.
 
     Lost: device work whose launch is not in the trace.
     """
@@ -179,8 +180,11 @@ def streams(events: Events, work: Work) -> Table:
 def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
     """The bytes that each copy or memset moves; -1 if unknown.
 
-    If the device event does not have them, they are those of `call`, the CPU call that launched it;
-    -1 for no call.
+    Args:
+        events: the events of the trace.
+        copy: the positions of the device events.
+        call: the positions of the CPU calls that launched the device events; -1 for no call. If the
+            device event does not have the number of bytes, the number of the call is taken.
     """
     own = events.moved_bytes[copy]
     return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
@@ -212,10 +216,10 @@ def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | N
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """The CPU time of each device event's launch, and whether the work of that launch is shorter.
+    """The CPU time of each device event's launch, and whether its work took less than this time.
 
-    The time is -1 if the launch is not in the trace. If a launch has several device events, all but
-    the first have 0.
+    The time is -1 if the launch is not in the trace. If a launch has several device events, the
+    first one has the time, and the others have 0.
     """
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)

@@ -4,8 +4,8 @@ A launch is outstanding from the start of its CPU call until the device starts i
 Trace Analysis (HTA) defines the queue length in the same way (`get_queue_length_time_series`).
 
 A call that starts several device events, such as the launch of a CUDA graph, is one launch on each
-stream on which its work runs. It is outstanding until the first of these device events starts. HTA
-does not count such calls.
+stream on which its work runs. On each stream, this launch is outstanding until the first of its
+device events there starts. HTA does not count such calls.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from instrument.errors import CaptureError
 from instrument.links.groupby import Groups, cells, groupby
 from instrument.trace.events import Events, Flags, Ints, Thread
 
-# A CUDA call that finds this many outstanding launches on its stream waits until one of them
-# starts. CUDA allows 1024. On a V100, each of 1288 calls waited that found 1021, and no other call.
+# If a stream has this many outstanding launches, the next CUDA call for the stream waits until the
+# work of one launch starts. CUDA allows 1024. On a V100, 1288 calls found 1021 outstanding
+# launches. All of these calls waited, and no other call waited.
 FULL_QUEUE = 1021
 
 QUEUE: Schema = schema(
     device="the device, as the trace numbers it",
     stream="the stream, as the trace numbers it",
-    launches="launches on this stream, if their CPU call is in the trace; a call that starts several "
+    launches="launches on this stream whose CPU call is in the trace; a call that starts several "
     "device events, such as the launch of a CUDA graph, is one launch",
     mean_length="the number of outstanding launches, averaged over `total_ns`; a launch is "
     "outstanding from the start of its CPU call until the device starts its work",
@@ -39,23 +40,24 @@ QUEUE: Schema = schema(
     "a stream be outstanding; None on devices without CUDA",
     blocked_ns="CPU time that these calls waited until the device started the oldest outstanding "
     "work",
-    unlaunched="device events whose launch is not in the trace, for example because it was before "
-    "the recording; they do not count, so that the queue was longer than shown",
+    unlaunched="device events whose launch is not in the trace, for example because the launch was "
+    "before the recording. These events do not count as launches, so the queue was longer than "
+    "shown",
 )
 QUEUE_SERIES: Schema = schema(
     time_ns="a time at which a launch begins or its work starts, on the trace's own clock",
-    length="the number of outstanding launches from this time until the next one",
+    length="the number of outstanding launches from this time until the time of the next row",
 )
 
 
-# The times at which each queue's length changes, and the length from then on.
+# For each stream, the times at which the length of its queue changes, and the new lengths.
 Lengths = dict[Thread, tuple[Ints, Ints]]
 
 
 class QueueTable(Table):
-    """One row for each stream with device work, the one with the most launches first; see `QUEUE`.
+    """One row for each stream with device work, sorted by launches, the most first; see `QUEUE`.
 
-    `series` gives the length of one stream's queue over time.
+    `series` returns the length of one stream's queue over time.
     """
 
     def __init__(self, columns: dict[str, list[Any]], lengths: Lengths, begin_ns: int) -> None:
@@ -68,7 +70,7 @@ class QueueTable(Table):
 
         Args:
             stream: the stream; None means the first row that has a queue.
-            device: the device; None means the first one that has the stream.
+            device: the device; None means the first device that has the stream.
 
         Raises:
             CaptureError: nothing was launched on this stream.
@@ -93,8 +95,8 @@ class QueueTable(Table):
 def launch_queue(events: Events, work: Work) -> QueueTable:
     """Return one row for each stream on which work ran; see `QUEUE`.
 
-    If a device event seems to start before its own call, because the clocks of CPU and device
-    differ, its launch is never outstanding.
+    If a device event seems to start before the call that launched it, because the clocks of CPU and
+    device differ, the launch is never outstanding.
 
     Cost: three sorts of the launches.
     """
@@ -116,7 +118,7 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
     has_queue, has_cuda = launched.size > 0, launched.number(is_cuda) > 0
     order = np.argsort(-launched.size, kind="stable")
     threads = [events.threads[k] for k in present[order].tolist()]
-    # The length, summed over time, is the time for which the launches were outstanding.
+    # The sum of the queue's length over time equals the sum of the launches' times in the queue.
     means = [
         waited / total if total else None
         for waited, total in zip(waited_ns[order].tolist(), total_ns[order].tolist())
@@ -143,7 +145,7 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
 
 
 def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[Ints, Ints, Ints]:
-    """The launches by stream and call: their stream, their call, and when their work started."""
+    """The stream, the call and the start of the work of each launch, sorted by stream and call."""
     device, call = work.event[known], work.call[known]
     started_ns = np.maximum(events.start_ns[device], events.start_ns[call])
     order = np.lexsort((started_ns, call, stream))
@@ -153,21 +155,22 @@ def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[I
 
 
 def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Groups, Ints, Ints]:
-    """For each stream, the times at which the length of its queue changes, and the length then."""
+    """The times at which the length of each stream's queue changes, and the new length."""
     stream = np.concatenate([launched.of, launched.of])
     time_ns = np.concatenate([called_ns, started_ns])
     change = np.repeat(np.array([1, -1]), len(called_ns))
     order = np.lexsort((time_ns, stream))
     stream, time_ns = stream[order], time_ns[order]
     last = np.append((np.diff(stream) != 0) | (np.diff(time_ns) != 0), True)[: len(order)]
-    # Each stream has as many starts as launches, so its lengths begin at 0 again.
+    # One running sum serves all streams. Each stream has as many starts as launches, so the sum is
+    # 0 again where the next stream begins.
     return Groups(stream[last], launched.count), time_ns[last], np.cumsum(change[order])[last]
 
 
 def _blocked_ns(events: Events, launched: Groups, call: Ints, started_ns: Ints) -> Ints:
     """The time that each call waited because `FULL_QUEUE` launches were outstanding before it.
 
-    It is 0 for a call that found a shorter queue, or that returned before the device started the
+    The time is 0 if the queue was shorter, or if the call returned before the device started the
     oldest outstanding work.
     """
     called_ns = events.start_ns[call]

@@ -1,4 +1,4 @@
-"""Bytes allocated and freed within calls, and the operator, range or modules of each allocation."""
+"""The memory of each call, and the operator, range or modules around each allocation."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory) -> dict[str, Ints | None]:
-    """The bytes of each allocation and free on the CPU, and on devices; 0 for the other kind.
+    """The bytes of each allocation and free, in a column for the CPU and a column for devices.
 
-    A column is None if the trace has no memory events, or none on a device.
+    In the column "cpu", memory events of devices have 0 bytes. In the column "device", memory
+    events of the CPU have 0 bytes. The column "cpu" is None if the trace has no memory events. The
+    column "device" is None if the trace has no memory events of a device.
     """
     cpu = np.isin(memory.device_type, _CPU)
     return {
@@ -41,7 +43,7 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
 
 
 def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
-    """Bytes allocated less bytes freed by each node's own thread, from its start to its end."""
+    """Bytes allocated less bytes freed during each node, on the node's own thread."""
     total = np.zeros(len(call_tree), np.int64)
     for nodes, instants in _lanes(call_tree, memory):
         times, amounts = memory.time_ns[instants], size[instants]
@@ -55,7 +57,7 @@ def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
 
 
 def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
-    """The positions of the allocations and frees that lie in no node of their own thread."""
+    """The positions of the allocations and frees outside of all nodes of their own thread."""
     bare = np.ones(len(memory), np.bool_)
     for nodes, instants in _lanes(call_tree, memory):
         times = memory.time_ns[instants]
@@ -74,8 +76,8 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
     """Find the operator, the range or the modules around each allocation and free.
 
     Returns:
-        For each allocation and free an index into the names, and the names. The last name is "[no
-        operator]", "[no range]" or "[no module]".
+        Two values: for each allocation and free an index into the list of names, and this list. The
+        last name is "[no operator]", "[no range]" or "[no module]".
 
     Raises:
         CaptureError: `by` is "module", and the trace holds no modules.
@@ -104,7 +106,7 @@ def _operators_around(links: Links) -> tuple[Ints, list[str]]:
 
 
 def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
-    """The range of each allocation and free; in the backward, that of the forward operator."""
+    """The range of each allocation and free; in the backward, the range of the forward operator."""
     scopes, memory = links.scopes, links.events.memory
     scope = scopes.nodes.node_at(memory.thread, memory.time_ns)
     return np.append(scopes.attributed, -1)[scope], scopes.paths.texts

@@ -31,7 +31,7 @@ CATEGORIES = (
     "parameter", "optimizer state", "input", "temporary", "activation", "gradient",
     "autograd detail", UNCLASSIFIED,
 )  # fmt: skip
-# `PATTERN` matches the files of all devices, `_FILE` the name of the file with one device's sizes.
+# `PATTERN` matches all files with categories; `_FILE` matches only the files with a device's sizes.
 PATTERN = "memory_categories_*"
 _FILE = re.compile(r"memory_categories_([a-z]+(?:-\d+)?)\.json")
 
@@ -43,8 +43,8 @@ _Content = tuple[list[_Number], list[Annotated[list[_Number], Meta(min_length=9,
 class Categories:
     """The bytes of each category on one device over time; `time_ns` is on the trace's own clock.
 
-    `start_bytes` is the memory of each category when the window began, without memory that the
-    window does not use. If nothing changed in the window, the only time is 0.
+    `start_bytes` is the memory of each category when the window began. Memory that the window never
+    uses is not counted. If nothing changed in the window, `time_ns` holds only a 0.
     """
 
     device: str
@@ -67,7 +67,10 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of a device's file in a capture; `raw` means the file that holds every change."""
+    """The name of a device's file in a capture.
+
+    If `raw` is True, this is the file that holds every single change.
+    """
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
 
@@ -94,7 +97,8 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
         raise CaptureError(f"The file {path} cannot be understood ({error}): remove it.") from None
     if len(times) != len(sizes) or not times:
         raise CaptureError(
-            f"The file {path} holds {len(times)} times and {len(sizes)} sizes: remove it."
+            f"The file {path} holds {len(times)} times and {len(sizes)} sizes, but needs equally "
+            "many, and at least one: remove the file."
         )
     held_before = times[0] < 0 or times[:1] == times[1:2]
     time_ns = np.zeros(1, np.int64) if times == [-1] else np.array(times, np.int64) * 1000 - base_ns
@@ -120,9 +124,9 @@ def table(found: Sequence[Categories]) -> Table:
     The category that is largest at the peak comes first. The peak is the first time at which all
     categories together hold the most.
 
-    torch computes these figures, with three limits. It knows memory that was allocated before the
-    window only if the window uses it. On the CPU, it does not see when such memory is freed. A
-    tensor that is overwritten may have another category for a while.
+    torch computes these figures, with three limits. torch knows memory that was allocated before
+    the window only if the window uses this memory. On the CPU, torch does not see when such memory
+    is freed. A tensor that is overwritten may have another category for a while.
     """
     rows = []
     for each in found:

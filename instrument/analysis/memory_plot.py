@@ -1,4 +1,4 @@
-"""Memory in use over time as the points of a plot, by what allocated it or by category."""
+"""Plots of memory in use over time, split by operator, range, module or category."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class Curve(Plot):
 
 
 def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
-    """Choose the points of a plot: the extremes of each span of time, and both ends.
+    """Choose the points of a plot: the lowest and the highest point of each span of time.
 
-    `points` is the number of equal spans. Returns the positions of the chosen points.
+    The first point and the last point are chosen too. `points` is the number of equal spans.
+    Returns the positions of the chosen points.
     """
     since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)

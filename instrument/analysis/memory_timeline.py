@@ -47,9 +47,9 @@ MEMORY_DEVICES: Schema = schema(
     "recorded",
 )
 LIVE: Schema = schema(
-    name="the operator (the outermost one around the allocation on its thread), or the path of "
-    "the range or of the modules; [no operator], [no range] or [no module] if there is none; "
-    "[before the window] for memory without a recorded allocation",
+    name="the outermost operator around the allocation on its thread, or the path of the range or "
+    "of the modules. [no operator], [no range] or [no module] if nothing was around the "
+    "allocation; [before the window] for memory without a recorded allocation",
     bytes="the memory in use",
     allocations="the number of allocations",
     since_ns="the time of the oldest allocation, on the trace's own clock",
@@ -59,8 +59,8 @@ MEMORY_STEPS: Schema = schema(
     number="the step's number",
     start_bytes="the memory in use when the step begins; None if the memory in use before the "
     "window was not recorded",
-    net_bytes="allocated less freed during the step; if there is a leak, it is above 0 in step "
-    "after step",
+    net_bytes="the bytes allocated less the bytes freed during the step; values above 0 in many "
+    "steps in a row are a sign of a leak",
     peak_bytes="the most memory in use during the step; None if the memory in use before the "
     "window was not recorded",
 )
@@ -69,7 +69,8 @@ SIZES: Schema = schema(
     size_bytes="the size of one allocation",
     allocations="how many allocations have this size",
     bytes="`size_bytes` times `allocations`",
-    kept="how many of them were not freed in the window; None if the trace has no addresses",
+    kept="how many of these allocations were not freed in the window; None if the trace has no "
+    "addresses",
 )
 MEMORY_EVENTS: Schema = schema(
     device="the device, such as cpu or cuda:0",
@@ -87,10 +88,11 @@ MEMORY_EVENTS: Schema = schema(
 class Timeline:
     """The allocations and frees of one device in the order of time, as parallel columns.
 
-    `instant` is the position among the trace's memory events. `size_bytes` is negative for a free.
-    `net_bytes` is the memory in use after the event, less the memory in use before the window.
-    `allocated_bytes` is all memory in use after the event, and `reserved_bytes` the memory that the
-    allocator has reserved on the device; each is None if it was not recorded.
+    `instant` is the position of each event among all memory events of the trace. `size_bytes` is
+    negative for a free. `net_bytes` is the memory in use after the event, less the memory in use
+    before the window. `allocated_bytes` is all memory in use after the event. `reserved_bytes` is
+    the memory that the allocator has reserved on the device. These last two are None if the trace
+    does not hold them.
     """
 
     device: str
@@ -103,7 +105,7 @@ class Timeline:
 
     @property
     def level_bytes(self) -> Ints:
-        """The memory in use after each event: `allocated_bytes`, or `net_bytes` if that is None."""
+        """The memory in use after each event: `allocated_bytes` if recorded, else `net_bytes`."""
         return self.net_bytes if self.allocated_bytes is None else self.allocated_bytes
 
     @property
@@ -153,15 +155,15 @@ class MemoryView:
     ) -> Table:
         """Return the memory in use on a device at one time, the largest rows first; see `LIVE`.
 
-        The rows sum to the memory in use. At the peak this is `peak_bytes`, or `peak_net_bytes` if
-        `peak_bytes` is None. Memory that the backward allocates belongs to the range of its forward
-        operator, as in the range tree. If the trace has no addresses, there is one row, without a
-        name, for all memory.
+        The rows sum to the memory in use. At the peak, the sum is `peak_bytes` of `devices`, or
+        `peak_net_bytes` if `peak_bytes` is None. Memory that a backward operator allocates belongs
+        to the range of its forward operator, as in the range tree. If the trace has no addresses,
+        there is one row, without a name, for all memory.
 
         Args:
             by: operator, range or module. A trace holds modules if it was recorded with
                 `with_stack`.
-            device: the device; None means the first one of `devices`.
+            device: the device; None means the first device of `devices`.
             at_ns: the time on the trace's own clock; None means the peak.
 
         Raises:
@@ -238,7 +240,7 @@ class MemoryView:
         return self.timelines[name]
 
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
-        """Return the label of each event of a timeline, as an index, and the labels.
+        """Return an index into the labels for each event of a timeline, and the list of labels.
 
         The labels are the names in `live`. A free has the label of its allocation.
 
@@ -258,7 +260,11 @@ class MemoryView:
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
-        """The groupings that the trace allows: operator always, range and module if it has any."""
+        """The groupings that the trace allows.
+
+        "operator" is always allowed, "range" if the trace has ranges, and "module" if it has
+        modules.
+        """
         has: dict[By, Any] = {
             "operator": True,
             "range": self._links.scopes.paths.names,
@@ -267,7 +273,10 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the grouping whose `most` largest names hold the most memory at the peak."""
+        """Return the grouping that names the most memory at the peak.
+
+        Only the `most` largest names of each grouping count, because a plot shows no more names.
+        """
 
         def covered(by: By) -> int:
             rows = self.live(by, device=device)
@@ -275,7 +284,7 @@ class MemoryView:
                 [row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most]
             )
 
-        return max(self.kinds[::-1], key=covered)  # if equal, module before range
+        return max(self.kinds[::-1], key=covered)  # of equal groupings, the one listed last
 
     def curve(
         self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000
@@ -327,9 +336,9 @@ class MemoryView:
     def events(self) -> Table:
         """Every allocation and free of each device in order of time; see `MEMORY_EVENTS`.
 
-        If a free releases memory that was allocated before the window, its operator, range and
-        module are "[before the window]". If the trace has no addresses, they are None for every
-        free.
+        If a free releases memory that was allocated before the window, the operator, range and
+        module of the free are "[before the window]". If the trace has no addresses, every free has
+        None in these three columns.
         """
         columns: dict[str, list[Any]] = {name: [] for name in names_of(MEMORY_EVENTS)}
         for line in self.timelines.values():
@@ -345,7 +354,7 @@ class MemoryView:
 
     def __repr__(self) -> str:
         if not self.timelines:
-            return "<Memory: not recorded; profile_memory=true records it>"
+            return "<Memory: not recorded; profile_memory=true records memory>"
         return f"{self.devices!r}\n{_MORE}"
 
     def _repr_html_(self) -> str:
@@ -372,7 +381,7 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """The free of each allocation, and the allocation of each free; -1 if it is not there."""
+        """For each allocation, the position of its free, and the reverse; -1 if there is none."""
         memory = self._events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
         order = np.lexsort((memory.time_ns, *where))
@@ -392,7 +401,8 @@ class MemoryView:
 
         An allocation that is not freed has the length of the timeline.
         """
-        place = np.full(len(self._partner) + 1, len(line.instant))  # the last entry is for -1
+        # The last entry stands for allocations without a free (-1).
+        place = np.full(len(self._partner) + 1, len(line.instant))
         place[line.instant] = np.arange(len(line.instant))
         ends: Ints = place[self._partner[line.instant]]
         return ends
@@ -449,7 +459,7 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_row(
     line: Timeline, events: Events, step: int
 ) -> tuple[str, int, int | None, int, int | None]:
-    """The row of a step, from its memory events; an event at the step's end is not part of it."""
+    """The row of a step, from its memory events; an event at the step's end does not count."""
     first, after = np.searchsorted(
         line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
     ).tolist()
@@ -471,7 +481,7 @@ def _step_row(
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
     """Memory that was allocated before the window and is still in use after each event.
 
-    It is a lower bound if `allocated_bytes` was not recorded.
+    The result is a lower bound if `allocated_bytes` was not recorded.
     """
     before: Ints = line.level_bytes - line.net_bytes + freed
     if line.allocated_bytes is None:

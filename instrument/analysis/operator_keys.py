@@ -1,4 +1,4 @@
-"""The calls that the operator table sums, and the properties by which it can group them."""
+"""The calls that the operator table sums, and the properties by which calls can be grouped."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Calls:
     """The calls that the operator table sums, as parallel columns.
 
     A call is a node of the call tree, an allocation or free outside of all nodes, or device work
-    whose launch is not in the trace. `event` is its position in `Events`, or -1 for an allocation
-    or free. `name` is an index into `names`, and `kind` one into `KINDS`. A quantity that was not
-    recorded is None. `counted` holds the times from which shares are computed; see
-    `Links.counted_ns`. `node` numbers the calls depth first: the calls inside a call have the
-    numbers from its `node` + 1 to its `after` - 1.
+    whose launch is not in the trace. `event` is the position of the call in `Events`, or -1 for an
+    allocation or free. `name` is an index into `names`, and `kind` is an index into `KINDS`. A
+    quantity that was not recorded is None. `counted` holds the times from which shares are
+    computed; see `Links.counted_ns`. `node` numbers the calls depth first: the calls inside a call
+    have the numbers from its `node` + 1 to its `after` - 1.
     """
 
     event: Ints
@@ -69,7 +69,7 @@ def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
 
 
 def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
-    """The operator's overload, "" for the default one; None for all calls if none is named."""
+    """The operator's overload, "" for the default overload; None if the trace names no overload."""
     events = links.events
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last entry is for memory outside of calls
@@ -101,7 +101,7 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
-    """The devices that ran work of the call, as text such as "0" or "0,1"; None without any."""
+    """The devices that ran work of the call, as text such as "0" or "0,1"; None if none did."""
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # np.unique on columns is slow

@@ -40,38 +40,41 @@ _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
 OPERATORS: Schema = schema(
     name="the name of the operator, range or runtime call; [memory] for allocations and frees "
     "outside of calls; [no launch] for device work whose launch is not in the trace",
-    calls="how often it was called",
-    self_cpu_ns="CPU time of the call without the calls inside it",
+    calls="the number of calls",
+    self_cpu_ns="CPU time of the calls without the calls inside them",
     share="`self_cpu_ns` in finished steps, as a fraction of the CPU time of all calls of all "
     "threads in these steps; if no step is finished, in the whole recording",
-    device_share="`self_device_ns` as a fraction of all device time, both only of work that was "
-    "launched in finished steps; if no step is finished, in the whole recording",
-    total_share="like `share`, but with the calls inside: torch's CPU total %",
-    device_total_share="like `device_share`, but with the calls inside: torch's CUDA total %",
-    cpu_ns="CPU time of the call with the calls inside it",
+    device_share="`self_device_ns` as a fraction of all device time. Only work that was launched "
+    "in finished steps counts; if no step is finished, all work of the recording",
+    total_share="like `share`, but with `cpu_ns` for `self_cpu_ns`: torch's CPU total %",
+    device_total_share="like `device_share`, but with `device_ns` for `self_device_ns`: torch's "
+    "CUDA total %",
+    cpu_ns="CPU time of the calls, including the calls inside them",
     cpu_ns_per_call="`cpu_ns` divided by `calls`",
-    self_device_ns="device time of the work that the call itself launched; None if the trace has "
-    "no device events",
-    device_ns="device time of the work that the call and the calls inside it launched; None if "
+    self_device_ns="device time of the work that the calls themselves launched; None if the trace "
+    "has no device events",
+    device_ns="device time of the work that the calls and the calls inside them launched; None if "
     "the trace has no device events",
     device_ns_per_call="`device_ns` divided by `calls`",
     self_cpu_bytes="memory allocated less memory freed on the CPU, without the calls inside; None "
     "if the trace has no memory events",
-    cpu_bytes="memory allocated less memory freed on the CPU, with the calls inside",
+    cpu_bytes="memory allocated less memory freed on the CPU, including the calls inside; None if "
+    "the trace has no memory events",
     self_device_bytes="memory allocated less memory freed on devices, without the calls inside; "
     "None if the trace has no memory events of a device",
-    device_bytes="memory allocated less memory freed on devices, with the calls inside",
-    flops="floating-point operations of the call without the calls inside it, by torch's "
+    device_bytes="memory allocated less memory freed on devices, including the calls inside; None "
+    "if the trace has no memory events of a device",
+    flops="floating-point operations of the calls without the calls inside them, by torch's "
     "formulas; None if they are not known",
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
     "waits for the device), memory or unlaunched",
 )
 OPS_WITHOUT_FLOPS: Schema = schema(
     name="the operator",
-    has_rule="whether a formula exists for the operator, or for an operator that it called; the "
-    "formula's arguments were then not recorded",
-    calls="how often it was called",
-    cpu_ns="CPU time of the calls with the calls inside them",
+    has_rule="whether a formula exists for the operator, or for an operator that it called. If "
+    "true, the arguments of the formula were not recorded or not understood",
+    calls="the number of calls",
+    cpu_ns="CPU time of the calls, including the calls inside them",
     device_ns="device time of the work that the calls and the calls inside them launched; None if "
     "the trace has no device events",
 )
@@ -80,16 +83,18 @@ OPS_WITHOUT_FLOPS: Schema = schema(
 class OperatorTable(GroupableTable):
     """One row for each name of an operator, annotation or runtime call, ordered by first call.
 
-    See `OPERATORS`. Times are in nanoseconds; byte columns are allocated less freed. Nothing is
-    counted twice in a column. If a call is inside another call of the same row, at any depth,
-    `calls` counts both, and the totals count only the outer one, which contains the inner one.
-    torch's own table adds the inner one to the totals again. Memory counts on the thread that
-    allocated or freed it; torch's table also adds what other threads allocate during a call. A cell
-    is None if the trace does not hold its value. `share` and `device_share` add up to 1 each. The
-    shares of ranges are fractions of the same totals.
+    See `OPERATORS`. A cell is None if the trace does not hold its value. `share` adds up to 1, and
+    so does `device_share`. The shares of ranges are fractions of the same totals.
 
-    The row "[no launch]" is device work that was launched before the recording began. Its CPU time
-    is unknown; its step and its device are those in which the work ran.
+    Two things differ from torch's own table. First, nothing is counted twice. If a call is inside
+    another call of the same row, at any depth, `calls` counts both calls, and the totals count only
+    the outer call, which contains the inner call. torch adds the inner call to the totals again.
+    Second, memory counts on the thread that allocated or freed it. torch also adds the memory that
+    other threads allocate during a call.
+
+    The row "[no launch]" is device work whose launch is not in the trace. Its CPU time is unknown.
+    If the table is grouped by step or device, this work counts for the step and the device in which
+    it ran.
 
     The tables that `sort`, `head`, `where` and `select` return can be grouped too: they keep their
     rows and their order.
@@ -107,19 +112,19 @@ class OperatorTable(GroupableTable):
         return int(self._calls.counted["share"].sum())
 
     def by(self, what: Grouping, *, depth: int = 5) -> Table:
-        """Group the calls by name and one more property, which becomes the column after `name`.
+        """Group the calls by name and one more property; the property is the column after `name`.
 
         - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
           does.
         - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
           by ";".
         - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
-          one; torch records overloads with `capture_overload_names`.
+          overload. torch records overloads with `capture_overload_names`.
         - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
         - `step`: the number of the step during which the call began, also if the step is on another
           thread; None outside of all steps.
-        - `device`: the devices that worked for the call and the calls inside it, by their numbers
-          in the trace, such as "0", or "0,1" for two; None if no device worked.
+        - `device`: the devices that ran work of the call and of the calls inside it, by their
+          numbers in the trace, such as "0", or "0,1" for two devices; None if no device did.
         - `range`: the path of the range to which the call belongs: the innermost range around the
           call on its thread. A range belongs to the range around it. A call of the backward, on any
           thread, belongs to the range of its forward operator; for gradient accumulation, this
@@ -148,9 +153,9 @@ class OperatorTable(GroupableTable):
 
         A call of an operator is listed if no formula counts the call, a call inside it, or a call
         around it. If such calls are nested, only the outermost one is listed. Most of these
-        operators have nothing to count (views, allocations) or little (elementwise operators). If
-        `has_rule` is true, a formula exists for the operator or for one that it called, but its
-        arguments were not recorded or not understood: only these FLOPs are really missing.
+        operators have nothing to count (views, allocations) or little (elementwise operators). Only
+        if `has_rule` is true are FLOPs really missing: a formula exists for the operator, or for an
+        operator that it called, but the formula's arguments were not recorded or not understood.
         """
         events, call_tree = self._links.events, self._links.call_tree
         nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
@@ -172,7 +177,7 @@ class OperatorTable(GroupableTable):
 
 
 def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
-    """The name and the kind of each row, which identify it in every grouping."""
+    """The key of each row: its name and its kind. Rows keep their keys in every grouping."""
     return list(zip(cells["name"], cells["kind"]))
 
 
@@ -247,11 +252,12 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 
 
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
-    """Fold an only child that has its parent's name into the parent, as torch does.
+    """Merge an only child that has its parent's name into the parent, as torch does.
 
     Returns a mask of the nodes that remain, and for each node the remaining node to which it
-    belongs. Folding one pair does not decide whether another pair folds, because the parent takes
-    over the children of its child. So all pairs are found before any is folded.
+    belongs. All pairs of parent and child are found before any pair is merged. This is correct,
+    because a parent takes over the children of its child. So merging one pair does not change
+    whether another pair is merged.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
@@ -281,7 +287,7 @@ def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> 
 
 
 def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
-    """The FLOPs of each call with the calls folded into it; -1 if they are not known."""
+    """The FLOPs of each call with the calls merged into it; -1 if they are not known."""
     if own is None:
         return None
     known = folded.number(own != UNKNOWN) > 0
@@ -289,7 +295,7 @@ def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
 
 
 def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) -> Calls:
-    """Add a call named "[memory]" for each allocation or free that lies in no call."""
+    """Add a call named "[memory]" for each allocation or free outside of all calls."""
     bare = memory_attribution.uncovered(call_tree, events.memory)
     if not len(bare):
         return calls
@@ -348,7 +354,7 @@ def _joined(
     more: Quantities,
     counted: dict[str, Ints],
 ) -> Calls:
-    """Append calls that form a new row and lie in none of the given calls."""
+    """Append the calls of a new row; they are outside of all given calls."""
     count, nothing = len(event), np.zeros(len(event), np.int64)
     node = int(calls.after.max(initial=0)) + np.arange(count)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
@@ -409,7 +415,7 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
 
 
 def _outermost(calls: Calls, group: Ints) -> Flags:
-    """A mask of the calls that lie in no other call of their group."""
+    """A mask of the calls that are inside no other call of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
     # numpy sorts integers of 16 bits or fewer by radix, which is faster. In each group, an outer
     # call comes before the calls inside it.

@@ -1,4 +1,4 @@
-"""The highest rates of devices, and how long work takes at least at such rates.
+"""The peak rates of devices, and the shortest possible time for some work at these rates.
 
 The roofline model (Williams, Waterman, Patterson 2009) assumes two limits. No operator computes
 faster than the device multiplies matrices. No operator moves bytes faster than the device moves
@@ -24,10 +24,10 @@ class PeakRates:
     """The highest rates of a device.
 
     Attributes:
-        flops_per_second: for each precision; see `instrument.peak_flops.PRECISIONS`.
-        bytes_per_second: of the device's memory; None if it is not known.
-        any_flops_per_second: the rate of precisions that are not in `flops_per_second`, also of an
-            unknown one; None if it is not known.
+        flops_per_second: the FLOP/s of each precision; see `instrument.peak_flops.PRECISIONS`.
+        bytes_per_second: the bandwidth of the device's memory; None if it is not known.
+        any_flops_per_second: the FLOP/s of all other precisions, and of an unknown precision; None
+            if it is not known.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -40,11 +40,12 @@ class PeakRates:
 
 
 def peak_rates(device: Device | None, given: PeakFlops | None = None) -> PeakRates:
-    """The rates of a device by its name, replaced by the given FLOP/s.
+    """Return the peak rates of a device, from a table by the device's name.
 
-    Rates that are in neither are not known. The table has the rates of whole devices. A device with
-    another number of multiprocessors than the table has is a part of such a device, or another
-    product, so its rates are not known.
+    Given FLOP/s replace the FLOP/s of the table. Rates that are missing from both are not known.
+    The table has the rates of whole devices. If a device has another number of multiprocessors
+    than its row of the table, the device is a part of a whole device, or another product. Then its
+    rates are not known.
 
     Args:
         device: a device of a trace.
@@ -64,11 +65,12 @@ def roof(
     flops_per_second: float | None,
     bytes_per_second: float | None,
 ) -> tuple[Bound | None, float]:
-    """What limits work on a device, and its shortest possible time in nanoseconds.
+    """Return what limits some work on a device, and its shortest possible time in nanoseconds.
 
-    The time is the longer one of the time to compute `flops`, and the time to move `moved_bytes`.
-    A part without a known rate takes no time. `compute` if both take equally long. The limit is
-    None if a rate that is needed is not known, or if there is no work.
+    The shortest time is the longer of two times: the time to compute `flops`, and the time to move
+    `moved_bytes`. The limit is the part that takes longer, or `compute` if both times are equal. A
+    part whose rate is not known counts as 0 ns. The limit is None if a rate that is needed is not
+    known, or if there is no work.
     """
     computing_ns = flops * 1e9 / flops_per_second if flops_per_second else 0.0
     moving_ns = moved_bytes * 1e9 / bytes_per_second if bytes_per_second else 0.0
@@ -94,14 +96,15 @@ def _by_name(device: Device) -> PeakRates:
 
 
 # Each row: the name that torch.cuda.get_device_properties gives, the number of multiprocessors, the
-# bandwidth of the memory in GB/s, and TFLOP/s for each of `PRECISIONS`. These are the
+# bandwidth of the memory in GB/s, and TFLOP/s for each of `PRECISIONS`. The TFLOP/s are the
 # vendors' rates for dense matrices (half of the rates with sparsity), with tensor cores or matrix
-# cores where these multiply the precision. None: the device has no such rate, or the vendor gives
-# none. Sources, in the order of the rows:
+# cores if these support the precision. None means that the device does not support the precision,
+# or that the vendor gives no rate. Sources, in the order of the rows:
 # - NVIDIA V100 datasheet (2020); DGX Station datasheet (500 TFLOP/s of four V100)
 # - NVIDIA A100 datasheet (2021)
-# - NVIDIA H100 architecture whitepaper (v1.04), H100 and H200 datasheets; H800 and GH200 datasheets;
-#   the bandwidth of the H100 PCIe is that of its memory clock and bus, which the datasheet rounds
+# - NVIDIA H100 architecture whitepaper (v1.04), H100, H200, H800 and GH200 datasheets; the
+#   bandwidth of the H100 PCIe is computed from memory clock and bus width, because the datasheet
+#   rounds it
 # - NVIDIA DGX B200 datasheet and Blackwell architecture brief; GB200 NVL72 datasheet (72 devices)
 # - NVIDIA L4, L40, L40S, A10, A10G, A30, A40 and T4 datasheets
 # - NVIDIA Ada, Ampere GA102 and RTX Blackwell architecture whitepapers: float16 and float8 with

@@ -40,43 +40,44 @@ from instrument.trace.events import (
 
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
-    path="the names of the ranges around this one on the same thread and its own name, joined by "
-    "/; in a path longer than 2,000 characters, a number replaces the middle",
+    path="the names of the ranges around this range on the same thread, and the name of this "
+    "range, joined by /; in a path longer than 2,000 characters, a number replaces the middle",
     name="the range's name",
-    module_type="the class of the submodule of that name; None if the session had no such "
-    "submodule",
-    depth="the number of ranges around it; 0 for an outermost range",
+    module_type="the class of the submodule that has the range's name; None if the session had no "
+    "such submodule",
+    depth="the number of ranges around this range; 0 for an outermost range",
     calls="calls that began in the window; 0 if the window holds only later slices of a call",
-    slices="uninterrupted parts of calls: a call that is suspended and resumed (a coroutine, a "
-    "generator) has several",
+    slices="uninterrupted parts of calls. A call that is suspended and resumed (a coroutine, a "
+    "generator) has several slices",
     cpu_ns="CPU time between start and end",
-    cpu_ns_per_step="the part of `cpu_ns` in finished steps, divided by their number; None if no "
-    "step is finished",
+    cpu_ns_per_step="the part of `cpu_ns` in finished steps, divided by the number of finished "
+    "steps; None if no step is finished",
     share="`self_total_ns` in finished steps, as a fraction of the CPU time of all threads in "
     "these steps; if no step is finished, in the whole recording",
     device_share="the device time of the work in `self_total_ns`, as a fraction of all device "
-    "time; both count only work launched in finished steps, or, if its launch is unknown, run "
-    "there",
-    self_cpu_ns="`cpu_ns` without the ranges directly inside",
-    self_total_ns="`total_ns` without the `total_ns` of the ranges inside",
+    "time. Only work of finished steps counts: the launch of the work decides, or the start of the "
+    "work if its launch is unknown",
+    self_cpu_ns="`cpu_ns` without the time of the ranges directly inside this range",
+    self_total_ns="`total_ns` without the `total_ns` of the ranges inside this range",
     total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "
     "optimizer together, with each nanosecond counted once",
     forward_ns="the part of `cpu_ns` that is neither backward, recompute nor optimizer",
     backward_ns="time of the autograd nodes, on any thread, whose forward operator ran inside the "
     "range; None if the trace has no autograd nodes",
-    accumulate_ns="time of gradient accumulation; its autograd nodes name no forward operator, so "
-    "their time is attributed to the range of the node before them, which is a guess",
+    accumulate_ns="time of gradient accumulation. Its autograd nodes have no forward operator. So "
+    "their time counts for the range of the autograd node before them, which is a guess",
     recompute_ns="the part of `cpu_ns` in ranges that activation checkpointing opens again during "
     "the backward",
     optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without the forward and "
     "backward of a closure",
-    device_ns="device time of the events launched inside the range or by its backward, gradient "
-    "accumulation included, with each event counted once; None if the trace has no device events",
+    device_ns="device time of the events that were launched inside the range or by its backward, "
+    "including gradient accumulation. Each event counts once. None if the trace has no device "
+    "events",
     device_ns_per_step="the part of `device_ns` that was launched in finished steps, divided by "
-    "their number",
+    "the number of finished steps",
     self_device_ns="device time of the events launched directly inside the range",
-    device_busy_ns="time in which at least one event of `device_ns` ran",
-    device_idle_ns="the part of `cpu_ns` in which no device event ran, whatever launched it",
+    device_busy_ns="time in which at least one of the device events of `device_ns` ran",
+    device_idle_ns="the part of `cpu_ns` in which no device event of the whole trace ran",
     allocated_bytes="memory allocated by the range's own thread between start and end, on the CPU "
     "and devices together",
     bytes="memory allocated less memory freed by the range's own thread between start and end, on "
@@ -84,13 +85,13 @@ RANGES: Schema = schema(
     device_allocated_bytes="the part of `allocated_bytes` on devices",
     device_bytes="the part of `bytes` on devices",
     flops="floating-point operations inside the range and of its backward, by torch's formulas; "
-    "None if none are known",
+    "None if no formula applied",
     flops_per_second="`flops` divided by `device_busy_ns`; if no device was recorded, divided by "
     "the CPU time of the range and its backward",
     min_ns="`cpu_ns` of the shortest call; None if calls were suspended, because the trace does "
     "not show which slice belongs to which call",
-    median_ns="`cpu_ns` of the median call, by nearest rank",
-    p95_ns="the 95th percentile of the calls' `cpu_ns`, by nearest rank",
+    median_ns="the median of `cpu_ns` over the calls, without interpolation (nearest rank)",
+    p95_ns="the 95th percentile of `cpu_ns` over the calls, without interpolation (nearest rank)",
     max_ns="`cpu_ns` of the longest call",
 )
 _QUANTITIES = names_of(RANGES)[4:]
@@ -100,26 +101,27 @@ ATTRIBUTION: Schema = schema(
     "recompute, unattributed (backward nodes whose forward operator is not in the trace), or "
     "forward (all other time)",
     cpu_ns="CPU time; each nanosecond that a thread spent in CPU events is in exactly one row",
-    device_ns="device time of the work launched in this CPU time; None if the trace has no device "
-    "events",
+    device_ns="device time of the work that was launched during `cpu_ns`; None if the trace has no "
+    "device events",
 )
 REST: Schema = schema(
     name="(no range) for time outside of all ranges; (backward of no range) for the backward of "
     "operators that ran outside of all ranges or before the window; (no launch) for device work "
     "whose launch is not in the trace",
-    self_cpu_ns="CPU time",
+    self_cpu_ns="CPU time of this work",
     self_total_ns="the same as `self_cpu_ns`",
-    self_device_ns="device time",
-    share="as in `ranges`",
-    device_share="as in `ranges`",
+    self_device_ns="device time of this work",
+    share="CPU time in finished steps as a share; see `share` of `ranges`",
+    device_share="device time of finished steps as a share; see `device_share` of `ranges`",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Every slice of a range: its times, its path, and whether it resumes a suspended call.
+    """The slices of all ranges: their times and paths, and whether they resume a suspended call.
 
-    `spans` holds the quantities that are measured from start to end of a slice, by column name.
+    A slice is an uninterrupted part of a call. `spans` holds the quantities that are measured from
+    start to end of a slice, by column name.
     """
 
     nodes: CallTree
@@ -132,12 +134,15 @@ class RangeTable(GroupableTable):
     """One row for each path of ranges in tree order: parents first, siblings by first start.
 
     See `RANGES`. Times are whole nanoseconds. A cell is None if the trace does not hold its value.
+    `share` adds up to 1 over the ranges and `rest` together, and so does `device_share`.
+
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
-    With `use_reentrant=True`, and only then, it also gets the backward time of its own operators.
-    Recomputation outside of ranges is part of `backward_ns`. The byte columns do not count memory
-    that the backward of a range allocates, because the backward frees what the forward kept;
-    `Capture.memory.live("range")` counts it. `share` adds up to 1 over the ranges and `rest`
-    together, and so does `device_share`.
+    Only with `use_reentrant=True`, this recomputed range also gets the backward time of its own
+    operators. Recomputation outside of ranges is part of `backward_ns`.
+
+    The byte columns do not count memory that the backward of a range allocates, because the
+    backward also frees memory that the forward kept. `Capture.memory.live("range")` counts memory
+    of the backward.
 
     A range that is still open at the end of the window counts with its time until then. The copies
     of ranges on the timelines of devices are left out.
@@ -166,8 +171,8 @@ class RangeTable(GroupableTable):
         """Group the ranges by name, in the order of the tree.
 
         The table has all columns except `path`, `module_type` and `depth`. If a range is inside
-        another range of the same name, `calls` counts both, and their time, bytes and FLOPs count
-        once.
+        another range of the same name, `calls` counts both ranges. Their common time, bytes and
+        FLOPs count once.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -180,12 +185,12 @@ class RangeTable(GroupableTable):
 
     @property
     def work(self) -> AttributedWork:
-        """The CPU and device time of which the table is made, by range and kind."""
+        """The CPU time and device time from which the table is made, by range and kind."""
         return self._work
 
     @cached_property
     def attribution(self) -> Table:
-        """All CPU time in parts, each nanosecond in exactly one row; see `ATTRIBUTION`."""
+        """All CPU time by range and kind, each nanosecond in one row; see `ATTRIBUTION`."""
         work = self._work
         key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
         texts = [NO_RANGE, *self._paths.texts]
@@ -251,7 +256,7 @@ class RangeTable(GroupableTable):
         return found
 
     def _quantities(self, groups: Groups) -> dict[str, Sequence[Any]]:
-        """Every column of numbers, for each group of paths."""
+        """All columns of numbers, with a value for each group of paths."""
         spans, work = self._spans(groups), self._work
         stepped = spans.pop("stepped_ns")
         columns: dict[str, Sequence[Any]] = {
@@ -278,7 +283,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
-        """CPU time of the ranges that enclose it, and time by kind of the ranges that caused it."""
+        """The columns of CPU time, by kind of work; without `cpu_ns`, which `_spans` has."""
         work = self._work
         by_kind = {
             f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
@@ -298,7 +303,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
-        """Device time and FLOPs of what ran inside, and of its backward."""
+        """Device time and FLOPs of the work inside each group of ranges, and of its backward."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
@@ -329,7 +334,10 @@ class RangeTable(GroupableTable):
         }
 
     def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """The sums of `Slices.spans` for each group; inner ranges of the same group are skipped."""
+        """The sums of `Slices.spans` for each group.
+
+        If a range is inside another range of its group, only the outer range counts.
+        """
         slices = self._slices
         chosen = self._paths.outermost(groups.of)[slices.path]
         opened = Groups(groups.of[slices.path[chosen]], groups.count)
@@ -339,7 +347,11 @@ class RangeTable(GroupableTable):
         }
 
     def _busy(self, groups: Groups) -> Ints:
-        """For each group, the time in which any of its device events ran; innermost paths first."""
+        """For each group, the time in which any of its device events ran.
+
+        Paths are visited from the innermost to the outermost, and each passes its intervals on to
+        the path above.
+        """
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self._paths.outermost(groups.of)
         alone = groups.number(top) == 1
@@ -373,7 +385,7 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """For each row of the work, the group of its path, and whether it has a path."""
+    """The group of each path in `path`, and a mask of the entries that have a path."""
     return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 
@@ -382,8 +394,8 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
     `module_types` maps the range names of submodules to their classes.
 
-    Cost: about 0.4 µs an event, at any depth; half of that builds the call tree. For
-    `device_busy_ns` the device's intervals are merged once for every range that contains them.
+    Cost: about 0.4 µs an event, at any depth of nesting. Half of this time builds the call tree.
+    For `device_busy_ns`, the device's intervals are merged once for each range around them.
     """
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[

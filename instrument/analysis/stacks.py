@@ -20,8 +20,8 @@ from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_ste
 
 # Addresses of objects differ between runs, so they are cut from the names of frames.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-# Frames of this package: `_AROUND_USERS` matches those that call the user's code, `_OURS` matches
-# all of them.
+# Frames of this package: `_AROUND_USERS` matches the frames that call the user's code, `_OURS`
+# matches all frames.
 _AROUND_USERS = re.compile(
     r"<profiled>\(\d+\): "
     r"|(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
@@ -31,7 +31,7 @@ _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no
 
 
 class Stack(NamedTuple):
-    """A call path from the outermost frame to the innermost, and the innermost frame's own time."""
+    """A call path, from the outermost frame to the innermost, and the last frame's self time."""
 
     frames: tuple[str, ...]
     value_ns: int
@@ -44,7 +44,7 @@ def stacks(
     range: str | None = None,
     threads: bool = False,
 ) -> list[Stack]:
-    """Return the call paths of a trace with the time spent in the last frame of each.
+    """Return the call paths of a trace, each with the time spent in its last frame.
 
     Frames are Python frames, annotations and operators, nested by time on each thread. A path is
     left out if its last frame has no time of its own, or a negative time because its children
@@ -101,10 +101,10 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
-    """Leave out this package's frames around the user's code, and merge what recording calls.
+    """Leave out this package's frames around the user's code, and the frames inside of recording.
 
-    A frame of recording takes over the time of all frames below it. Outermost frames stay. Returns
-    the remaining nodes and their times.
+    A frame of recording takes over the time of all frames below it. The outermost frame of a
+    thread stays in any case. Returns the remaining nodes and their times.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
@@ -113,7 +113,7 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
         return call_tree, values
     below = np.append(call_tree.nearest(machinery), -1)[call_tree.parent] >= 0
     hidden = below | around_users
-    # the outermost frames stay
+    # A frame without any remaining frame above it stays.
     hidden &= np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
     kept, nearest = call_tree.only(~hidden)
     return kept, Groups(nearest, len(kept)).sum(values)
@@ -135,7 +135,7 @@ def _belonging(scopes: Scopes, wanted: str) -> Flags:
 
 
 def folded(found: Sequence[Stack]) -> str:
-    """Return stacks as text for `flamegraph.pl`: one line each, such as "outer;inner 12".
+    """Return stacks as text for `flamegraph.pl`: a line for each stack, such as "outer;inner 12".
 
     Times are in microseconds. In the name of a frame, semicolons become commas, white space becomes
     underscores, and unprintable characters become escapes. Stacks of less than half a microsecond
@@ -152,7 +152,7 @@ def _safe(frame: str) -> str:
 
 
 def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
-    """The time of all nodes that have the same path of names, in the order of the first node."""
+    """Sum `values` over the nodes with the same path of names, in the order of the first nodes."""
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     frames: list[tuple[str, ...]] = []
@@ -171,7 +171,10 @@ def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) 
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """The prefixes of paths (thread and recorded frames), and the index of each node's prefix."""
+    """The frames before the root of each path (thread and recorded frames).
+
+    Returns the distinct prefixes, and for each node the index of its prefix.
+    """
     recorded = events.call_stack[call_tree.index]
     nearest = call_tree.nearest(recorded >= 0)
     stack = np.where(nearest >= 0, recorded[nearest], -1) + 1 if len(call_tree) else nearest
@@ -206,9 +209,10 @@ def _is_machinery(name: str) -> bool:
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
     """Find the innermost Python frames around each call.
 
-    Returns for each call an index into the distinct stacks, and these stacks. A stack is text: at
-    most `depth` frames, without those of this package, the innermost first, joined by ";". It is
-    None for a call outside of all frames, and for memory outside of calls (an `event` of -1).
+    Returns for each call an index into a list of stacks, and this list. A stack is text: at
+    most `depth` frames, the innermost first, joined by ";". Frames of this package are left out.
+    The stack is None for a call outside of all frames, and for memory outside of calls (`event` is
+    -1).
     """
     python = events.among(PYTHON)
     if not python.any():

@@ -34,7 +34,7 @@ from instrument.trace.events import (
 _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "unknown_wait_ns")
 
 
-# The columns of device work. They are all None in a trace without device events.
+# The columns of device work. All are None in a trace without device events.
 _LAUNCHED = {
     column.name: f"{column.doc}; counts the work that the step launched, whenever it ran"
     for column in BREAKDOWN
@@ -52,17 +52,17 @@ STEPS: Schema = schema(
     **_LAUNCHED,
     **_CLIPPED,
     launch_wait_ns="part of `clipped_idle_ns`: the CPU had not yet launched the next work",
-    gap_wait_ns="part of `clipped_idle_ns`: the next work was queued, and the device started it "
-    "late",
+    gap_wait_ns="part of `clipped_idle_ns`: the CPU had launched the next work, and the device had "
+    "not yet started it",
     loader_wait_ns="part of `clipped_idle_ns`: the CPU was in its data loader",
-    sync_wait_ns="part of `clipped_idle_ns`: the CPU had waited for the device, and launched the "
-    "next work only then",
+    sync_wait_ns="part of `clipped_idle_ns`: the CPU had waited for the device, so it could launch "
+    "the next work only afterwards",
     unknown_wait_ns="part of `clipped_idle_ns`: the launch of the next work is not in the trace",
 )
 MOMENTS: Schema = schema(
-    name="the name given to `instrument.mark`",
-    start_ns="the time of the call, on the trace's own clock; tables print the time since the "
-    "trace's first event",
+    name="the name that was given to `instrument.mark`",
+    start_ns="the time of the call of `instrument.mark`, on the trace's own clock; tables print "
+    "the time since the trace's first event",
     thread="the thread, as process/thread",
     step="the number of the step around the call; None outside of finished steps",
 )
@@ -150,10 +150,11 @@ def loading(events: Events) -> Intervals:
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
     """Split the idle time of the devices in each span of time by its cause.
 
-    A gap is a time in which no device works. It ends when a device event starts. The part of a gap
-    after the CPU call that launched this event has returned is `gap_wait_ns`: the work was queued,
-    and the device started it late. In the part before, the device waits for the CPU. Each moment of
-    this part counts for the first cause that applies:
+    A gap is a time in which no device works. It ends when a device event starts. The gap has two
+    parts, before and after the return of the CPU call that launched this device event. The part
+    after the return is `gap_wait_ns`: the work is launched, and the device has not yet started it.
+    In the part before the return, the device waits for the CPU. Each moment of this part counts for
+    the first cause that applies:
 
     - `loader_wait_ns`: the CPU is in its data loader.
     - `unknown_wait_ns`: the launch is not in the trace.
@@ -161,10 +162,11 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
       only afterwards.
     - `launch_wait_ns`: none of the above.
 
-    A call that copies waits from the start of its copy. The columns sum to the idle time.
+    A call that copies counts as waiting from the start of its copy. The columns sum to the idle
+    time.
 
-    Lost: which of several streams waited. The times of CPU and device are taken from the file as
-    they are; the two clocks may differ by microseconds.
+    Lost: which of several streams waited. The times of CPU and device are not corrected; the two
+    clocks may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
@@ -180,9 +182,10 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
 
 def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple[Timeline, Flags]:
-    """The timeline of device work, then of the causes of gaps, and when any device is busy.
+    """The timeline of device work and of the causes of gaps, and a mask of its busy segments.
 
-    The causes are: queued, loading, synchronising, unknown launch.
+    The layers of the timeline are compute, communication and copies, then the causes of gaps:
+    queued, loading, synchronising, unknown launch. In a busy segment, any device works.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
@@ -202,7 +205,7 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, when the call that launched the next work returned, and whether it is known."""
+    """For each gap, when the call that launched the next work returned; and if it is known."""
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
@@ -221,7 +224,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
-    """For each time, whether any interval contains it; the end of an interval is not part of it."""
+    """For each time, whether any interval contains it; an interval does not contain its end."""
     start, end = (np.sort(side) for side in intervals)
     active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
         end, time_ns, "right"

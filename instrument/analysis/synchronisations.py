@@ -1,4 +1,4 @@
-"""Where the CPU or a stream waits for device work, which work that is, and what called the wait."""
+"""Calls that wait: where the CPU or a stream waits for device work, and for which device work."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ from instrument.links.synchronisation import STREAM_WAIT, Synchronisations
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, is_step, split_overload
 
 SYNCHRONISATIONS: Schema = schema(
-    name="the CPU call that waits, such as cudaStreamSynchronize, or that lets a stream wait, such "
-    "as cudaStreamWaitEvent; a copy is in this table if its call returned after the copy",
+    name="the CPU call that waits, such as cudaStreamSynchronize, or that makes a stream wait, "
+    "such as cudaStreamWaitEvent. A call that copies is in this table if it returned after the "
+    "copy",
     operator="the outermost operator around the call, inside the innermost range; None if there "
     "is none",
-    range="the path of the range that the call belongs to; in the backward, that of the forward "
-    "operator; None outside of all ranges",
-    calls="how often it was called",
+    range="the path of the range that the call belongs to; in the backward, the range of the "
+    "forward operator; None outside of all ranges",
+    calls="the number of calls",
     cpu_ns="CPU time of the calls",
-    cpu_wait_ns="part of `cpu_ns` until the work had ended that the calls waited for; None if this "
-    "work is not known, or if a stream waits and not the CPU",
-    stream_wait_ns="time in which work was launched and its stream was free, but it had to wait for "
-    "work of another stream; None if this other work is not known, or if the CPU waits",
+    cpu_wait_ns="the part of `cpu_ns` before the end of the work that the calls waited for; None "
+    "if this work is not known, or if a stream waits and not the CPU",
+    stream_wait_ns="time in which work was launched and its stream was free, but the work had to "
+    "wait for work of another stream; None if this other work is not known, or if the CPU waits",
     device="the device of the work that the calls waited for; None if this work is not known",
-    stream="the stream of this work",
+    stream="the stream of the work that the calls waited for; None if this work is not known",
     waiting_stream="the stream that waits; None if the CPU waits",
-    kernel="the kernel or copy that the calls waited for longest; if no call had to wait, the most "
-    "frequent one",
-    known_calls="calls for which it is known what they waited for",
-    recorded_calls="those of them for which the trace states it, in cuda_sync events; for the "
-    "others, it is inferred from times",
+    kernel="the kernel or copy that the calls waited for longest; if no call had to wait, the "
+    "kernel or copy with the most calls",
+    known_calls="the number of calls for which it is known what work they waited for",
+    recorded_calls="the number of calls for which cuda_sync events in the trace say what work they "
+    "waited for. For the rest of `known_calls`, the work is inferred from times",
 )
 
 
 def synchronisations(links: Links) -> Table:
-    """Return one row for each place that waits and each stream it waits for, the longest first.
+    """Return the calls that wait, by place in the code and awaited stream, the longest first.
 
-    See `SYNCHRONISATIONS`, and `instrument.links.synchronisation` for what the calls wait for. A
-    call that waits for several streams counts for the one whose work ended last.
+    See `SYNCHRONISATIONS`. `instrument.links.synchronisation` finds the work that the calls wait
+    for. If a call waits for several streams, it counts for the stream whose work ended last.
 
     Lost: waits inside other calls, such as `cudaFree`, and inside kernels.
     """
@@ -86,15 +87,18 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """For each number in `of`, the edge whose earlier event ended last; -1 for none."""
+    """For each of `count` numbers, find the edge whose earlier event ended last; -1 for no edge.
+
+    An edge joins a wait to the work that it waits for. `of` holds the number of each edge.
+    """
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)
-    last[of[order]] = order  # numpy keeps the last of several values
+    last[of[order]] = order  # if an index occurs several times, numpy keeps the last value
     return last
 
 
 def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: Flags) -> Ints:
-    """The time for which each call waited, or let a stream wait; no time counts twice."""
+    """The time for which each call waited, or made a stream wait; no time counts twice."""
     cause = _last_edges(events, found, found.later, len(events))
     counts = cause[found.later] == np.arange(len(found.later))
     of_waits = Groups(found.wait, len(found.call)).sum(found.waited_ns, counts)
@@ -113,7 +117,7 @@ def _callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
 
 
 def _outermost_operators(events: Events, tree: CallTree) -> Ints:
-    """For each node that is an operator, the outermost operator with no range in between."""
+    """For each operator node, the outermost operator around it with no range in between."""
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
     goes_up = is_operator & (tree.parent >= 0) & is_operator[tree.parent]
     hop = np.where(goes_up, tree.parent, np.arange(len(tree)))

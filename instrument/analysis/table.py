@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow
     from typing_extensions import Self
 
-# The number of rows that means all rows, as in torch's `row_limit`.
+# As a number of rows, -1 means all rows, as in torch's `row_limit`.
 ALL = -1
 # The prefixes of device columns in torch's own tables.
 DEVICE_KINDS = ("cuda", "xpu", "mtia", "hpu", "privateuse1", "device")
@@ -61,7 +61,7 @@ _SHOWN_ROWS = 20
 
 
 class Column(NamedTuple):
-    """One column of a view. Its unit follows from its name; see `unit_of`.
+    """One column of a view. The end of the column's name gives the unit; see `unit_of`.
 
     Attributes:
         name: the column's name.
@@ -129,7 +129,7 @@ class Table:
         """Make the table of a view from its cells, in the order of the schema.
 
         Raises:
-            ValueError: the names of the cells are not those of the schema.
+            ValueError: the names of the cells differ from the names in the schema.
         """
         names = names_of(columns)
         if set(names) != set(cells):
@@ -185,7 +185,7 @@ class Table:
         return self._take(known + unknown)
 
     def head(self, rows: int) -> Table:
-        """Return the first `rows` rows; all rows for -1, as in torch's `row_limit`."""
+        """Return the first `rows` rows; -1 means all rows, as in torch's `row_limit`."""
         return self._take(range(len(self) if rows == ALL else min(rows, len(self))))
 
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
@@ -264,7 +264,7 @@ class Table:
         return Table(columns, begin_ns=self._begin_ns)
 
     def since_begin(self) -> Table:
-        """Return the table with points in time as the time since the recording began."""
+        """Return the table with points in time changed to times since the recording began."""
         if not self._begin_ns or not POINTS.intersection(self._columns):
             return self
         return Table(
@@ -286,7 +286,7 @@ class Table:
         return "\n".join([to_text(known, name_width=40), *notes])
 
     def _repr_html_(self) -> str:
-        """The first rows for a notebook: exact values as tooltips, shares also as bars."""
+        """The first rows, for a notebook. Tooltips show exact values, and bars show shares."""
         known, notes = _abridged(self)
         return render(
             "report/templates/table.html",
@@ -307,8 +307,8 @@ class Table:
 class GroupableTable(Table):
     """A table whose rows can be grouped in another way after `sort`, `head`, `where` and `select`.
 
-    `keys` holds a key for each row. In another grouping, the rows into which a row is split have
-    its key.
+    `keys` holds a key for each row. If another grouping splits a row, the new rows have the same
+    key as the old row.
     """
 
     def __init__(
@@ -329,7 +329,10 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping: only rows with keys of this table, sorted like it."""
+        """Make the table of another grouping.
+
+        Rows whose key is not in this table are left out. The new table is sorted like this one.
+        """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):
             table = table._take(row for row, key in enumerate(keys) if key in kept)
@@ -374,7 +377,7 @@ def _kind(column: str, values: Sequence[Any]) -> type:
 
 
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
-    """Return those of `names`, or of all columns, that hold a value.
+    """Return the names of the columns that hold a value; `names` limits them to some columns.
 
     In a table without rows every column counts as known.
     """
@@ -387,7 +390,7 @@ def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]
 
 
 def _abridged(table: Table) -> tuple[Table, list[str]]:
-    """The first rows and the known columns, for an interpreter; and notes on what is left out."""
+    """The first rows of the known columns, and notes on the rows and columns that are left out."""
     known = known_columns(table)
     unknown = [name for name in table.columns if name not in known]
     more, notes = len(table) - _SHOWN_ROWS, []
@@ -435,7 +438,7 @@ def is_text(values: Sequence[Any]) -> bool:
 
 
 def heading(name: str) -> str:
-    """Return a column's title: its name in words, without the unit, which its cells show."""
+    """Return a column's title: its name in words, without the unit, because cells show the unit."""
     if name == "peak_ns":
         return "peak at"
     name = name.removesuffix("_ns").replace("_ns_", "_")  # the cell carries the unit
@@ -446,7 +449,7 @@ def heading(name: str) -> str:
 
 
 def unit_of(column: str) -> str:
-    """Return the unit of a column, which follows from its name.
+    """Return the unit of a column, which the end of its name gives.
 
     The unit is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
     """

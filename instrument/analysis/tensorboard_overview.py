@@ -1,9 +1,9 @@
 """The figures of the overview page of TensorBoard's PyTorch plugin, by the plugin's definitions.
 
 The definitions are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the
-page). Each moment of a step counts for the first of kernel, memcpy, memset, communication, runtime,
-data loader and CPU that is active at that moment. If none is active, the moment counts as other. A
-step ends when its device work ends.
+page). Each moment of a step counts for the first activity in this order that is running: kernel,
+memcpy, memset, communication, runtime, data loader, CPU. If no activity is running, the moment
+counts as other. A step ends when its device work ends.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _ROLES = (
     "loader_ns",
     "cpu_ns",
 )
-# The last step was cut off if it has less than this fraction of the device events of the step
-# before. It is left out then.
+# If the last step has less than this fraction of the device events of the step before, the window
+# cut off the last step. Then the last step is left out.
 _WHOLE_STEP = 0.8
-# CPU operators of collectives. In a trace without a device, they are the only events of
+# Prefixes of CPU operators of collectives. A trace without a device has no other events of
 # communication.
 _COLLECTIVES = ("nccl:", "gloo:")
 
@@ -58,20 +58,22 @@ class Steps(NamedTuple):
     end_ns: Ints
 
 
-# The last eight columns sum to `duration_ns`; each moment counts for the first of them that holds.
+# The last eight columns sum to `duration_ns`. Each moment counts for the first of these columns
+# that describes it.
 OVERVIEW: Schema = schema(
     number="the step's number; None if the trace has no steps and counts as one step",
     start_ns="the start of the step, on the trace's own clock",
     duration_ns="time until the step's last device event ends, or until the step ends on the CPU "
     "if that is later",
     kernel_ns="time in which a kernel other than communication ran",
-    memcpy_ns="of the remaining time, the part in which a copy ran",
-    memset_ns="of the remaining time, the part in which a memset ran",
-    communication_ns="of the remaining time, the part in which communication ran",
-    runtime_ns="of the remaining time, the part in which a call of the device's runtime ran",
-    loader_ns="of the remaining time, the part in which the data loader ran",
-    cpu_ns="of the remaining time, the part in which an operator ran on the CPU",
-    other_ns="the remaining time",
+    memcpy_ns="time in which a copy ran, without the time in `kernel_ns`",
+    memset_ns="time in which a memset ran, without the time in the columns above",
+    communication_ns="time in which communication ran, without the time in the columns above",
+    runtime_ns="time in which a call of the device's runtime ran, without the time in the columns "
+    "above",
+    loader_ns="time in which the data loader ran, without the time in the columns above",
+    cpu_ns="time in which an operator ran on the CPU, without the time in the columns above",
+    other_ns="the part of `duration_ns` that is in none of the columns above",
 )
 DEVICES: Schema = schema(
     device="the device, as the trace numbers it",
@@ -80,9 +82,9 @@ DEVICES: Schema = schema(
     busy_ns="time in which a kernel ran",
     total_ns="time from the start of the first step to the end of the last step",
     utilization="`busy_ns` divided by `total_ns`",
-    sm_efficiency="the fraction of multiprocessors with a block to run, averaged over `total_ns`; "
-    "at each moment, it is the sum of blocks per multiprocessor over the running kernels, at most "
-    "1; None if the trace does not hold these",
+    sm_efficiency="the fraction of multiprocessors with a block to run, averaged over `total_ns`. "
+    "At each moment, the fraction is the sum of the running kernels' blocks per multiprocessor, at "
+    "most 1; None if the trace does not hold blocks per multiprocessor",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the "
     "kernels' time; None if the trace holds no estimate, as on ROCm",
     occupancy_covered="share of the kernels' time for which there is an estimate",
@@ -90,12 +92,12 @@ DEVICES: Schema = schema(
 
 
 def overview(events: Events, work: Work) -> Table:
-    """Return one row for each step as the plugin counts them; see `OVERVIEW`.
+    """Return one row for each step, with the plugin's definition of a step; see `OVERVIEW`.
 
     A step ends with the last device event that it launched, or on the CPU if that is later. The
-    next step starts at this end. The last step was cut off if it has less than 0.8 of the device
-    events of the step before; it is left out then. A trace without steps is one step, whose
-    `number` is None.
+    next step starts at this end. The last step is left out if it has less than 0.8 of the device
+    events of the step before, because the window cut it off. A trace without steps is one step,
+    whose `number` is None.
 
     Three things differ from the plugin. Communication is recognised by the rule of `breakdown`. An
     annotation of the data loader counts like an operator of the same name. A trace without steps
@@ -123,9 +125,9 @@ def overview(events: Events, work: Work) -> Table:
 
 
 def devices(events: Events, work: Work) -> Table:
-    """Return how well each device was used from the start of the first step to the end of the last.
+    """Return one row for each device: how well the steps used it; see `DEVICES`.
 
-    See `DEVICES`. The plugin counts a missing estimate of the occupancy as 0: its figure is
+    The plugin counts a missing estimate of the occupancy as 0. So the plugin's occupancy is
     `occupancy` times `occupancy_covered`.
     """
     steps = _steps(events, work)
@@ -176,7 +178,7 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """The blocks per multiprocessor of the running kernels, at most 1, summed over time."""
+    """The blocks per multiprocessor of the running kernels, at most 1, integrated over time."""
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")
@@ -213,14 +215,14 @@ def _whole_recording(events: Events) -> Steps:
 
 
 def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
-    """The device events whose launching calls lie wholly in a step, and the index of that step."""
+    """The device events whose launching calls lie wholly in one step, and the index of the step."""
     step = np.where(work.call >= 0, launching_step(events, work, index), -1)
     inside = (step >= 0) & (events.end_ns[work.call] <= events.end_ns[index][step])
     return np.flatnonzero(inside), step[inside]
 
 
 def _uncut(counts: Ints) -> int:
-    """The number of steps, without steps at the end that have too little device work."""
+    """The number of steps, not counting steps at the end that have too little device work."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

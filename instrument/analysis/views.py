@@ -1,7 +1,7 @@
 """`Views`: a capture's metadata, its events, and the tables made from them.
 
-`VIEWS` lists the tables. The functions that make them are imported when a table is first used, so
-that `instrument show --help` reads the list without numpy.
+`VIEWS` lists the tables. A function that makes a table is imported when the table is first used. So
+`instrument show --help` can read the list without numpy.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ if TYPE_CHECKING:
 TRACE_FILES = ("trace.json.gz", "trace.json")
 # The file that records where a capture was uploaded. The file itself is not uploaded.
 NOTE_FILE = "upload.json"
-# In bytes. Files are named after a capture, with a prefix and a suffix, for which this leaves room.
+# The longest name of a capture in bytes. Files are named after a capture, with a prefix and a
+# suffix. This limit leaves room for them.
 _LONGEST_NAME = 128
 
-# What `OperatorTable.by` groups by besides the name.
+# The properties by which `OperatorTable.by` can group, together with the name.
 Grouping = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
 
 COMPILED_RANGES: Schema = schema(
-    name="the range, which was called but cannot be timed",
-    region="the compiled region that contains it, as torch names it",
+    name="the name of the range, which was called but cannot be timed",
+    region="the compiled region that contains the range, as torch names the region",
 )
 
 
@@ -59,8 +60,8 @@ class View(NamedTuple):
     """A table of a capture, and the option of `instrument show` that prints it.
 
     Attributes:
-        columns: the schema of its columns, as "module:NAME" in `instrument.analysis`.
-        option: the option, without dashes; empty if there is none.
+        columns: where the schema of the table is: "module:NAME" in `instrument.analysis`.
+        option: the option, without dashes; empty if the table has no option.
         help: the help text of the option.
         coverage: the names of the rows of `capture.coverage` that the table depends on.
     """
@@ -78,7 +79,8 @@ class View(NamedTuple):
         return found
 
 
-#: The tables of a capture by the name of the attribute, with dots for attributes of attributes.
+#: The tables of a capture, by the attribute of `Capture` that holds the table, such as
+#: "memory.steps".
 VIEWS = {
     "ranges": View(
         "ranges:RANGES",
@@ -171,7 +173,8 @@ VIEWS = {
     "efficiency": View(
         "efficiency:EFFICIENCY",
         "efficiency",
-        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's peak",
+        "FLOP/s and bandwidth of matrix products, convolutions and attention, and the device's "
+        "peak",
         coverage=coverage_rows.LAUNCHERS,
     ),
     "efficiency.steps": View(
@@ -256,10 +259,10 @@ VIEWS = {
 
 
 def rows_of(views: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the rows of the coverage that some views depend on.
+    """Return the names of the rows of the coverage that the given views depend on.
 
-    The ranges and operators together stand for the whole capture, and depend on all rows that any
-    table depends on.
+    "ranges" and "operators" together stand for the whole capture. So the result is then all rows
+    that any table depends on.
     """
     if {"ranges", "operators"}.issubset(views):
         return coverage_rows.TABLES
@@ -279,8 +282,8 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
-        graph_captures: the captures of the argument `graph_captures` of `load`: traces in which the
-            CUDA graphs of this trace were captured.
+        graph_captures: the argument `graph_captures` of `load`: other captures, whose traces
+            recorded how the CUDA graphs of this trace were captured.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
@@ -299,8 +302,9 @@ class Views:
         self.communication = communication
         self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
-        self._added: Pattern | None = None  # added by the recording's config
-        #: The rows of `coverage` that are computed; see `instrument.analysis.coverage.part`.
+        # Names of communication kernels that the recording's config added to the default.
+        self._added: Pattern | None = None
+        #: The rows of `coverage` that were already computed; see `analysis.coverage.part`.
         self.coverage_parts: dict[str, Part | None] = {}
 
     @classmethod
@@ -317,15 +321,16 @@ class Views:
         Args:
             path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
                 at once; see `instrument.storage`.
-            communication: a regular expression; kernels whose name it matches are communication.
-                None takes `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
+            communication: a regular expression. Kernels whose names match it are communication.
+                None means `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
-            graph_captures: traces in which the CUDA graphs of this trace were captured, as vLLM and
-                SGLang write them. The view `cuda_graphs` takes the names of nodes from them.
+            graph_captures: traces that were recorded while the CUDA graphs of this trace were
+                captured, such as those of vLLM and SGLang. The view `cuda_graphs` takes the
+                operators and ranges of the graphs' nodes from these traces.
             peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
-                from precisions to numbers, such as `{"bfloat16": 989e12}`. A peak that is not given
-                is that of `instrument.analysis.peak_rates`. None takes `profiler.peak_flops` of the
-                recording.
+                from precisions to numbers, such as `{"bfloat16": 989e12}`. For other precisions,
+                the peaks are those of `instrument.analysis.peak_rates`. None means
+                `profiler.peak_flops` of the recording.
 
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
@@ -363,7 +368,7 @@ class Views:
 
     @property
     def about(self) -> Metadata:
-        """The part of `metadata` that the views use, with checked types.
+        """The fields of `metadata` that the views use, as attributes with checked types.
 
         Raises:
             CaptureError: a value in `metadata` has the wrong type.
@@ -374,7 +379,7 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The recorded name of the capture, or else that of its folder or file; never a path."""
+        """The recorded name of the capture, or else the name of its folder or file, not a path."""
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
@@ -386,7 +391,10 @@ class Views:
 
     @property
     def place(self) -> Path | None:
-        """The capture's folder as it is called once all sinks have run, or else the trace file."""
+        """The capture's folder under its final name, or else the trace file.
+
+        Until all sinks have run, the folder has a temporary name that begins with a dot.
+        """
         if (
             self.folder is not None
             and self.folder.name.startswith(".")
@@ -415,14 +423,14 @@ class Views:
 
     @cached_property
     def links(self) -> Links:
-        """The call tree of the CPU and what each call launched; see `instrument.links.links`."""
+        """The call tree of the CPU, and the work of each call; see `instrument.links.links`."""
         from instrument.links.links import Links
 
         return Links(self.events)
 
     @cached_property
     def operators(self) -> OperatorTable:
-        """The operator table, as torch's `key_averages()`; see `instrument.analysis.operators`."""
+        """The operator table, like torch's `key_averages()`; see `analysis.operators`."""
         from instrument.analysis.operators import operators
 
         return operators(self.links)
@@ -464,7 +472,7 @@ class Views:
 
     @cached_property
     def interruptions(self) -> Table:
-        """The loader, garbage collection, compilation and others; see `analysis.interruptions`."""
+        """What interrupted the training code, such as the loader; see `analysis.interruptions`."""
         from instrument.analysis.interruptions import interruptions
 
         return interruptions(self.events)
@@ -478,7 +486,7 @@ class Views:
 
     @cached_property
     def efficiency(self) -> EfficiencyTable:
-        """The operators with FLOPs: achieved rates and the device's peak; see `analysis.efficiency`.
+        """The achieved FLOP/s of operators, and the device's peak; see `analysis.efficiency`.
 
         `efficiency.steps` has the model FLOPs utilization of each step.
         """
@@ -533,7 +541,7 @@ class Views:
 
     @cached_property
     def queue(self) -> QueueTable:
-        """The work that was launched and not started, by stream; see `analysis.launch_queue`."""
+        """The launched work that the device has not started; see `analysis.launch_queue`."""
         from instrument.analysis.launch_queue import launch_queue
 
         return launch_queue(self.events, self.work)
@@ -606,7 +614,7 @@ class Views:
         range: str | None = None,
         threads: bool = False,
     ) -> list[Stack]:
-        """Return call paths with the time spent in the last frame of each; see `analysis.stacks`.
+        """Return call paths, each with the time of its last frame; see `analysis.stacks`.
 
         Raises:
             CaptureError: the trace holds no Python frames, no such range, or, for `device`, no work
@@ -622,22 +630,23 @@ class Views:
 
 
 def kind_of(path: Path) -> Literal["folder", "file"] | None:
-    """Return whether a path, or the target of a link, is a folder or a file; None for neither.
+    """Return whether a path is a folder or a file; None if nothing is there. Links are followed.
 
     Raises:
         CaptureError: the path cannot be read.
     """
     try:
         return "folder" if path.is_dir() else "file" if path.exists() else None
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example, a name that is too long
         raise CaptureError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def files_of(folder: Path) -> list[str]:
     """List the files of a capture that are uploaded, capture.json last.
 
-    As it is uploaded last, a reader that finds it finds all other files too. Hidden files, links,
-    column files that older versions kept beside the trace, and the note of the upload are left out.
+    capture.json is uploaded last, so if a reader finds it, all other files are there too. Four
+    kinds of files are left out: hidden files, links, column files that older versions kept beside
+    the trace, and the file that records the upload (`NOTE_FILE`).
     """
     from instrument.trace.capture_json import METADATA_FILE
 

@@ -6,9 +6,11 @@
 - `stream_capture`: which captured launch became which node of a CUDA graph.
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
-- `paths`: ranges with the same name inside ranges with the same names, as one path.
+- `paths`: the path of each range, such as `train/forward/layer`. Ranges can have equal paths.
 - `synchronisation`: which device work each wait waits for.
-- `step_index`, `intervals`, `flops`: steps, overlapping intervals, FLOPs by formula.
+- `collective_records`: what torch recorded about the collective of each communication kernel.
+- `step_index`, `intervals`: steps, and overlapping intervals.
+- `flops`, `traffic`: the FLOPs and the least traffic of operators, by formula.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
 `links.Links` holds these relations for one trace. Each is computed once, at its first use.

@@ -1,10 +1,12 @@
 """Find the range and the kind of work that all time in a trace belongs to.
 
-Each nanosecond that an event covers on a thread is the own time of one scope, the innermost scope
-around it. A nanosecond without such a scope lies outside all scopes. `instrument.links.autograd`
-finds the range that a scope belongs to. A range belongs to itself, even inside a backward node, as
-in recomputation. A backward node belongs to the range of its forward operator, whichever thread the
-engine ran it on.
+A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond that an
+event covers on a thread is own time of the innermost scope around it. If there is no such scope,
+the nanosecond lies outside all scopes.
+
+`instrument.links.autograd` finds the range that a scope belongs to. A range belongs to itself, even
+inside a backward node, as in recomputation. A backward node belongs to the range around its forward
+operator, on whichever thread the engine ran the node.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ class AttributedWork:
     """All work of a trace, in groups with equal `enclosing`, `attributed` and `kind`.
 
     Attributes:
-        enclosing: the path of the innermost range in which the work ran; -1 for none.
-        attributed: the path that the work belongs to; -1 for none.
+        enclosing: the path of the innermost range in which the work ran; -1 if there is no range.
+            A path is an index into `Scopes.paths`.
+        attributed: the path of the range that the work belongs to; -1 if there is no range.
         kind: an index into `KINDS`.
         cpu_ns: the CPU time of each group.
         device_ns: the time of the device events that each group launched; None if the trace has no
@@ -103,7 +106,7 @@ def attributed_work(links: Links) -> AttributedWork:
 
 
 def _kinds(links: Links) -> Ints:
-    """The kind of each scope's own work."""
+    """The kind of each scope's own work, as an index into `KINDS`."""
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(
@@ -114,7 +117,7 @@ def _kinds(links: Links) -> Ints:
 
 
 def _under_step(links: Links) -> Flags:
-    """A mask of the paths that are work of an optimizer: its step, and the ranges in the step.
+    """A mask of the paths of optimizer steps and of the ranges in them, without closures.
 
     The closure of an optimizer runs forward and backward inside the step. A range in which
     operators record gradients belongs to such a closure, and is not work of the optimizer.
@@ -127,7 +130,7 @@ def _under_step(links: Links) -> Flags:
 
 
 def _recording_gradients(links: Links) -> Ints:
-    """For each path, the number of operators in its ranges that record gradients.
+    """For each path, how many operators record gradients in the ranges of the path.
 
     The operators of an optimizer itself do not record gradients.
     """
@@ -139,7 +142,7 @@ def _recording_gradients(links: Links) -> Ints:
 
 
 def _operations(links: Links, groups: Groups) -> tuple[Ints | None, Ints | None]:
-    """The FLOPs of each group, and the number of operators that have these FLOPs."""
+    """The FLOPs of each group, and the number of operators that were counted for these FLOPs."""
     flops = links.flops
     if flops is None:
         return None, None

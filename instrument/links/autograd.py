@@ -8,26 +8,27 @@ so that a layer has its backward time too.
 The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
 torch/csrc/autograd/node.h):
 
-- While gradients are recorded, torch writes a sequence number on every operator. It is the number
-  that the next backward node of this thread will get. Several operators can have the same number.
-  The last of these operators made the node.
+- While gradients are recorded, torch writes a sequence number on every operator. The next backward
+  node that this thread makes gets the same number. Several operators can have the same number. The
+  last of these operators made the node.
 - When the engine runs the node, torch writes this sequence number and the forward thread on the
   event of the node (`Node::operator()` in the same file). torch's own arrows from forward to
   backward use the same two values (`generateForwardBackwardLink` in
   torch/csrc/profiler/collection.cpp).
 - The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
   events have the thread ids of the operating system. So each forward thread is matched with the
-  thread whose operators fit its nodes best. The best fit has the most pairs of equal names
-  (`AddmmBackward0` and `aten::addmm`), and then the most sequence numbers found.
+  thread whose operators fit its nodes best: the thread with the most pairs of equal names
+  (`AddmmBackward0` and `aten::addmm`). If several threads have equally many such pairs, the number
+  of sequence numbers that are found decides.
 
 Three more rules:
 
 - A node that accumulates the gradient of a leaf has no sequence number. The engine prefers such
-  nodes to all other nodes, so the node runs as soon as its input is there. It therefore gets the
-  range of the backward node just before it on the same thread. This is a guess, and tables show
+  nodes to all other nodes, so the node runs as soon as its input is there. The node therefore gets
+  the range of the backward node just before it on the same thread. This is a guess, and tables show
   such time as a separate kind.
-- A backward node inside another backward node, and without a forward operator, gets the range of
-  the outer node.
+- If a backward node has no forward operator and lies inside another backward node, it gets the
+  range of the outer node.
 - If operators inside a backward node record gradients again, the node repeats a forward pass: this
   is activation checkpointing. The ranges inside the node get the suffix " (recomputed)".
 """
@@ -63,12 +64,12 @@ _BACKWARD = re.compile(r"Backward\d*$")
 class Scopes:
     """The scopes of a call tree (ranges and backward nodes), and the range that each belongs to.
 
-    A path is an index into `paths`; -1 stands for none.
+    A path is an index into `paths`; -1 stands for no path.
 
     Attributes:
         nodes: the call tree of the scopes alone.
-        innermost: for each node of the whole call tree, the innermost scope at or above it; -1 for
-            none.
+        innermost: for each node of the whole call tree, the innermost scope at or above the node;
+            -1 if there is none.
         backward: a mask of the scopes that are backward nodes; all other scopes are ranges.
         ranges: the call tree of the ranges alone.
         opened: the path of each range.
@@ -128,10 +129,13 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """For each name of an event, its index among the names without suffix; and these names.
+    """The names of events without the suffix of resumed ranges.
 
-    A range that was suspended and resumed has several slices. Without the suffix of the later
-    slices, all have one name.
+    A range that was suspended and resumed has several events in the trace. The names of the later
+    events have a suffix. Without the suffix, all these events have one name.
+
+    Returns:
+        For each of `events.names`, an index into the names without suffix; and these names.
     """
     plain = [name.removesuffix(RESUMED) for name in events.names]
     index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
@@ -141,7 +145,8 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
 def is_backward(events: Events) -> Flags:
     """A mask of the backward nodes.
 
-    They are recognised by name. Before torch 1.10, they are recognised by their forward thread.
+    Backward nodes are recognised by name. Before torch 1.10, they are recognised by their forward
+    thread.
     """
     named = events.named(lambda name: name.startswith(_ENGINE) or name == ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
@@ -149,7 +154,7 @@ def is_backward(events: Events) -> Flags:
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
-    """A mask of the events in `nodes`: those that accumulate the gradient of a leaf."""
+    """For each of `nodes`, whether the event accumulates the gradient of a leaf."""
     return flags(lambda name: name.endswith(ACCUMULATION), events.names)[events.name[nodes]]
 
 
@@ -191,7 +196,7 @@ def _recomputed(
         == np.append(scopes.index, -1)[innermost[enclosing]]
     )
     differentiates[holder[innermost[is_operator & own & ~recording]]] = True
-    records[-1] = False  # this element stands for scopes in no backward node
+    records[-1] = False  # this element stands for scopes outside all backward nodes
     in_forward = np.unique(name[(holder[:-1] < 0) & ~backward])
     found: Flags = (records & differentiates)[holder[:-1]] & ~backward & np.isin(name, in_forward)
     return found
@@ -225,7 +230,8 @@ def _owners(
             owner is not known.
     """
     count = len(scopes)
-    no_range, unknown = count, count + 1  # two more targets, which point at themselves
+    # Two more targets, which point at themselves.
+    no_range, unknown = count, count + 1
     target = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
     operator = _forward_operators(events, call_tree.index[recording], scopes.index[nodes])
@@ -236,7 +242,7 @@ def _owners(
     scope = innermost[node[found]]
     target[nodes[found]] = np.where(scope >= 0, scope, no_range)
     _target_accumulations(events, scopes, backward, target, unknown)
-    for _ in range(count.bit_length() + 1):  # each round follows twice as many targets
+    for _ in range(count.bit_length() + 1):  # k rounds follow 2**k targets
         target = target[target]
     owner = target[:count]
     # In a damaged trace, backward nodes can point at each other. Then the owner is a backward node.
@@ -292,17 +298,18 @@ def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
 def _best_matches(
     events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
 ) -> list[tuple[Ints, Ints]]:
-    """Match each forward thread with one thread; the pairs that agree best are matched first.
+    """Match each forward thread with one thread; the best pairs are matched first.
 
-    Pairs that agree equally well are matched in the order in which their threads began, because
+    A pair is better if more of its nodes and operators have equal names; then, if more operators
+    are known. Equally good pairs are matched in the order in which their threads began, because
     torch numbers its threads in the order in which they first record something.
 
     Args:
         events: the events of the trace.
         nodes: the backward nodes, as positions among the events.
         candidates: for each pair of forward thread and thread, two arrays: the indices of the nodes
-            with that forward thread; and for each of them, the operator of that thread with the
-            same sequence number, or -1.
+            with that forward thread; and for each of these nodes, the operator of that thread with
+            the same sequence number, or -1.
 
     Returns:
         The candidates of the chosen pairs.

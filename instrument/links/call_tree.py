@@ -10,9 +10,10 @@ torch/autograd/profiler_util.py):
   is not a child of the earlier event, and the earlier event gets no more children.
 - An event without a duration is not a child of an event that ends at the same moment.
 
-So the parent of an event is the nearest earlier event on its thread that does not end before it.
-Array operations find the parents of all events at once. Each event first tries the event before it,
-and then again and again the candidate of its candidate, until it finds one that ends late enough.
+So the parent of an event is the nearest earlier event on the same thread that does not end before
+the event. Array operations find the parents of all events at once. The first candidate for the
+parent of an event is the event before it. While a candidate ends too early, the candidate's own
+candidate takes its place.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from instrument.trace.events import Codes, Events, Flags, Ints
 
 @dataclass(frozen=True, slots=True)
 class CallTree:
-    """The nodes of a call tree, sorted by thread, then by start, then the longer first.
+    """The CPU events of a trace as nodes of a tree, sorted by thread, start and duration.
 
-    Parents come before their children. The descendants of a node come directly after the node.
+    Of two events with the same start, the longer event comes first. So parents come before their
+    children, and the descendants of a node come directly after the node.
 
     Attributes:
         index: the position of each node among the events.
-        thread, start_ns, end_ns: those of the event.
+        thread, start_ns, end_ns: the thread, the start and the end of each node's event.
         parent: the parent of each node; -1 for a root.
         depth: the number of ancestors of each node; 0 for a root.
     """
@@ -55,9 +57,12 @@ class CallTree:
         return self.end_ns - self.start_ns
 
     def nodes_of(self, events: Ints) -> Ints:
-        """The node of each event, given as positions; -1 for an event without a node, and for -1."""
+        """The node of each event; -1 for an event without a node.
+
+        `events` holds positions among the events. A position of -1 gives the node -1.
+        """
         most = max(int(self.index.max(initial=-1)), int(events.max(initial=-1)))
-        node = np.full(most + 2, -1)  # the last entry is for -1
+        node = np.full(most + 2, -1)  # the last entry is for the position -1
         node[self.index] = np.arange(len(self))
         return node[events]
 
@@ -111,7 +116,7 @@ class CallTree:
         return np.where(chosen[hop], hop, -1) if len(self) else hop
 
     def only(self, chosen: Flags) -> tuple[CallTree, Ints]:
-        """A tree of the chosen nodes alone: the parent of each is its nearest chosen ancestor.
+        """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor.
 
         Returns:
             Two values: the new tree; and for each node of the old tree, the nearest chosen node
@@ -128,7 +133,7 @@ class CallTree:
         return tree, nearest
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
-        """For each point in time, the innermost node of the thread around it; -1 for none.
+        """For each thread and time, the innermost node of the thread around the time; -1 if none.
 
         The start and the end of a node belong to the node.
         """
@@ -159,9 +164,9 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """The order by thread, then by start, then the longer first.
+    """The order by thread, then by start, then by duration, the longest first.
 
-    Only events with equal starts are sorted by length.
+    To save time, only events with equal starts are sorted by duration.
     """
     order = np.argsort(start, kind="stable")
     order = order[np.argsort(thread[order], kind="stable")]
@@ -173,12 +178,13 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
-    """The parent of each event: the nearest earlier event on its thread that ends no earlier.
+    """The parent of each event: the nearest earlier event on its thread that ends late enough.
 
-    The parent of an event without a duration must end later than the event.
+    A parent must not end before the event. The parent of an event without a duration must end later
+    than the event.
     """
     needed = end + (start == end)
-    candidate = np.arange(-1, len(start) - 1, dtype=np.int32)  # half the memory of 64 bits
+    candidate = np.arange(-1, len(start) - 1, dtype=np.int32)  # half the memory of int64
     candidate[np.flatnonzero(np.diff(thread, prepend=-1))] = -1
     passed = candidate >= 0
     passed[1:] &= end[:-1] < needed[1:]
@@ -196,7 +202,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """The number of ancestors of each node, by jumps to ancestors that double in length."""
+    """The number of ancestors of each node; found by jumps whose length doubles each time."""
     outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
     depth = (jump < outside).astype(np.int64)
@@ -207,7 +213,7 @@ def _depths(parent: Ints) -> Ints:
 
 
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """For each point in time, the last node of the thread that starts at or before it; or -1."""
+    """For each thread and time, the last node of the thread that starts at or before the time."""
     found = np.full(len(time_ns), -1)
     bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):
@@ -218,7 +224,7 @@ def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints
 
 
 def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
-    """Number the distinct paths of names from the roots down, one level at a time.
+    """Number the distinct paths of names in a call tree, from the roots down.
 
     Returns:
         Three arrays: the path of each node; the parent of each path, -1 for a root; the last name

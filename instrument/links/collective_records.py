@@ -24,12 +24,12 @@ _NONE = Details()
 
 
 def is_collective(name: str) -> bool:
-    """Whether the name is that of a range of a collective, such as "nccl:all_reduce"."""
+    """Whether an annotation of this name is from a process group, such as "nccl:all_reduce"."""
     return name.startswith(_OF_PROCESS_GROUPS)
 
 
 def records(events: Events) -> Flags:
-    """A mask of torch's records of collectives, and of its waits for collectives."""
+    """A mask of the events that record a collective, or a wait for a collective."""
     found = events.named(RECORD.__eq__)
     return found & events.among(OPERATOR | ANNOTATION) if found.any() else found
 
@@ -37,8 +37,9 @@ def records(events: Events) -> Flags:
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
     """Find the record and the annotation of the collective that launched each kernel.
 
-    The record is the event that the kernel's external id names, or else the record around the call
-    that launched the kernel. The annotation is the one around the call.
+    If the kernel's external id names a record, this is the record of the kernel. If not, it is the
+    record around the call that launched the kernel. The annotation is the annotation around this
+    call.
 
     Args:
         events: the events of the trace.
@@ -46,7 +47,8 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
         call: for each kernel, the call that launched it; -1 for none.
 
     Returns:
-        Two arrays of positions among the events; -1 for none.
+        Two arrays: the record and the annotation of each kernel, as positions among the events; -1
+            if there is none.
     """
     if not len(operator):
         return operator, operator
@@ -65,12 +67,13 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
 
 
 def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints, list[Details]]:
-    """What the trace tells of each collective: the details of its kernel, completed by its record.
+    """The details of each collective: those of its kernel, and more from its record.
 
-    A position of -1 means that there is no such event.
+    The record gives only the values that the kernel does not have. `kernel` and `record` hold
+    positions among the events; -1 means that there is no such event.
 
     Returns:
-        For each collective an index into the list, and the list.
+        For each collective, an index into the list of details; and this list.
     """
     codes = np.append(events.detail.astype(np.int64), -1)
     one, other = codes[kernel], codes[record]

@@ -1,9 +1,9 @@
 """Which device events a launch of a CUDA graph replayed.
 
 All device events of a replay have the correlation of the call that launched the graph, on CUDA
-(`correlationId` of CUPTI's activity records) and on ROCm. If they have an External id, it is the
-one of that call. From CUDA 12, Kineto also writes the ids of the graph and of the node on each
-device event; on ROCm, it does not.
+(`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has an External
+id, it is the External id of that call. From CUDA 12, Kineto also writes the ids of the graph and of
+the node on each device event. On ROCm, Kineto does not write these ids.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def replayed(events: Events, device: Ints, call: Ints) -> Flags:
     """A mask of the device events that a launch of a CUDA graph replayed.
 
     Args:
-        events: of the trace.
-        device: the device events.
-        call: for each, the call that launched it; -1 if it is not known.
+        events: the events of the trace.
+        device: the device events, as positions among the events.
+        call: for each device event, the call that launched it; -1 if the call is not known.
 
-    Lost: on ROCm, replays whose launch is not in the trace.
+    On ROCm, replays whose launch is not in the trace are not found.
     """
     launches_graph = events.among(is_runtime) & events.named(is_graph_launch)
     in_graph = flags(
@@ -41,8 +41,9 @@ def graph_ids(events: Events, device: Ints) -> tuple[Ints, Ints, list[int], list
     """The ids that the trace gives to the graph and the node of each device event.
 
     Returns:
-        The graph of each event as an index into the list of graphs, and its node as an index into
-            the list of nodes, -1 for none; the ids of the graphs, and of the nodes, both sorted.
+        Four values: for each device event, its graph as an index into the graph ids, and its node
+            as an index into the node ids, -1 without an id; the sorted graph ids; the sorted node
+            ids.
     """
     graphs = sorted({found.graph for found in events.details if found.graph is not None})
     nodes = sorted({found.graph_node for found in events.details if found.graph_node is not None})

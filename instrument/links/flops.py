@@ -7,14 +7,14 @@ counts: it has the types that are multiplied. Operators without a rule are not c
 operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the operators of
 a trace that are not counted.
 
-Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`, and the totals
-equal those of `FlopCounterMode`. The totals differ in two cases. `FlopCounterMode` has no rule for
-attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors. And
-its count for the weight gradient of a grouped convolution is too high, by a factor of the number of
-groups.
+Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
+equal to those of `FlopCounterMode`, except in two cases. First, `FlopCounterMode` has no rule for
+attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors.
+Second, its count for the weight gradient of a grouped convolution is too high, by a factor of the
+number of groups.
 
-With a causal mask, attention needs only about half of the products that `FlopCounterMode` counts,
-and fused kernels compute only these. `needed_flops` counts them.
+With a causal mask, attention needs only about half of the products that `FlopCounterMode` counts.
+Fused kernels compute only the needed products. `needed_flops` counts only these products.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
-_TOO_MANY = 2**53  # 9 seconds at 1 PFLOP/s; a sum of a thousand fits into 64 bits
-_MOST_DIMS = 64  # as in torch
+# The limit for one call: 9 seconds at 1 PFLOP/s. A sum of a thousand such calls fits into 64 bits.
+_TOO_MANY = 2**53
+_MOST_DIMS = 64  # torch allows no more
 
 
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
-    """The FLOPs of each node itself, `UNKNOWN` for a node without a rule.
+    """The FLOPs of each node of the call tree; `UNKNOWN` for a node that is not counted.
 
-    The result is None if the trace has no shapes.
+    A node is not counted if it has no rule, or if the count of a node above or below it includes
+    its FLOPs. The result is None if the trace has no shapes.
 
     Cost: one evaluation for each distinct combination of operator and arguments.
     """
@@ -82,10 +84,11 @@ def has_rule(name: str) -> bool:
 
 
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
-    """A mask of the outermost operators whose FLOPs are not counted.
+    """A mask of the operators for which no FLOPs are counted.
 
-    For such an operator there is no rule, nor for any operator that it calls or that calls it. If
-    several of them are nested, the mask holds the outermost. `own` is the result of `node_flops`.
+    No FLOPs are counted for such an operator itself, for any operator that it calls, and for any
+    operator that calls it. If such operators are nested, only the outermost is in the mask. `own`
+    is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -105,7 +108,7 @@ def is_fused_attention(name: str) -> bool:
 
 
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
-    """Replace the FLOPs of a node by `UNKNOWN` if the node calls its own operator once again."""
+    """Set the FLOPs of a node to `UNKNOWN` if the node calls its own operator once again."""
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
     nearest = np.append(call_tree.nearest(flops != UNKNOWN), -1)
@@ -117,7 +120,7 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
 
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
-    """Replace the FLOPs of each node below a node with known FLOPs by `UNKNOWN`."""
+    """Set the FLOPs of a node to `UNKNOWN` if a node above it has known FLOPs."""
     counted = call_tree.nearest(flops != UNKNOWN)
     below = (call_tree.parent >= 0) & (counted[call_tree.parent] >= 0)
     return np.where(below, UNKNOWN, flops)
@@ -143,7 +146,7 @@ def elements(dims: list[int]) -> int:
     """The number of elements of a tensor.
 
     Raises:
-        ValueError: no tensor has as many dimensions.
+        ValueError: there are more dimensions than torch allows.
     """
     if len(dims) > _MOST_DIMS:
         raise ValueError
@@ -163,15 +166,15 @@ def _matrix_product(first: int) -> Rule:
 
 
 def _matrix_vector(first: int) -> Rule:
-    """[m, k] by [k], or [k] by [k] (not in flop_counter)."""
+    """A matrix [m, k] or a vector [k], by a vector [k]; flop_counter has no such rule."""
     return lambda dims, _: 2 * elements(dims[first])
 
 
 def _convolution(dims: Shapes, arguments: list[str]) -> int:
     """conv_flop_count: the filter is applied at each point of the output.
 
-    A transposed convolution applies it at each point of the input. A trace does not hold the shape
-    of the output, so it is computed from the inputs (the formula of torch.nn.Conv2d).
+    A transposed convolution applies the filter at each point of the input. A trace does not have
+    the shape of the output, so `convolution_output` computes this shape from the inputs.
     """
     image, weight = dims[0], dims[1]
     is_transposed = arguments[6] == "True"
@@ -179,9 +182,9 @@ def _convolution(dims: Shapes, arguments: list[str]) -> int:
 
 
 def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
-    """The shape of the output of `aten::convolution`, by the formulas of torch.nn.Conv2d.
+    """The shape of the output of `aten::convolution`, transposed or not.
 
-    The formula for a transposed convolution is that of torch.nn.ConvTranspose2d.
+    The formulas are in the documentation of torch.nn.Conv2d and torch.nn.ConvTranspose2d.
     """
     image, weight = dims[0], dims[1]
     stride, padding, dilation = (_numbers(text, len(image) - 2) for text in arguments[3:6])
@@ -223,7 +226,7 @@ def _numbers(text: str, length: int) -> list[int]:
 
 
 def _attention(dims: Shapes, _: list[str]) -> int:
-    """sdpa_flop_count: the scores, and their product with the values; a mask changes nothing."""
+    """sdpa_flop_count: the scores, and their product with the values; a mask has no effect."""
     query, key, value = dims[:3]
     (batch, heads, rows, width), columns = query, key[2]
     return 2 * batch * heads * rows * columns * (width + value[3])
@@ -263,8 +266,8 @@ def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int)
 def _recurrent(times: int) -> Rule:
     """A oneDNN layer: for each step of each sequence, a product with each weight matrix.
 
-    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights. Not
-    in flop_counter.
+    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights.
+    flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -277,8 +280,8 @@ def _recurrent(times: int) -> Rule:
 def _recurrent_stack(times: int) -> Rule:
     """All layers of cuDNN or MIOpen: for each step of each sequence, a product with each matrix.
 
-    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights. Not
-    in flop_counter.
+    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights.
+    flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -290,9 +293,9 @@ def _recurrent_stack(times: int) -> Rule:
     return rule
 
 
-# For each fused attention, the position of `is_causal` among the arguments of the operator that are
-# True or False, from the last one: of the forward, and of the backward. Versions of torch differ in
-# the arguments before it.
+# For each fused attention, the position of `is_causal` among the boolean arguments, first of the
+# forward operator, then of the backward operator. The position is counted from the last argument,
+# because versions of torch differ in the arguments before `is_causal`.
 _FUSED = {
     "flash_attention": (-2, -1),
     "flash_attention_for_cpu": (-1, -1),
@@ -300,7 +303,7 @@ _FUSED = {
     "cudnn_attention": (-2, -1),
     "fused_attention_overrideable": (-2, -1),
 }
-#: The operators that compute attention in one kernel, and this position.
+#: For each operator that computes attention in one kernel, the position of `is_causal`.
 FUSED_ATTENTION = {
     f"aten::_scaled_dot_product_{kind}{suffix}": positions[backward]
     for kind, positions in _FUSED.items()

@@ -55,7 +55,7 @@ def group_rows(*columns: Ints | Codes | Flags) -> Groups:
 class Groups:
     """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.
 
-    A row without a group has -1; the mask `where` must then leave it out.
+    A row without a group has the number -1. The mask `where` must leave out such rows.
     """
 
     of: Ints
@@ -96,7 +96,7 @@ class Groups:
         """The sum of the values of each group as cells of a table.
 
         All cells are None if `values` is None. With `where`, the cell of a group is None if `where`
-        is True at none of its rows.
+        is False at all rows of the group.
         """
         total = None if values is None else self.sum(values, where)
         return self.cells(total, None if where is None else self.number(where) > 0)
@@ -108,7 +108,7 @@ class Groups:
         return Groups(number[self.of], self.count)
 
     def sorted_by(self, *values: Ints) -> SortedGroups:
-        """The rows of each group by increasing value; the next array orders equal values."""
+        """The rows of each group, sorted by the first array; the next array orders equal values."""
         order = np.lexsort((*values[::-1], self.of))
         return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
 

@@ -38,7 +38,7 @@ class Timeline:
         return Groups(self.group, groups).sum(self.end_ns - self.start_ns, where)
 
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
-        """For each window, the time of the segments in a mask inside the window.
+        """For each span from `start_ns` to `end_ns`, the time in the span that a mask selects.
 
         The timeline must have only one group.
         """
@@ -95,8 +95,8 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
 def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
     """Merge intervals that touch or overlap; the result is sorted by start.
 
-    Cost: a sort, which is fast if the intervals are nearly sorted. If intervals are merged before
-    `sweep`, `sweep` has two fewer ends to sort for each interval that lies in another one.
+    Cost: a sort, which is fast if the intervals are nearly sorted. Intervals are merged before
+    `sweep` to save time: merged intervals have fewer starts and ends to sort.
     """
     order = np.argsort(start_ns, kind="stable")
     start, until = start_ns[order], np.maximum.accumulate(end_ns[order])

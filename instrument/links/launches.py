@@ -3,12 +3,12 @@
 A trace links a device event to the CPU in two ways (both written by Kineto, torch's trace library):
 
 - `correlation`: the driver gives this id to a runtime call, such as `cudaLaunchKernel`, and to the
-  work that the call launched. It leads to the runtime call. The time of the call shows which
-  operators and annotations lie around it.
-- `External id`: torch pushes one for each operator (`pushCorrelationId` in
-  torch/csrc/profiler/kineto_shim.h), and Kineto writes it on the runtime call and the device event.
-  It names the innermost operator, but not a range inside that operator. In some traces, the id
-  names an event that does not lie around the call.
+  work that the call launched. So the id leads from the work to the runtime call. The time of the
+  call shows which operators and annotations lie around the call.
+- `External id`: torch gives Kineto an id for each operator (`pushCorrelationId` in
+  torch/csrc/profiler/kineto_shim.h), and Kineto writes this id on the runtime call and the device
+  event. The id names the innermost operator, but not a range inside that operator. In some traces,
+  the id names an event that does not lie around the call.
 
 So a launch belongs to the innermost operator or annotation around its runtime call, on the thread
 of the call. The external id decides only if nothing lies around the call, or if the trace does not
@@ -16,7 +16,7 @@ have the call. torch itself uses the external id (`_parse_kineto_results` in
 torch/autograd/profiler.py).
 
 All device events that a CUDA graph replays have the correlation of the call that launched the
-graph. So they belong to the operator or annotation around that call.
+graph. So these events belong to the operator or annotation around that call.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def launching_operator(events: Events, chosen: Ints) -> Ints:
 
 
 def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
-    """For each wanted key, the first event in `among` that has it; -1 for none, and for key 0."""
+    """For each wanted key, the first event in `among` with this key; -1 if none, and for key 0."""
     positions = np.flatnonzero(among)
     if not positions.size or not wanted.size:
         return np.full(len(wanted), -1)
@@ -90,14 +90,15 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 def launches_kernel(name: str) -> bool:
     """Whether a runtime call of this name launches one kernel, such as `cudaLaunchKernel`.
 
-    The names of CUDA, its driver, ROCm and XPU have both words; `runFunction` is MTIA's.
+    Such names of CUDA, its driver, ROCm and XPU contain "launch" and "kernel". The name of MTIA is
+    `runFunction`.
     """
     plain = name.lower()
     return ("launch" in plain and "kernel" in plain) or plain.startswith("runfunction")
 
 
 def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
-    """A mask of the calls whose correlation is that of some device event; False for correlation 0.
+    """A mask of the calls with the same correlation as a device event; False for correlation 0.
 
     If a call of the driver lies inside a call of the runtime, both have the same correlation. Then
     `Launches.call` has only one of them, but both have work.
@@ -108,7 +109,7 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
 
 
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
-    """A mask of the device events that ran before all work of their stream with a known launch.
+    """A mask of the device events before the first work with a known launch on their stream.
 
     A stream runs its work in the order of the launches. So these events were probably launched
     before the recording began. On a stream without any known launch, the mask is False.
@@ -123,8 +124,9 @@ def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
 def threads_of_calls(events: Events, others: Flags) -> Codes:
     """The thread of each event; some runtime calls get the thread of their operator.
 
-    These are the calls that lie inside none of `others`, the operators and annotations, on their
-    own thread. torch does the same (`_parse_kineto_results` in torch/autograd/profiler.py).
+    A runtime call gets the thread of its operator if no operator or annotation (`others`) lies
+    around the call on its own thread. torch uses the same rule (`_parse_kineto_results` in
+    torch/autograd/profiler.py).
     """
     calls = np.flatnonzero(events.among(is_runtime))
     operator = launching_operator(events, calls)

@@ -36,7 +36,7 @@ class Links:
     """
 
     def __init__(self, events: Events, *, python: bool = False) -> None:
-        """Keep the events; with `python`, Python frames are nodes of the call tree too."""
+        """Keep the events. With `python`, Python frames become nodes of the call tree too."""
         self.events = events
         self._kinds = OPERATOR | ANNOTATION | (PYTHON if python else frozenset())
 
@@ -61,7 +61,7 @@ class Links:
 
     @cached_property
     def flops(self) -> Ints | None:
-        """The FLOPs of each node itself; see `instrument.links.flops.node_flops`."""
+        """The FLOPs of each node of the call tree; see `instrument.links.flops.node_flops`."""
         return node_flops(self.events, self.call_tree)
 
     @cached_property

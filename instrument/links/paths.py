@@ -10,9 +10,9 @@ import numpy as np
 from instrument.links.call_tree import CallTree, number_paths
 from instrument.trace.events import Flags, Ints
 
-# The text of a longer path is shortened. Otherwise the texts of ranges that are nested n deep would
-# take memory in proportion to n². Nobody reads 2000 characters, and Python does not nest calls more
-# than 1000 deep.
+# A text of more than `LONGEST_PATH` characters is shortened. Otherwise the texts of ranges that are
+# nested n deep would take memory in proportion to n². Nobody reads 2000 characters, and Python does
+# not nest calls more than 1000 deep.
 LONGEST_PATH, _KEPT = 2000, 980
 
 
@@ -91,7 +91,7 @@ class Paths:
     def common(self, one: Ints, other: Ints) -> Ints:
         """For each pair of paths, the innermost path at or above both; -1 if there is none."""
         above, after = np.append(self.above, -1), np.append(self.after, -1)
-        jumps = [above]  # 1, 2, 4, … paths up
+        jumps = [above]  # the ancestors 1, 2, 4, … levels up
         while (jumps[-1] >= 0).any():
             jumps.append(jumps[-1][jumps[-1]])
         path = one
@@ -121,7 +121,7 @@ class Paths:
     def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
         """The groups of the paths from each item's path up to `end`, without `end` itself.
 
-        Each pair of item and group is one number: item * number of paths + group.
+        The result has one number for each pair of item and group: item * number of paths + group.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():
@@ -168,7 +168,7 @@ def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int]
 
 
 def _ends(above: Ints) -> Ints:
-    """For each path, the index after that of its last descendant."""
+    """For each path, the index after its last descendant."""
     after = list(range(1, len(above) + 1))
     for k, parent in zip(range(len(above) - 1, -1, -1), above[::-1].tolist()):
         if parent >= 0:

@@ -14,7 +14,7 @@ def step_number(events: Events, event: int) -> int:
 
 
 def finished_steps(events: Events) -> Ints:
-    """The positions of the steps that ended inside the window, sorted by start."""
+    """The positions of the steps that ended before recording stopped, sorted by start."""
     index = np.flatnonzero(
         events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished
     )

@@ -9,14 +9,14 @@ If the captured calls use one stream, each node depends on the node before it. S
 the order of the calls, on whatever streams they run. If a call makes a stream wait for another
 stream, the graph has branches, and the order of the nodes is not known.
 
-No id in a trace joins a captured call to its node. The two are joined by their order, and a capture
-is refused if the number, the kinds or the kernels of its launches differ from those of the nodes.
-Kineto writes the name of the kernel on the launches of ROCm, and on none of CUDA.
+No id in a trace joins a captured call to its node, so calls and nodes are joined by their order. A
+capture fits a graph only if its launches and the nodes have the same number, kinds and kernels.
+Kineto writes the name of the kernel on launches of ROCm, but not on launches of CUDA.
 
-Without names, a capture also fits another graph with as many nodes, such as one that was captured
-before the recording. Graphs that one capture made run the same kernels. So if more graphs with
-different kernels fit than there are captures, some graph is from no capture in the trace. Then none
-of these graphs gets names.
+Without names of kernels, a capture can also fit a graph that it did not make, such as a graph that
+was captured before the recording. All graphs that one capture made run the same kernels. So if n
+captures fit graphs with more than n different sequences of kernels, at least one of these graphs is
+from another capture. Then none of these graphs gets names.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from instrument.trace.events import (
     is_step,
 )
 
-# What a captured launch does on the device. OTHER stands for a graph inside the graph, and for nodes
-# that were added without a launch: their work is not known.
+# What a captured launch does on the device. OTHER stands for a graph inside the graph, and for
+# nodes that were added without a launch. What OTHER does is not known.
 KERNEL, COPY, MEMSET, OTHER = range(4)
 _NOTHING = -1
 # The first of these expressions that matches the name of a call decides. A host function does
@@ -74,10 +74,10 @@ class CapturedGraph:
     Attributes:
         kind: KERNEL, COPY, MEMSET or OTHER.
         kernel: the name of the kernel; None if the trace does not have it.
-        operator: the innermost operator around the launch; None for none.
-        range: the path of the range that the launch belongs to; None for none.
-        is_named: whether it launches kernels, and the trace has the names of all of them.
-        forks: whether a stream waited for another one.
+        operator: the innermost operator around the launch; None if there is no operator.
+        range: the path of the range that the launch belongs to; None if there is no range.
+        is_named: whether the capture has kernels, and the trace has the names of all its kernels.
+        forks: whether a stream waited for another stream during the capture.
         end_ns: the end of the capture.
     """
 
@@ -91,12 +91,12 @@ class CapturedGraph:
 
 
 class NodeNames(NamedTuple):
-    """The names of the nodes of a graph from captures; None for a name that is not known.
+    """The operator and the range of each node of a graph, found in captures; None if not known.
 
     Attributes:
-        operator, range: the names of each node.
+        operator, range: the names of the operator and the range that launched each node.
         source: BY_KERNELS if the names of all kernels were compared, else BY_ORDER; None if no
-            capture fits.
+            capture was used.
         reason: why some names are not known; None if no name is missing.
     """
 
@@ -111,8 +111,8 @@ class GraphNodes(NamedTuple):
 
     Attributes:
         kind: KERNEL, COPY or MEMSET.
-        kernel: the name on the device.
-        in_order: whether the nodes are in the order in which each replay started them.
+        kernel: the name of the node's work on the device.
+        in_order: whether every replay started the nodes in this order.
         launched_ns: when the graph was first launched.
     """
 
@@ -127,7 +127,8 @@ def captured_graphs(links: Links) -> list[CapturedGraph]:
 
     The launches of all threads count, because other threads launch the backward pass. A launch that
     has work on the device was not captured, and is left out. If the captures of several threads
-    overlap in time, it is not known which launch is whose, and these captures are left out.
+    overlap in time, it is not known which launch belongs to which capture. Such captures are left
+    out.
     """
     events = links.events
     is_call = events.among(is_runtime)
@@ -168,7 +169,7 @@ def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
 
     Returns:
         Two arrays: the name of the innermost operator, as an index into `Events.names`; and the
-            range, as a path of `Links.scopes`. -1 stands for none, also for node -1.
+            range, as a path of `Links.scopes`. -1 means that there is none; node -1 gives -1.
     """
     events, call_tree, scopes = links.events, links.call_tree, links.scopes
     is_operator = events.among(OPERATOR) & ~events.named(is_step)
@@ -182,7 +183,7 @@ def _kind(name: str) -> int:
 
 
 def _windows(events: Events, is_call: Flags) -> tuple[Ints, Ints]:
-    """When captures began and ended: the end of the first call, the start of the last one."""
+    """When each capture began and ended: after `BeginCapture` returned, before `EndCapture`."""
     begins = is_call & events.named(lambda name: CAPTURE_BEGINS in name)
     marks = np.flatnonzero(begins | (is_call & events.named(lambda name: CAPTURE_ENDS in name)))
     marks = marks[np.lexsort((events.start_ns[marks], events.thread[marks]))]
@@ -204,7 +205,10 @@ def _by_start(events: Events, index: Ints) -> Ints:
 
 
 def _first_of_each(correlation: Ints) -> Ints:
-    """The first call of each correlation; a driver call inside a runtime call has the same one."""
+    """The indices of the first call of each correlation, and of all calls with correlation 0.
+
+    A driver call inside a runtime call has the same correlation as the runtime call.
+    """
     _, first = np.unique(correlation, return_index=True)
     return np.flatnonzero(np.isin(np.arange(len(correlation)), first) | (correlation == 0))
 
@@ -220,16 +224,17 @@ def _kernels(events: Events, calls: Ints) -> list[str | None]:
 _Sequence = tuple[bytes, tuple[str, ...]]
 # What tells nodes apart if their order is not known: the kind, and the name of a kernel.
 _Key = tuple[int, str]
-# Stands for the name of a node for which the captures, or the launches of its kernel, have several.
+# Stands for the name of a node if several captures, or several launches of its kernel, give
+# different names.
 _OPEN = object()
 
 
 class _Alike:
-    """Captures that fit the same graphs, by the time from which they can be of a graph.
+    """Captures that fit the same graphs, sorted by `since_ns` (see `add`).
 
     Attributes:
-        keys: None if the order of the launches is known. Else the distinct keys, in order, and the
-            captures have one name for each key instead of one for each launch.
+        keys: None if the order of the launches is known. If not, the sorted distinct keys; then the
+            captures have one name for each key instead of one name for each launch.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -238,16 +243,23 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture; `names` are its operators, then its ranges."""
+        """Add a capture. It can have made graphs that were launched at `since_ns` or later.
+
+        `names` are the operators of the capture, then its ranges.
+        """
         self._since_ns.append(since_ns)
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
 
     def until(self, launched_ns: int) -> int:
-        """The number of captures that can be of a graph which was launched at this time."""
+        """The number of captures that can have made a graph which was launched at this time."""
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
-        """The names of each node on which the first captures agree, or `_OPEN`."""
+        """The operators of the nodes, then the ranges of the nodes.
+
+        Only the first `count` captures are used. Where they give different names, the name is
+        `_OPEN`.
+        """
         names = self._agreed[count - 1]
         if self.keys is None:
             return names
@@ -256,7 +268,7 @@ class _Alike:
         return [names[start + k] for start in (0, len(self.keys)) for k in of_node]
 
 
-# How captures fit a graph, from the best way to the worst one, and the captures.
+# The captures that fit a graph, with the way in which they fit; the best way comes first.
 _Levels = list[tuple[str, list[_Alike]]]
 
 
@@ -264,21 +276,23 @@ class CapturedNames:
     """Finds the names of the nodes of graphs in the captures of one or several traces.
 
     Cost: linear in the launches of the captures and in the nodes of the graphs, if the captures of
-    a trace name the kernels of all launches or of none.
+    a trace name either all kernels or no kernels.
     """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
-        """Keep the captures of the trace that has the graphs, and those of other traces.
+        """Keep the captures of the trace that has the graphs, and the captures of other traces.
 
-        A capture in the same trace must have ended before the graph was launched.
+        A capture of the same trace fits a graph only if it ended before the graph was launched.
         """
-        # By the kinds, by the positions of the kernels whose names are known, and by these names.
+        # The keys are the kinds of the launches, the positions of the kernels whose names are
+        # known, and these names.
         self._ordered: dict[bytes, dict[tuple[int, ...], dict[tuple[str, ...], _Alike]]] = {}
-        # By whether the graph has an order, and by the keys of all nodes.
+        # The key is whether the graph has an order, and the keys of all nodes.
         self._unordered: dict[tuple[bool, tuple[_Key, ...]], _Alike] = {}
-        # By the launches but the last one, which is a kernel.
+        # The key is all launches except the last launch, which is a kernel.
         self._longer: dict[_Sequence, _Alike] = {}
-        # Since when a reason holds for graphs with some kinds, in this order or as counts.
+        # The time from which a reason holds. The key is the reason, whether the graph has an order,
+        # and either the kinds of its nodes in order or the number of nodes of each kind.
         self._since_ns: dict[tuple[str, bool, str, bytes], float] = {}
         every = [*((-np.inf, each) for each in others), *((each.end_ns, each) for each in own)]
         every.sort(key=lambda each: each[0])
@@ -310,7 +324,7 @@ class CapturedNames:
         texts = tuple(name for name in kernels if name is not None)
         by_names = self._ordered.setdefault(kinds, {}).setdefault(known, {})
         by_names.setdefault(texts, _Alike()).add(since_ns, names)
-        # If the last two launches are of one kernel, it is not known which of the two was lost.
+        # If the last two launches are of the same kernel, it is not known which of them was lost.
         if each.is_named and each.kind[-1] == KERNEL and each.kernel[-1] not in each.kernel[-2:-1]:
             alike = self._longer.setdefault((each.kind[:-1].tobytes(), texts[:-1]), _Alike())
             alike.add(since_ns, [*each.operator[:-1], *each.range[:-1]])
@@ -319,14 +333,14 @@ class CapturedNames:
         """Return the names of the nodes of each CUDA graph.
 
         The names come from stream captures. A capture fits a graph if its launches match the nodes
-        in number, in kind and, where it is known, in kernel. If several captures fit, only names
-        that are the same in all of them are returned.
+        in number, in kind and, where the kernel is known, in kernel. If several captures fit, only
+        names that are the same in all of them are returned.
 
         Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
-        that it did not make, which only a comparison of all graphs shows.
+        that it did not make. Only a comparison of all graphs shows this.
 
-        The tracer of ROCm can lose the last kernel of every replay. So a capture with one more
-        launch at its end than the graph has nodes fits too, if all its kernel names are known.
+        The tracer of ROCm can lose the last kernel of every replay. So a capture also fits if it
+        has one more launch at its end than the graph has nodes, and all its kernel names are known.
         """
         sequences = [_sequence(nodes) for nodes in graphs]
         levels: dict[tuple[_Sequence, bool], _Levels] = {}
@@ -352,7 +366,7 @@ class CapturedNames:
         return found
 
     def _levels(self, nodes: GraphNodes, sequence: _Sequence) -> _Levels:
-        """The captures that fit a graph if they ended before its launch."""
+        """The captures that fit a graph, whenever they ended."""
         levels: dict[str, list[_Alike]] = {BY_KERNELS: [], BY_ORDER: []}
         kinds, kernels = sequence
         for known, by_names in self._ordered.get(kinds, {}).items() if nodes.in_order else ():
@@ -377,7 +391,8 @@ class CapturedNames:
         return OTHER_LAUNCHES if self._first_ns <= nodes.launched_ns else NO_CAPTURE
 
 
-# How captures fit a graph, None if none does; and the captures, with how many of them are so old.
+# The way in which captures fit a graph, None if no capture fits; and these captures, with how many
+# of them ended before the graph was launched.
 _Chosen = tuple[str | None, list[tuple[_Alike, int]]]
 
 
@@ -390,10 +405,11 @@ def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
 
 
 def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
-    """For captures that fit by order, how many of the first ones fit too many different graphs.
+    """For captures that fit by order, how many of the first captures fit too many graphs.
 
-    Graphs that one capture made run the same kernels. So n captures made graphs of at most n
-    different sequences of kernels; if they fit more, it is not known which graphs are theirs.
+    Graphs that one capture made run the same kernels. So n captures made graphs with at most n
+    different sequences of kernels. If the captures fit more sequences, it is not known which of the
+    graphs they made.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):
@@ -407,7 +423,7 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
 
 
 def unnamed(nodes: GraphNodes, reason: str) -> NodeNames:
-    """No names for the nodes of a graph, and why."""
+    """The result for a graph whose nodes get no names, with the reason."""
     unknown: list[str | None] = [None] * len(nodes.kind)
     return NodeNames(unknown, unknown, None, reason)
 
@@ -428,7 +444,7 @@ def _agreed(fits: list[tuple[_Alike, int]], nodes: GraphNodes, source: str | Non
 def _common(names: list[Any], others: list[Any]) -> list[Any]:
     """The names that are the same in both lists, and `_OPEN` in the other places."""
     found = [name if name == other else _OPEN for name, other in zip(names, others)]
-    # The first list again, so that equal lists take the memory of one.
+    # If the lists are equal, the first list itself is returned, to save memory.
     return names if found == names else found
 
 
@@ -451,7 +467,7 @@ def _keys(kind: Ints, kernel: Iterable[str | None]) -> list[_Key]:
 
 
 def _names_of_keys(keys: list[_Key], names: list[str | None]) -> dict[_Key, Any]:
-    """The name of the launches of each key, or `_OPEN`."""
+    """The name of the launches of each key; `_OPEN` if they have different names."""
     found: dict[_Key, Any] = {}
     for key, name in zip(keys, names):
         found[key] = name if found.setdefault(key, name) == name else _OPEN

@@ -1,20 +1,20 @@
-"""Which device work each wait waits for, as edges from the work to what has to wait.
+"""Which device work each wait waits for, as edges from the work to the event that waits.
 
 A wait is a CPU call of one of these kinds:
 
-- `cudaDeviceSynchronize`, `cudaStreamSynchronize` and `cudaEventSynchronize` return after the work
-  of a device, of a stream, or before an event, has ended.
+- `cudaDeviceSynchronize` returns after the work of a device has ended, `cudaStreamSynchronize`
+  after the work of a stream, and `cudaEventSynchronize` after the work before a CUDA event.
 - A blocking copy returns after the copy has ended: `cudaMemcpy`, and `cudaMemcpyAsync` from the
   device to pageable memory.
-- `cudaStreamWaitEvent` returns at once. The next work on its stream starts after the work before
-  the event has ended.
+- `cudaStreamWaitEvent` returns at once. The next work on the waiting stream starts after the work
+  before the CUDA event has ended.
 
 The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
 
 An edge is recorded if the trace states what the call waits for. Kineto writes a `cuda_sync` event
-for each wait if it was asked to (`enable_cuda_sync_events` of torch's `_ExperimentalConfig`). This
-event names the stream, and the call that recorded the CUDA event (`handleCudaSyncActivity` in
-libkineto/src/CuptiActivityProfiler.cpp). The work is then the last work that was launched on this
+for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is set. This event names
+the stream, and the call that recorded the CUDA event (`handleCudaSyncActivity` in
+libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last work that was launched on this
 stream before that call. HTA's critical path uses the same rule. `cudaEventQuery` has such an event
 too, but does not wait.
 
@@ -23,16 +23,18 @@ inferred from times, and only where the times show one cause:
 
 - A device synchronisation waits for the last work of each stream, if the trace has one device.
 - A stream synchronisation waits for the stream whose last work ended at most 30 µs before the call
-  returned. If there is none, it waits for the stream on which its thread launched last. This work
-  must have ended when the call returned.
+  returned. If there is no such stream, it waits for the last work of the stream on which its thread
+  launched last. This work must have ended when the call returned.
 - An event synchronisation waits for the work that ended last, at most 30 µs before the call
   returned. If no work ended during the call, there is no edge.
-- A copy blocks if the call was made to block, or if the memory is pageable, and if the copy ended
-  before the call returned.
+- A call waits for its copy if the copy ended before the call returned, and if the call always
+  blocks (such as `cudaMemcpy`) or the memory is pageable.
 - Work on a stream waits for work on another stream if a thread called `cudaStreamWaitEvent` and
-  then launched the work, with no other launch on the work's stream in between. The other work ended
-  at most 30 µs before, was launched before the wait (and before an event was recorded, if the trace
-  has such calls), and ended after everything else that the work had to wait for.
+  then launched the first work, with no other launch on the same stream in between. The work on the
+  other stream must have been launched before the wait. If the trace has calls that record events,
+  the other work must also have been launched before the last such call. The other work must have
+  ended at most 30 µs before the first work started, and after everything else that the first work
+  had to wait for.
 """
 
 from __future__ import annotations
@@ -73,19 +75,20 @@ _KIND_OF_CALL = (
 )
 _RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
 _QUERY = re.compile(r"Query")
-# From 2026 on, Kineto draws "Stream Sync" on a row of its own, with this number added to the stream.
+# From 2026 on, Kineto draws "Stream Sync" on a separate row: this number is added to the stream.
 _ROW_OF_SYNC = 1_000_000
-# Work that ends this long before something else may be its cause. Calls return 2 to 20 µs after the
-# end of the work, and work on another stream starts 1 to 18 µs after it (V100, A100, H100, MI300X).
+# A wait may end at most this long after the work that it waited for. Measured on V100, A100, H100
+# and MI300X: calls return 2 to 20 µs after the work, and work on another stream starts 1 to 18 µs
+# after the work.
 _NEAR_NS = 30_000
-# The clocks of CPU and device may differ by this much where the trace itself states an edge.
+# If the trace states an edge, the clocks of CPU and device may differ by this much.
 _SKEW_NS = 10_000
 _MOST_TRIED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Synchronisations:
-    """The waits of a trace, in the order of the file, and the edges to what they wait for.
+    """The waits of a trace, in the order of the file, and the edges from the awaited work.
 
     Attributes:
         call: the CPU call of each wait, as a position among the events; the `cuda_sync` event if
@@ -93,12 +96,12 @@ class Synchronisations:
         kind: an index into `KINDS`.
         wait: for each edge, its wait, as an index into `call`.
         earlier: the device event that has to end first, as a position among the events.
-        later: what waits for it, as a position among the events: the call, which returns later; for
-            the kind "stream wait", the device event, which starts later.
-        recorded: a mask of the edges that the trace states; all others are inferred.
-        waited_ns: how long the later event waited because of this edge: a call from its start until
-            the end of the earlier event; a device event from the time at which its launch had begun
-            and its stream was free. 0 if the earlier event ended before.
+        later: the event that waits, as a position among the events: the call, or for the kind
+            "stream wait" the device event.
+        recorded: a mask of the edges that the trace states; all other edges are inferred.
+        waited_ns: how long the event in `later` waited because of this edge, until the earlier
+            event ended. A call waits from its start. A device event waits from the time at which
+            its launch has begun and its stream is free. 0 if the earlier event ended before.
     """
 
     call: Ints
@@ -113,9 +116,10 @@ class Synchronisations:
 def synchronisations(events: Events, found: Launches) -> Synchronisations:
     """Find the waits of a trace, and what each of them waits for.
 
-    An edge says that one event waits for another one. Edges that follow from others are left out:
-    if a stream has no new work since the last synchronisation of its device, the next one has an
-    edge from this stream only if its work was the last of the device.
+    An edge says that one event waits for another event. Edges that follow from other edges are left
+    out. So if a stream has no new work since the last synchronisation of its device, the next
+    synchronisation has an edge from this stream only if the stream's work ended last on the
+    device.
 
     Cost: some tens of array operations on the device events and waits.
     """
@@ -133,7 +137,8 @@ def synchronisations(events: Events, found: Launches) -> Synchronisations:
     order = np.lexsort((row, wait))
     wait, row, later_row, recorded = (side[order] for side in (wait, row, later_row, recorded))
     on_device = later_row >= 0
-    # A call waits from its start; a device event from its launch and the end of its predecessor.
+    # A call waits from its start. A device event waits from the later of two times: its launch, and
+    # the end of the work before it on its stream.
     launch_ns = work.queued_ns[later_row]
     before = work.latest.before(work.stream[later_row], launch_ns)
     free_ns = np.where(before >= 0, work.end_ns[before], launch_ns)
@@ -152,8 +157,8 @@ def synchronisations(events: Events, found: Launches) -> Synchronisations:
     )
 
 
-# The edges of one kind: the wait, the row of the earlier work, the row of the later work or -1 for
-# the call itself, and whether the trace states the edge.
+# The edges of one kind: the wait; the row of the earlier work in `_Work`; the row of the later
+# work, or -1 if the call itself waits; and whether the trace states the edge.
 _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
@@ -185,33 +190,35 @@ class _Index:
 
 
 class _Latest:
-    """Looks up which row ended last, of those of a group that were queued before a time.
+    """Looks up which row of a group ended last, of the rows that were queued before a time.
 
-    A stream runs its work in the order of the launches, so this is the work launched last. The
-    order of the calls does not show it if several threads launch on one stream.
+    A stream runs its work in the order of the launches. So on a stream, the work that ended last is
+    the work that was launched last. The start times of the calls do not show which work that is if
+    several threads launch on one stream.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
         order, by_end = np.lexsort((queued_ns, group)), np.lexsort((end_ns, group))
         rank = np.zeros(len(group), np.int64)
         rank[by_end] = np.arange(len(group))
-        # The ranks of a group are all above those of the groups before it.
+        # All ranks of a group are above the ranks of the groups before it.
         latest = by_end[np.maximum.accumulate(rank[order])] if len(order) else order
         self._latest = np.append(np.zeros_like(latest), -1)
         self._latest[order] = latest
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """The row; -1 if no row of the group was queued before the time."""
+        """The row that ended last; -1 if no row of the group was queued before the time."""
         found: Ints = self._latest[self._index.before(group, time_ns)]
         return found
 
 
 class _Work:
-    """The device work of a trace as rows, and their streams and devices as numbers.
+    """The device work of a trace as rows, and the streams and devices as numbers.
 
-    Work without a launch in the trace was launched before the trace began if it ran before all
-    other work of its stream. If not, it counts as queued when it started.
+    Work whose launch is not in the trace counts as queued when it started. But if the work ran
+    before the first work with a known launch on its stream, it counts as queued before the trace
+    began.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -237,7 +244,7 @@ class _Work:
         self.latest = _Latest(self.stream, self.queued_ns, self.end_ns)
         self.by_thread = _Index(self.thread, self.queued_ns)
         known = np.flatnonzero(self.is_launched)
-        # Of the events of one call, only the first on each stream has to wait.
+        # Of the device events of one call, only the first on each stream has to wait.
         known = known[np.lexsort((self.start_ns[known], self.call[known], self.stream[known]))]
         changes = (np.diff(self.call[known]) != 0) | (np.diff(self.stream[known]) != 0)
         self.first = known[np.append(True, changes)[: len(known)]]
@@ -252,7 +259,8 @@ class _Work:
     def last_ended(self, after_ns: Ints, until_ns: Ints, accepts: Callable[[Ints], Flags]) -> Ints:
         """The row that ended last within each span of time and is accepted; -1 if there is none.
 
-        `accepts` gets one row for each span. Of a span with many rows, only the last few are tried.
+        `accepts` gets one row for each span. In each span, only the last `_MOST_TRIED` rows are
+        tried.
         """
         found = np.full(len(until_ns), -1)
         rows, ends = np.append(self.by_end, -1), np.append(self.end_ns[self.by_end], 0)
@@ -268,7 +276,7 @@ class _Work:
 
 
 class _Waits:
-    """The waits of a trace, and what `cuda_sync` events say of them."""
+    """The waits of a trace. A wait is stated if a `cuda_sync` event describes the wait."""
 
     def __init__(self, events: Events, found: Launches, work: _Work) -> None:
         is_call = events.among(is_runtime)
@@ -277,7 +285,7 @@ class _Waits:
         sync, sync_kind = _cuda_syncs(events)
         of_sync = find(events.correlation, is_call, events.correlation[sync])
         queries = flags(lambda name: _QUERY.search(name) is not None, events.names)
-        # If its call is not in the trace, an event synchronisation may be a query.
+        # An event synchronisation whose call is not in the trace is left out: it may be a query.
         kept = np.where(of_sync >= 0, ~queries[events.name[of_sync]], sync_kind != EVENT)
         sync, sync_kind, of_sync = sync[kept], sync_kind[kept], of_sync[kept]
         stated = np.where(of_sync >= 0, of_sync, sync)
@@ -307,10 +315,10 @@ class _Waits:
         return np.flatnonzero((self.kind == kind) & (self.is_stated == stated))
 
     def _read_details(self, events: Events, work: _Work, is_call: Flags) -> None:
-        """For each stated wait: its device and its stream; the stream and the time it waits for.
+        """Find the device and stream of each stated wait, and the stream and time it waits for.
 
         A stream or device on which no work ran is -1. `since_ns` is when the CUDA event was
-        recorded; where this is not known, it is when the call began, and `is_exact` is false.
+        recorded. If this is not known, `since_ns` is when the call began, and `is_exact` is false.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()
@@ -329,7 +337,7 @@ class _Waits:
         wanted = [_small(each and each.waits_for_correlation) for each in known]
         record = find(events.correlation, is_call, np.array(wanted, np.int64))
         self.since_ns, self.is_exact = self.start_ns.copy(), np.zeros(len(self), np.bool_)
-        # Kineto can name a later record of the same CUDA event.
+        # Kineto can name a later record of the same CUDA event. Such a record is ignored.
         earlier = (record >= 0) & (events.start_ns[record] <= self.start_ns[rows])
         self.is_exact[rows] = earlier
         self.since_ns[rows] = np.where(earlier, events.start_ns[record], self.start_ns[rows])
@@ -370,11 +378,12 @@ def _blocking_copies(events: Events, found: Launches) -> Ints:
 
 
 def _device_edges(work: _Work, waits: _Waits) -> _Edges:
-    """From the last work of each stream to the device synchronisation that waits for it."""
+    """Edges from the last work of each stream to the device synchronisation that waits."""
     chosen = np.flatnonzero(waits.kind == DEVICE)
     stated = waits.is_stated[chosen]
     device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)
-    # The work that each synchronisation is the first to wait for; the last of each stream counts.
+    # The first synchronisation that waits for each work. If several rows of a stream have the same
+    # first synchronisation, only the last row gets an edge.
     first = _Index(device, waits.start_ns[chosen]).since(work.device_number, work.queued_ns + 1)
     rows = np.flatnonzero(first >= 0)
     rows = rows[np.lexsort((work.end_ns[rows], work.stream[rows], first[rows]))]
@@ -392,7 +401,7 @@ def _device_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _stream_edges(work: _Work, waits: _Waits) -> _Edges:
-    """From the last work of a stream to the stream synchronisation."""
+    """Edges from the last work of a stream to the stream synchronisation."""
     stated, guessed = (waits.of_kind(STREAM, stated=known) for known in (True, False))
     start_ns = waits.start_ns[guessed]
 
@@ -414,7 +423,7 @@ def _stream_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _event_edges(work: _Work, waits: _Waits) -> _Edges:
-    """From the last work before a CUDA event to the event synchronisation."""
+    """Edges from the last work before a CUDA event to the event synchronisation."""
     stated, guessed = (waits.of_kind(EVENT, stated=known) for known in (True, False))
     row = np.concatenate(
         [
@@ -427,7 +436,7 @@ def _event_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _copy_edges(work: _Work, waits: _Waits) -> _Edges:
-    """From a copy to the call that waits for it."""
+    """Edges from a copy to the call that waits for the copy."""
     row = waits.copy_rows
     wait = np.searchsorted(waits.call, work.call[row])
     is_copy = waits.kind[wait] == COPY
@@ -436,7 +445,7 @@ def _copy_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _recorded_stream_waits(work: _Work, waits: _Waits) -> _Edges:
-    """From the last work before a CUDA event to the next work of the stream that waits for it."""
+    """Edges from the last work before a CUDA event to the next work of the waiting stream."""
     wait = waits.of_kind(STREAM_WAIT, stated=True)
     stream, source = waits.stream[wait], waits.source[wait]
     row = work.latest.before(source, waits.since_ns[wait])
@@ -449,7 +458,7 @@ def _recorded_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
-    """The same, where the trace has no `cuda_sync` events of this kind."""
+    """Edges as in `_recorded_stream_waits`, inferred if no `cuda_sync` event is of this kind."""
     chosen = waits.of_kind(STREAM_WAIT, stated=False)
     if len(waits.of_kind(STREAM_WAIT, stated=True)):
         chosen = chosen[:0]
@@ -465,7 +474,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
     )
     later, wait, launch_ns = later[is_new], chosen[wait[is_new]], launch_ns[is_new]
     stream, device = stream[is_new], work.device_number[later]
-    limit_ns = waits.start_ns[wait]  # before which the other work was launched
+    limit_ns = waits.start_ns[wait]  # the other work was launched before this time
     if len(waits.record_ns):
         record = np.searchsorted(waits.record_ns, limit_ns) - 1
         limit_ns = np.where(record >= 0, waits.record_ns[record], np.iinfo(np.int64).min)
@@ -486,7 +495,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _ended_within(
     work: _Work, waits: _Waits, wait: Ints, accepts: Callable[[Ints], Flags] | None = None
 ) -> Ints:
-    """For each wait, the work that ended last, shortly before the call returned; -1 for none."""
+    """For each wait, the work that ended last, just before the call returned; -1 if none did."""
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
 
     def was_queued(row: Ints) -> Flags:
@@ -497,7 +506,7 @@ def _ended_within(
 
 
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
-    """The edges to calls that have work and that point forward in time."""
+    """The edges to calls, without edges that have no work or point back in time."""
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)
     return wait[kept], row[kept], np.full(np.count_nonzero(kept), -1), recorded[kept]

@@ -1,12 +1,13 @@
 """Count the bytes that an operator must read and write, from shapes and types in a trace.
 
-The count is the least traffic: each input and each output once, the number of its elements times
-the size of an element. A kernel moves more if it reads an input again from the device's memory, and
-less if an input is in a cache. There are rules for matrix products, convolutions and attention.
+The count is the least possible traffic: each input is read once, and each output is written once.
+The bytes of a tensor are the number of its elements times the size of an element. A kernel moves
+more bytes if it reads an input again from the device's memory, and fewer if an input is in a cache.
+There are rules for matrix products, convolutions and attention.
 
-Lost: strides, so a tensor that repeats its elements (`expand`) counts with all of them. The mask of
-attention is usually such a tensor; it is left out, and so are the sums that attention keeps for its
-backward.
+Strides are ignored. So a tensor that repeats its elements (`expand`) counts with all the repeated
+elements. The mask of attention is usually such a tensor, and is therefore not counted. The sums
+that attention keeps for its backward pass are not counted either.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ ELEMENT_TYPES = {
     "long int": ("int64", 8),
     "bool": ("bool", 1),
 }
-# The size of an element by torch's number of its type (c10/core/ScalarType.h), as an argument
-# `out_dtype` has it.
+# The size of an element in bytes, by torch's number of the type (c10/core/ScalarType.h). In a
+# trace, an argument `out_dtype` is such a number.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 8: 4, 9: 8, 10: 16, 11: 1, 15: 2}
 _SIZES |= dict.fromkeys((23, 24, 25, 26), 1)
 
@@ -95,7 +96,7 @@ def _unknown(_: _Call) -> int:
 
 
 def _product(call: _Call, first: int, size: int) -> int:
-    """Both operands of a matrix product and its result, whose elements have `size` bytes."""
+    """Both operands and the result of a matrix product; `size` is for elements of the result."""
     *batch, rows, _ = call.dims[first]
     result = elements(batch) * rows * call.dims[first + 1][-1] * size
     return call.bytes(first) + call.bytes(first + 1) + result
@@ -136,7 +137,7 @@ def _summed_product(call: _Call) -> int:
 
 
 def _addend(call: _Call, scalars: list[str]) -> int:
-    """What is added to a product, which torch does not read if `beta` is 0."""
+    """The bytes of the tensor that is added to a product; 0 if `beta` is 0: torch ignores it."""
     return call.bytes(0) if scalars and scalars[0] and float(scalars[0]) else 0
 
 
@@ -160,9 +161,10 @@ def _convolution(call: _Call) -> int:
 
 
 def _convolution_backward(call: _Call) -> int:
-    """The gradient of the output, and for each gradient that is computed what it needs and itself.
+    """The gradient of the output, and the inputs and results of each gradient that is computed.
 
-    The gradient of the image needs the weight, and that of the weight needs the image.
+    To compute the gradient of the image, the weight is read. To compute the gradient of the weight,
+    the image is read.
     """
     gradient, image, weight = (call.bytes(at) for at in range(3))
     mask = [text == "True" for text in call.arguments[10].strip("[]").split(", ")]
@@ -180,7 +182,7 @@ def _attention(call: _Call) -> int:
 
 
 def _attention_backward(call: _Call) -> int:
-    """The output and its gradient; query, key, value, and the gradients of these."""
+    """The output, query, key and value, and the gradients of these four."""
     return 2 * sum(call.bytes(at) for at in range(4))
 
 

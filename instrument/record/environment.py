@@ -1,8 +1,8 @@
 """The key `environment` of `capture.json`: what the process was set to, and what disturbed a window.
 
 A trace does not hold these facts. torch's settings and the threads are read when a window begins.
-Graphs compiled by Dynamo, runs of the garbage collector and loaders are counted within the window.
-An unknown fact is None, and no function here raises: a capture is worth more than its metadata.
+Dynamo's compilations, the runs of the garbage collector and the loaders are those of the window. An
+unknown fact is None, and no error in reading a fact reaches the recorder.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from instrument.units import duration
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10
 _LETTER = 6.6  # the width of a letter in pixels
-_LEAST = 0.3  # pixels; narrower boxes, of which there are thousands, cannot be seen
+_LEAST = 0.3  # the least width of a box in pixels; thousands of boxes are too narrow to be seen
 
 
 @dataclass
 class _Frame:
-    """All frames with one name and one caller; their time includes the frames that they call."""
+    """All frames with the same name and caller; the time includes the frames that they call."""
 
     name: str
     value_ns: int = 0
@@ -38,11 +38,11 @@ class _Box(NamedTuple):
 
 
 def svg(stacks: Sequence[Stack], title: str) -> str:
-    """Draw call paths as a flame graph; names and times are shown on hover.
+    """Draw call paths as a flame graph; the name and time of a box are shown on hover.
 
-    A box is as wide as its time, and the box of its caller is below it. Frames with the same name
-    and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels wide.
-    Boxes narrower than 0.3 pixels are left out; their time remains in the box of their caller.
+    The width of a box stands for its time, and its caller is the box below. Frames with the same
+    name and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels
+    wide. Boxes narrower than 0.3 pixels are left out; their time remains in the box of the caller.
     """
     root = _Frame("all")
     for stack in stacks:
@@ -69,9 +69,9 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
 
 
 def _placed(root: _Frame, scale: float) -> Iterator[tuple[_Frame, float, int]]:
-    """Each frame with its left edge and level, callers first.
+    """Each frame that is drawn, with its left edge and level, callers first.
 
-    This is not recursive, because stacks may be deep.
+    The function is not recursive, because stacks may be deeper than Python's recursion limit.
     """
     waiting = [(root, float(_EDGE), 0)]
     while waiting:

@@ -1,4 +1,4 @@
-"""The page `memory.html`: memory in use over time."""
+"""The page `memory.html`, which shows the memory in use over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from instrument.units import duration, size
 # The views whose numbers are on the page.
 MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes")
 _WIDTH, _HEIGHT, _LEFT, _TOP = 960, 300, 70, 18  # of a chart, in pixels
-_COLOURS = 8  # in assets/memory.css
+_COLOURS = 8  # the number of colours in assets/memory.css
 _GREYS = {BEFORE: "before", OTHERS: "others", UNKNOWN: "unknown", UNCLASSIFIED: "unknown"}
 _HEADINGS = {
     "since_ns": "since",
@@ -44,9 +44,10 @@ class _Area(NamedTuple):
 
 
 class _Chart(NamedTuple):
-    """What is drawn of a plot, with positions in pixels.
+    """A plot as the page draws it, with positions in pixels.
 
-    `reserved` holds points; `levels` and `steps` hold pairs of a position and a label.
+    `areas` are the stacked series, `reserved` the points of the line for reserved memory. `levels`
+    and `steps` hold pairs of a position and a label, for horizontal and vertical lines.
     """
 
     by: str
@@ -59,7 +60,7 @@ class _Chart(NamedTuple):
 
 
 class _Device(NamedTuple):
-    """The part of the page about one device: numbers with labels, charts, tables with captions."""
+    """The section of the page about one device: numbers, charts and tables, each with a label."""
 
     name: str
     tiles: list[tuple[str, str]]
@@ -70,7 +71,7 @@ class _Device(NamedTuple):
 def page(
     capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int
 ) -> str:
-    """Make the page: for each device, charts, and tables of the peak, the steps and the sizes.
+    """Make the page: for each device, charts and tables of the peak, the steps and the sizes.
 
     The page has no script and loads nothing. A table has at most `rows` rows.
 
@@ -127,7 +128,7 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
         return round(_TOP + _HEIGHT * (1 - level / most), 1)
 
     def stairs(levels: Sequence[int]) -> list[str]:
-        """Points; a level holds until the next event."""
+        """The points of a curve with steps, because a level holds until the next event."""
         xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(level) for level in levels]
         before = [f"{at},{level}" for at, level in zip(xs[1:], ys)]
         points = [f"{at},{level}" for at, level in zip(xs, ys)]

@@ -1,4 +1,4 @@
-"""The heading and remarks of a capture as text, and its page in a notebook."""
+"""A capture's heading and remarks as sentences, and the HTML that a notebook shows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _RANGE_COLUMNS = (
 )  # fmt: skip
 # Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
-# Columns that can be summed over ranges: each nanosecond is in one range only.
+# Columns that can be summed over ranges, because each nanosecond counts for only one range.
 _OWN = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# The words for each part of the breakdown; then, for each cause of lost device time, the sentence
-# if this cause is the largest.
+# `_DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
+# cause of lost device time; the sentence of the largest cause is shown.
 _DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
@@ -46,10 +46,10 @@ _BOUND_BY = {
     "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
     "work (--queue, --steps).",
     "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "
-    "CPU had waited for the device before it launched more work.",
+    "CPU first waited for the device and only then launched more work.",
 }
-# A cause is a bottleneck if it takes at least this fraction of the device's time. The bottlenecks
-# of real traces take a quarter or more.
+# A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
+# bottlenecks take a quarter or more.
 _BINDING = 0.2
 # The rows of the coverage that the heading states.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
@@ -60,7 +60,7 @@ _FEW = 4
 
 
 def heading(capture: Views) -> str:
-    """Return the lines that identify a capture: name, steps, torch, devices, rank, path.
+    """Return the lines that identify a capture: name, steps, torch's version, devices, rank, path.
 
     Sentences on missing data come before the path.
 
@@ -102,7 +102,7 @@ def _steps(capture: Views) -> str:
 def cost(capture: Views) -> str:
     """Return a sentence on the cost of recording; empty if the cost was not measured.
 
-    While sinks run, the time of the export is the time that it has taken so far.
+    While sinks still run, the sentence states the time that the export has taken so far.
     """
     cost, parts = capture.about.cost, []
     if cost.recorded_step_ns is not None:
@@ -127,7 +127,10 @@ def cost(capture: Views) -> str:
 
 
 def _beside(capture: Views) -> str:
-    """The duration of a step before the window; after enough such steps, also the increase."""
+    """The duration of a step before the window, and by how much a recorded step takes longer.
+
+    The increase is left out if too few steps ran before the window.
+    """
     before = capture.about.cost.unrecorded_step_ns
     if not before:
         return ""
@@ -140,9 +143,9 @@ def _beside(capture: Views) -> str:
 def outline(ranges: RangeTable, rows: int) -> Table:
     """Return the ranges with the largest shares, and the ranges around them, in tree order.
 
-    At most `rows` ranges are kept, those with the largest share of the device time, or of the CPU
-    time if no device time was recorded. Names are indented by depth. One row sums all ranges that
-    are left out, and the rows of `ranges.rest` follow, so that the shares add up to 1.
+    At most `rows` ranges are kept. Shares are shares of the device time, or of the CPU time if no
+    device time was recorded. Names are indented by depth. One row sums all ranges that are left
+    out, and the rows of `ranges.rest` follow, so that the shares add up to 1.
     """
     kept = _with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -220,14 +223,14 @@ def _sum(cells: Sequence[float | None]) -> float | None:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return a description of the time of which shares of ranges and operators are fractions."""
+    """Return a text about the time that is 100 % for the shares of ranges and operators."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
 
 
 def device(capture: Views) -> str:
-    """Return a line on the devices' time and one on the bottleneck; "" without device events."""
+    """Return two lines, on the devices' time and on the bottleneck; "" without device events."""
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
         return ""
@@ -265,27 +268,27 @@ def outside_operators(capture: Views) -> str:
         return ""
     return (
         f"{duration(int(in_ranges))} of {duration(int(whole))} device time was launched in ranges, "
-        "but in no operator: the ranges show it."
+        "but in no operator: only the table of ranges shows this time."
     )
 
 
 def incomplete(capture: Views, views: Sequence[str]) -> str:
-    """Return a line on what is missing from the given views; "" if nothing is.
+    """Return a line on what is missing from the given views; "" if nothing is missing.
 
-    The ranges and operators together stand for the whole capture. What `heading` and
-    `inside_compiled` state already is left out.
+    "ranges" and "operators" together stand for the whole capture. Losses that `heading` and
+    `inside_compiled` already state are left out.
     """
     stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
     return line(capture, [name for name in rows_of(views) if name not in stated])
 
 
 def inside_compiled(capture: Views) -> str:
-    """Return the ranges inside compiled regions and the modules that were not called, as lines."""
+    """Return lines that list the ranges inside compiled regions, and the modules not called."""
     by_region: dict[str, list[str]] = {}
     for row in capture.compiled_ranges:
         by_region.setdefault(row.region, []).append(row.name)
     lines = [
-        f"Inside compiled region {region}, not timed: {', '.join(names)}"
+        f"Ranges inside compiled region {region}, not timed: {', '.join(names)}"
         for region, names in by_region.items()
     ]
     if unseen := capture.about.modules_not_seen:
@@ -296,10 +299,10 @@ def inside_compiled(capture: Views) -> str:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """The first few of the given submodules; submodules inside these are only counted."""
+    """The first few submodules as text; submodules inside a submodule of `names` are counted."""
     inside: dict[str, int] = {}
     outer = ""
-    # with "\0" instead of ".", a module comes before its submodules
+    # With "\0" instead of ".", the submodules of a module follow directly after it.
     for name in sorted(names, key=lambda name: name.replace(".", "\0")):
         if inside and name.startswith(outer) and name[len(outer) : len(outer) + 1] == ".":
             inside[outer] += 1
@@ -310,7 +313,7 @@ def _few_modules(names: Sequence[str]) -> str:
 
 
 def not_recorded(capture: Views, operators: Table) -> str:
-    """Return a line that lists what was not recorded, and the option that turned it off."""
+    """Return a line that lists what was not recorded, with the options that turned it off."""
     about, config = capture.about, capture.about.config
     cpu_only = "activities=[cpu]" if config.activities == ["cpu"] else "no device"
     reasons = {
@@ -348,7 +351,7 @@ def to_html(capture: Views) -> str:
 
 
 def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
-    """The title of the outline of the ranges, or of the ranges sorted by a column."""
+    """Return the title of the range tree, or of the list of ranges sorted by a column."""
     count = len(capture.ranges)
     some = sum(path is not None for path in shown.column("path"))
     if by is not None:
@@ -363,7 +366,7 @@ def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
-    """Return the title of the first operators."""
+    """Return the title of the operator table, which shows the first `rows` of `count` operators."""
     return (
         f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of "
         f"{shares_are_of(capture)}"

@@ -14,8 +14,8 @@ from instrument.report.text import plain, view_part
 from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
 
-# A range is named as the cause of a straggler if the excess of the range is at least this fraction
-# of the straggler's excess.
+# The text about a straggler names a range if the range causes at least this fraction of the time
+# that the straggler needs more than the median rank.
 _LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
     "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread",
@@ -35,11 +35,11 @@ def parts(
 
     Args:
         ranks: the window.
-        rows: the most rows of a table. If there are more ranks, those with the most own work are
-            shown.
-        sort: the column by which ranges are sorted; if None, the ranges with the most CPU time are
-            shown in the order of the tree.
-        columns: the columns of the table of ranges; None means the main ones.
+        rows: the most rows of a table. If there are more ranks than rows, the ranks with the most
+            own work are shown.
+        sort: the column by which ranges are sorted. None shows the ranges with the most CPU time,
+            in the order of the tree.
+        columns: the columns of the table of ranges; None means the main columns.
 
     Raises:
         ConfigError: the table of ranges has no such column.
@@ -82,12 +82,12 @@ def _stragglers(table: Table) -> str:
 
 def _straggler(row: Any) -> str:
     where = (
-        f", with the largest excess in {row.range} (+{duration(row.range_excess_ns)})"
+        f"; the largest difference is in the range {row.range} (+{duration(row.range_excess_ns)})"
         if row.range
         else ""
     )
     if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
-        where = ", and most of the excess is in no range"
+        where = "; most of the difference is in no range"
     if row.idle_ns is not None:
         where += (
             f"; its device is idle for {duration(row.idle_ns)} per step, other devices for "
@@ -96,15 +96,15 @@ def _straggler(row: Any) -> str:
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
         f"takes {duration(row.own_ns)} per step, on the median rank {duration(row.median_own_ns)} "
-        f"(+{row.excess:.0%}){where}. It waits {duration(row.exposed_communication_ns)} in "
-        f"communication, other ranks {duration(row.others_exposed_communication_ns)}."
+        f"(+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} in "
+        f"communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
     )
 
 
 def _clocks(table: Table) -> str:
     known = table.where(offset_ns=lambda _: True)
     if len(known) < 2:
-        return "The clocks cannot be compared: the ranks have no collective in common."
+        return "The ranks' clocks cannot be compared: the ranks have no collective in common."
     apart = duration(max(abs(ns) for ns in known.column("offset_ns")))
     unsure = [ns for ns in known.column("uncertainty_ns")[1:] if ns is not None]
     sure = f"known to ±{duration(max(unsure))}" if unsure else "measured at only one collective"
@@ -118,7 +118,7 @@ def _clocks(table: Table) -> str:
         if len(known) == len(table)
         else f"; ranks without a common collective: {len(table) - len(known)}"
     )
-    return f"Clocks: at most {apart} apart from that of rank {table[0].rank}, {sure}{others}."
+    return f"Clocks: at most {apart} apart from rank {table[0].rank}'s clock, {sure}{others}."
 
 
 def _collectives(table: Table, rows: int, columns: Sequence[str] | None) -> list[str | Section]:

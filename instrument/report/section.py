@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from instrument.analysis.table import Table
 
-# Instead of column names, this word means all columns that hold a value.
+# The word that a user gives instead of column names, for all columns that hold a value.
 EVERY_COLUMN = "all"
-# The most characters in a line of plain text, if the table can be made that narrow.
+# The width of plain text in characters. To keep this width, names are shortened and columns are
+# left out. A table can still be wider.
 TEXT_WIDTH = 140
 
 
@@ -18,14 +19,14 @@ class Section:
     """A table with its title, and how it may be narrowed.
 
     Attributes:
-        table: the rows; it may have more columns than are shown.
+        table: the rows. The table may have more columns than are shown.
         columns: the columns to show, in order.
         title: the line above the table; may be empty.
-        chosen: the reader chose these columns by name, so none is left out.
+        chosen: whether the reader chose these columns by name. Then no column is left out.
         missable: columns that are left out first if the table is too wide, in this order.
         key: the column by which the rows are sorted, or None.
         below: for each row the lines to show below it; empty if no row has such lines.
-        is_tree: each name is indented by two blanks for each level of the column `depth`.
+        is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
         text_width: the most characters in a line of plain text; None means no limit.
     """
 

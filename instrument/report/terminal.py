@@ -1,7 +1,7 @@
 """Draw text and tables on a terminal: fitted to its width, with tree lines, bars and colours.
 
-Names in a trace may come from anybody. `printable` escapes control characters, and `rich.text.Text`
-interprets no markup.
+Names in a trace may come from anybody, so they must not control the terminal. `printable` escapes
+control characters, and `rich.text.Text` does not interpret rich's markup.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from instrument.analysis.table import cell_text, heading, is_text
 from instrument.printable import printable
 from instrument.report.section import Section
 
-# The columns of all tables that a narrow terminal leaves out first. After these, it leaves out those
-# that the section names, and then columns from the right.
+# If a terminal is narrow, columns are left out in this order: first the columns of this list, then
+# the columns in `Section.missable`, then other columns from the right.
 _LEAST_MISSED = (
     "cpu_bytes", "device_bytes", "occupancy_covered", "block", "grid", "blocks_per_sm",
     "clipped_overlap_ns", "clipped_copy_ns", "clipped_communication_ns", "clipped_idle_ns",
@@ -29,12 +29,12 @@ _LEAST_MISSED = (
     "self_total_ns", "total_ns", "start_ns", "end_ns", "graph", "graph_node", "streams",
     "max_replay_ns", "device_number", "peak_share", "precision",
 )  # fmt: skip
-# The least width of names, the least width of other text, and the most width of both. If half of
-# the terminal is wider, this half is the most width.
+# The least width of names, the least width of other text, and the greatest width of both. On a wide
+# terminal, the greatest width is half of the terminal.
 _NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
 # Free width goes first to names up to this width, then to the bar of a share, then to longer names.
 _READABLE = 36
-# Shortened text keeps this many of its last characters, as names of kernels differ there.
+# Shortened text keeps this many of its last characters, because names of kernels differ there.
 _TAIL = 15
 _GAP, _BAR = "  ", 8
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
@@ -44,12 +44,13 @@ _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
 
 
 def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
-    """Return parts as a terminal shows them, with control sequences.
+    """Return parts as text for a terminal, with control sequences.
 
-    A row of a table is never longer than a line: names are shortened in the middle, then columns
-    are left out. A line below the table lists the columns that were left out. If the reader chose
-    the columns, all of them are shown, if needed as several tables below each other. Colours follow
-    NO_COLOR and the terminal. Without `console`, the terminal on stdout is used.
+    A row of a table is never longer than a line. If a row is too long, names are shortened in the
+    middle, then columns are left out. A line below the table lists the columns that were left out.
+    If the reader chose the columns, all of them are shown, if needed as several tables below each
+    other. Colours depend on NO_COLOR and on the terminal. Without `console`, the terminal on stdout
+    is used.
     """
     console = console or Console()
     with console.capture() as drawn:
@@ -67,14 +68,18 @@ def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
 
 
 def _print_words(console: Console, line: str, style: str = "") -> None:
-    """Print a line wrapped between words. A line with a longer word stays whole for copying."""
+    """Print a line, wrapped between words.
+
+    If a word, such as a path, is wider than the terminal, the line is not wrapped, so that the word
+    can be copied.
+    """
     too_long = any(cell_len(word) > console.width for word in line.split(" "))
     console.print(Text(line, style), soft_wrap=too_long)
 
 
 @dataclass
 class _Column:
-    """A column's cells as text, its limits of width and the width that is drawn."""
+    """A column to draw: its cells as text, the least and greatest width, and the chosen width."""
 
     name: str
     header: str
@@ -145,10 +150,10 @@ def _names_of(columns: Sequence[str]) -> str:
 
 
 def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[str]:
-    """The tree lines before each name in depth-first order, of at most `levels` levels."""
+    """The tree lines before each name, of at most `levels` levels; names are depth first."""
     blank, line, branch, last = signs
     guides: list[str] = []
-    open_levels: set[int] = set()  # levels at which a later row continues
+    open_levels: set[int] = set()  # levels at which a row further down continues the line
     for depth in reversed(depths):
         first = max(1, depth - levels + 1)
         outer = "".join(line if level in open_levels else blank for level in range(first, depth))
@@ -159,14 +164,14 @@ def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[st
 
 
 def _needed(columns: Sequence[_Column]) -> int:
-    """The least width of a line."""
+    """The width of a line in which each column has its least width."""
     return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
 def _narrowed(
     columns: list[_Column], width: int, section: Section
 ) -> tuple[list[list[_Column]], list[str]]:
-    """The columns that fit in a line, as one block, and the names of those that do not."""
+    """The columns that fit in a line, as one block, and the names of the columns left out."""
     names = [column.name for column in columns]
     first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable])]
     order = [name for name in first if name in names] + [
@@ -182,7 +187,7 @@ def _narrowed(
 
 
 def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
-    """All columns in as many blocks as needed; each block has the column of names."""
+    """All columns in as many blocks as needed; each block repeats the column of names."""
     named = _names_of([column.name for column in columns])
     names = [column for column in columns if column.name == named]
     blocks = [[*names]]
@@ -195,7 +200,7 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 
 
 def _set_widths(columns: list[_Column], width: int) -> None:
-    """Give free width to text up to a readable width, then to a bar, then to cut text."""
+    """Give free width first to text up to `_READABLE`, then to a bar, then to longer text."""
     left = width - _needed(columns)
     for column in columns:
         column.width = column.least

@@ -1,7 +1,7 @@
-"""A capture as parts of text: for the log, for table.txt, and for the command line.
+"""A capture as text: for the log, for table.txt, and for the command line.
 
-Parts are paragraphs and `Section`s, which hold tables. `instrument.report.terminal` draws the same
-parts on a terminal.
+The text is made of parts. A part is a paragraph, or a `Section`, which holds a table. This module
+writes parts as plain text. `instrument.report.terminal` draws the same parts on a terminal.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ By = Literal["name", Grouping]
 
 OPERATOR_COLUMNS = tuple(name for name in names_of(OPERATORS) if name != "kind")
 RANGE_COLUMNS = tuple(name for name in names_of(RANGES) if name not in ("path", "depth"))
-# Sort keys under torch's names: the names of columns, and those of torch's averages.
+# Our column names by torch's sort keys: torch's names of columns, and torch's names of averages.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "cpu_ns_per_call",
     **{f"{kind}_time": "device_ns_per_call" for kind in DEVICE_KINDS},
 }
 
-# Columns shown only on request, because they follow from columns that are shown.
+# Columns shown only on request, because a reader can compute them from columns that are shown.
 _ON_REQUEST = frozenset({"device_ns_per_call", "total_share", "device_total_share"})
 # The default columns of the ranges, and the columns that are added if there was a backward.
 _USUAL_OF_RANGES = (
@@ -70,8 +70,8 @@ _USUAL_OF_RANGES = (
     "device_ns",
 )
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
-# Default columns that are left out first if the table is too wide, as it is if both device time and
-# memory were recorded.
+# Default columns that are left out first if the table is too wide. The table is too wide if both
+# device time and memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_VIEWS = {
     "kernels": ("occupancy_covered", "block", "grid", "blocks_per_sm"),
@@ -98,15 +98,15 @@ _REASON, _REASON_WIDTH = "why", 74
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # The text for a view without rows.
 _WITHOUT = {
-    "memory.devices": "not recorded; profile_memory=true records it",
+    "memory.devices": "not recorded; profile_memory=true records memory",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
-    "moments": "none were marked",
+    "moments": "no moment was marked",
     "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
     "efficiency.steps": "no finished step with known FLOPs; session.step() marks steps, and "
     "profiler.record_shapes=true records input shapes",
-    "interruptions": "the trace holds none",
+    "interruptions": "the trace holds no interruptions",
 }
-# What a grouping needs in the trace, and how to record it; threads are always known.
+# What each grouping needs in the trace, and how to record it. Grouping by thread needs nothing.
 _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
     "stack": ("stacks", "record it with profiler.with_stack=true"),
@@ -118,7 +118,7 @@ _GROUPED_BY = {
 
 
 def check_sort(sort: str) -> str:
-    """Return the name of the column for a sort key, which may be torch's name.
+    """Return the column of the operator table for a sort key, which may be torch's name.
 
     Raises:
         ConfigError: the operator table has no such column.
@@ -131,7 +131,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """Return the capture's own names for column names, which may be torch's; `["all"]` stays.
+    """Return our column names for column names that may be torch's; `["all"]` is returned as it is.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -155,8 +155,8 @@ def plain(parts: Iterable[str | Section]) -> str:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    The last line states what is missing, if anything is. Long names are shortened in the middle. A
-    line has at most about 140 characters, except for the last one.
+    If something is missing from the capture, the last line says so. Long names are shortened in the
+    middle. Except for the last line, a line has at most about 140 characters.
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
     parts = [*capture_parts(capture, **options), incomplete(capture, views)]
@@ -175,22 +175,23 @@ def capture_parts(
     operators: bool = True,
     sort_ranges: str | None = None,
 ) -> list[str | Section]:
-    """Return a capture as parts: heading, range tree, costliest operators, and what is missing.
+    """Return a capture as parts: heading, range tree, costliest operators, and remarks.
 
-    The tree keeps the ranges with the largest shares. One row sums all ranges that are left out,
-    and further rows hold the work outside of all ranges.
+    The tree shows only the ranges with the largest shares. One row sums all other ranges, and
+    further rows hold the work outside of all ranges. The remarks list what was not recorded, and
+    the cost of recording.
 
     Args:
         capture: the capture.
-        rows: the most rows of each table; -1 means all.
+        rows: the most rows of each table; -1 means all rows.
         sort: the column by which operators are sorted.
         columns: the columns to show.
-        by: what operators are grouped by besides their name.
+        by: the property by which operators are grouped, in addition to their name.
         stack_depth: how many frames a stack has, for `by="stack"`.
         ranges: whether the range tree is shown.
         operators: whether the operators are shown.
-        sort_ranges: a column by which ranges are sorted; they are then listed by path, not as a
-            tree.
+        sort_ranges: the column by which ranges are sorted. Sorted ranges are a list of paths; None
+            means a tree.
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
@@ -270,13 +271,13 @@ def view_part(
 
 
 def _key(view: str) -> str:
-    """The name of a view, up to the first dot if that is not another view."""
+    """The name of a view up to the first dot, or the whole name if that part is another view."""
     whole = view.split(".")[0]
     return view if whole in VIEWS else whole
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
-    """Return the sort key for the operators and that for the ranges; at least one is None.
+    """Return two sort keys, for the operators and for the ranges; at least one of them is None.
 
     Raises:
         ConfigError: no table that is shown has such a column.
@@ -305,9 +306,10 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The key of a view is its name up to the first dot, or its whole name if that part is the name of
-    another view. A view without the column `sort` is not sorted. If something is missing from these
-    views, the key "incomplete" holds the rows of `capture.coverage` that say what.
+    The JSON key of a view is its name up to the first dot, or its whole name if that part is the
+    name of another view. A view without the column `sort` is not sorted. If something is missing
+    from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that describe
+    the loss.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.

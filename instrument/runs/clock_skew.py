@@ -1,4 +1,7 @@
-"""How far each rank's clock is ahead of the lowest rank's, measured at ends of collectives."""
+"""Measure how far each rank's clock is ahead of the lowest rank's clock.
+
+The ends of collectives are compared, because a collective ends on all ranks at the same moment.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from instrument.runs.rank_summary import OF_COLLECTIVE_GROUP, RankSummary
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Ints
 
-# The most collectives of a rank that are compared; the drift costs the square of their number.
+# At most this many collectives of a rank are compared. The time to compute the drift grows with the
+# square of their number.
 _MOST = 128
 # With fewer collectives a drift cannot be distinguished from jitter.
 _FEWEST_FOR_DRIFT = 8
-# A drift is used if the median distance from offset and drift is at most this fraction of the
-# median distance from a constant offset.
+# A drift is used only if it explains the measured differences between two clocks: their median
+# distance from offset and drift is at most this fraction of their distance from the offset alone.
 _UNEXPLAINED = 0.5
 
 CLOCKS: Schema = schema(
@@ -28,8 +32,9 @@ CLOCKS: Schema = schema(
     "window",
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
-    uncertainty_ns="the median distance of the collectives from offset and drift; None if only "
-    "one was compared, or if it is None for a rank in between",
+    uncertainty_ns="the median distance of the compared collectives from offset and drift. If the "
+    "clock is measured through other ranks, the largest uncertainty of these ranks is added. None "
+    "if only one collective was compared, or if the uncertainty of any of these ranks is None",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
@@ -39,7 +44,7 @@ _Ends = dict[int, int]
 class Clock:
     """How far a clock is ahead at its time `at_ns`, and how much it gains in each second.
 
-    The fields with the names of `CLOCKS` hold the same.
+    Fields that are also columns of `CLOCKS` have the same meaning.
     """
 
     offset_ns: int
@@ -57,33 +62,41 @@ class Clock:
         times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
         shifted = times_ns - self.offset_ns
         gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
-        about = shifted - gained  # floats do not overflow
+        about = shifted - gained  # computed in floats, which do not overflow
         exact = shifted - np.clip(gained, -2 * BEYOND_NS, 2 * BEYOND_NS).astype(np.int64)
         limits = np.where(about < 0, -BEYOND_NS, BEYOND_NS)
         corrected: Ints = np.where(np.abs(about) < BEYOND_NS, exact, limits)
         return corrected
 
 
-# When a collective ended on the lowest rank's clock, and the clock that it was found with.
+# By key of the collective: its end on the lowest rank's clock, and the clock of the rank that
+# recorded this end.
 _Aligned = dict[int, tuple[int, Clock]]
 
 
 def measure(collectives: MatchedCollectives) -> list[Clock | None]:
-    """Measure the clock of each rank at the ends of collectives; None if that is not possible.
+    """Measure the clock of each rank at the ends of collectives; None for an unknown clock.
 
-    A collective that synchronises ends at about the same moment on all ranks. For each match, the
-    clock of a rank shows the end later than the clock of the first rank by some difference.
-    `offset_ns` is the median difference. `drift_ppm` is the median slope between any two
-    differences (Theil and Sen). It is None if fewer than eight collectives match, or if the drift
-    does not at least halve their median distance from the offset. `uncertainty_ns` is the median
-    distance of the differences from offset and drift, or None for a single match. A clock that is
-    further ahead or behind than times in a trace can be (`BEYOND_NS`) is not known.
+    A collective that synchronises ends at about the same moment on all ranks. If a rank and the
+    first rank both recorded a collective, their clocks show two times for its end. Three values are
+    computed from the differences between these times:
 
-    A rank that has no collective in common with the first rank is compared with ranks that have
-    one. The largest uncertainty of these ranks is added to its own, which is None if one of theirs
-    is. If there are no such ranks either, its clock is not known.
+    - `offset_ns` is the median difference.
+    - `drift_ppm` is the median slope between any two differences (Theil and Sen). The drift is None
+      if fewer than eight collectives match, or if it does not at least halve the median distance of
+      the differences from the offset.
+    - `uncertainty_ns` is the median distance of the differences from offset and drift, or None for
+      a single match.
 
-    The last 128 collectives of a rank are compared: those on its device, or else those on its CPU.
+    A clock that is further ahead or behind than times in a trace can be (`BEYOND_NS`) is not known.
+
+    If a rank has no collective in common with the first rank, it is compared with ranks whose
+    clocks are already measured. The largest uncertainty of these ranks is added to the rank's own
+    uncertainty. The sum is None if any part is None. If the rank has no collective in common with
+    these ranks either, its clock is not known.
+
+    The last 128 collectives of a rank are compared: collectives on the device, or on the CPU if
+    there are none on the device.
     """
     ends = _ends(collectives)
     found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
@@ -103,7 +116,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
 
 
 def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
-    """Return one row for each summary, in their order; see `CLOCKS`.
+    """Return one row for each summary, in the order of the summaries; see `CLOCKS`.
 
     Offset, drift and uncertainty are None for a clock that could not be measured.
     """
@@ -154,7 +167,7 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
 
 
 def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
-    """The clock that is ahead by these values at these times, with its own uncertainty alone."""
+    """The clock that is ahead by the values `ahead` at `times`; other clocks are not considered."""
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
         return Clock(offset_ns, None, 1)
@@ -194,5 +207,5 @@ def _median_distance(distances: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """Return the median; the lower one of two middle values, so that it is the value of a rank."""
+    """Return the median; of two middle values the lower one, so the result is in `values`."""
     return sorted(values)[(len(values) - 1) // 2]

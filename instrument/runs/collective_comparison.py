@@ -1,4 +1,4 @@
-"""Compare the ranks' collectives: the time of the transfer, the waiting, and who came last."""
+"""Compare the ranks' collectives: the transfer time, the waiting, and the rank that came last."""
 
 from __future__ import annotations
 
@@ -26,38 +26,41 @@ RANK_COLLECTIVES: Schema = schema(
     runs_on="device, or CPU for gloo and MPI",
     recorded_ranks="how many ranks recorded the collectives",
     calls="collectives that at least two ranks recorded, of the last 512 collectives of each rank",
-    bytes="NCCL's size of the messages, summed over the calls whose size is known",
+    bytes="the sizes of the messages as NCCL counts them, summed over the calls whose size is "
+    "known",
     duration_ns="the time of all calls, averaged over the ranks",
-    transfer_ns="the part of `duration_ns` that is transfer: for each call, the shortest time of "
-    "any rank, which is that of the rank that waited least",
+    transfer_ns="the part of `duration_ns` that is transfer: for each call, the time on the rank "
+    "with the shortest time, because this rank waited least",
     waiting_ns="the rest of `duration_ns`: waiting for other ranks, averaged over the ranks",
     waiting_share="`waiting_ns` divided by `duration_ns`",
     skew_ns="the mean time between the first and the last arrival of a rank, on one clock (see "
     "`Ranks.clocks`); None if the clocks cannot be compared",
-    max_skew_ns="the longest such time",
-    last_rank="the rank that caused the most waiting by arriving last, on the same clock",
-    last_share="the share of the calls at which it arrived last",
-    last_waiting_ns="the part of `waiting_ns` in these calls: the waiting that it caused",
+    max_skew_ns="the longest time between the first and the last arrival",
+    last_rank="the rank that caused the most waiting by arriving last; None if the clocks cannot "
+    "be compared",
+    last_share="the share of the calls at which `last_rank` arrived last",
+    last_waiting_ns="the part of `waiting_ns` that `last_rank` caused by arriving last",
     algorithm_bytes_per_second="bytes divided by the time of the transfer, over the calls whose "
     "size is known",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
-    "`group_size`: compare it with the rate of the link",
+    "`group_size`. Compare this column with the rate of the link",
 )
 
 
 def collectives(
     summaries: Sequence[RankSummary], found: MatchedCollectives, clocks: Sequence[Clock | None]
 ) -> Table:
-    """Return one row for each process group and kind, the one with the most waiting first.
+    """Return one row for each process group and kind of collective, the most waiting first.
 
     See `RANK_COLLECTIVES`. A rank's time in a collective is the time from the start of its first
-    kernel to the end of its last one. The rank that arrives last does not wait, so its time is that
-    of the transfer. Durations need no clock. The order of arrival does: it uses the clocks as
-    corrected at the ends of collectives, so it is not exact below their uncertainty.
+    kernel to the end of its last kernel. The rank that arrives last does not wait, so its time is
+    the time of the transfer. Durations do not depend on the clocks of the ranks. The order of
+    arrival depends on them: the clocks are corrected at the ends of collectives, and differences
+    below the uncertainty of the clocks mean nothing.
 
     Lost: broadcasts, reduces, gathers, scatters and transfers between two ranks. A rank can leave
-    these before the others arrive, so the shortest time is not that of the transfer. If not all
-    ranks of a group recorded, the time of the transfer is an upper bound.
+    such a collective before the other ranks arrive, so the shortest time is not the time of the
+    transfer. If not all ranks of a group recorded, the time of the transfer is an upper bound.
 
     Cost: some sorts of all collectives.
     """
@@ -69,7 +72,7 @@ def collectives(
     shortest = calls.min(duration)
     mean = calls.sum(duration) // np.maximum(calls.size, 1)
     size = -calls.min(-found.bytes[several])
-    # Below, a row is a collective, and a group is a process group and kind.
+    # Below, `groups` has a row for each collective, and a group for each process group and kind.
     present, groups = groupby(group[first])
     chosen = [found.groups[k] for k in present.tolist()]
     arrival, known = _arrivals(found, clocks, several)
@@ -109,7 +112,7 @@ def collectives(
 def _arrivals(
     found: MatchedCollectives, clocks: Sequence[Clock | None], chosen: Flags
 ) -> tuple[Ints, Flags]:
-    """When each rank began each chosen collective, on one clock, and whether that is known."""
+    """When each rank began each chosen collective, on one clock; and a mask of the known times."""
     arrival, known = found.start_ns.copy(), np.ones(len(found.owner), np.bool_)
     bounds = np.searchsorted(found.owner, np.arange(found.ranks + 1)).tolist()
     for clock, begin, end in zip(clocks, bounds, bounds[1:]):
@@ -117,7 +120,7 @@ def _arrivals(
             known[begin:end] = False
         else:
             arrival[begin:end] = clock.corrected_ns(arrival[begin:end])
-            # Times that had to be limited say nothing.
+            # `corrected_ns` limits times that are impossible, so times at the limit are not known.
             known[begin:end] = np.abs(arrival[begin:end]) < BEYOND_NS
     return arrival[chosen], known[chosen]
 
@@ -125,7 +128,7 @@ def _arrivals(
 def _last(
     summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
 ) -> dict[str, list[Any]]:
-    """For each group, the rank that caused the most waiting, how often, and the waiting."""
+    """The columns `last_…` of each group: the rank that caused the most waiting by coming last."""
     pair, of = groupby(groups.of[known] * len(summaries) + last[known])
     times, caused = of.size, of.sum(waiting[known])
     most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)

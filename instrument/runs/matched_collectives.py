@@ -1,4 +1,4 @@
-"""The collectives of all ranks, and which of them are one collective."""
+"""Match the collectives of all ranks: find the ranks that took part in the same collective."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollectives:
-    """The collectives of all ranks as parallel columns, one rank after the other.
+    """The recorded collectives of all ranks as parallel columns, one rank after the other.
 
     Attributes:
         owner: the index of the rank's summary.
-        key: the collective; ranks that took part in one collective have the same key.
+        key: the number of the collective. Ranks that took part in one collective have the same key.
         group: an index into `groups`.
         start_ns, end_ns: in Unix time, on the rank's own clock.
         bytes: the size of the message; -1 if it is not known.
@@ -44,9 +44,10 @@ class MatchedCollectives:
 def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     """Find the collectives that several ranks recorded.
 
-    Collectives match by process group, kind and torch's sequence number. torch counts the
-    collectives of a process group on each rank alike. If the trace has no sequence number, they
-    match by name, group, step and ordinal. If it has no group either, all ranks count as one group.
+    Collectives match by process group, kind and torch's sequence number, because all ranks of a
+    group count its collectives in the same order. If the trace has no sequence numbers, collectives
+    match by name, group, step and ordinal. If the trace has no groups either, all ranks count as
+    one group.
 
     Cost: a sort of all collectives.
     """
@@ -74,7 +75,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
         np.where(numbered, column["number"], column["step"]),
         np.where(numbered, nth, column["ordinal"]),
     ).of
-    # Limited, so that no sum is larger than 64 bits hold.
+    # The times are limited, so that their sums fit into 64 bits.
     base = np.clip(ints([each.base_ns for each in summaries], 0), -BEYOND_NS, BEYOND_NS)[owner]
     return MatchedCollectives(
         owner,
@@ -97,7 +98,7 @@ def _cells(
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
-    """The name of each group's collectives, then the values of `OF_COLLECTIVE_GROUP`."""
+    """For each group of a summary, the name of its collectives and its `OF_COLLECTIVE_GROUP`."""
     columns = summary.collective_groups
     count = max((len(column or ()) for column in columns.values()), default=0)
     names = ("name", *OF_COLLECTIVE_GROUP)

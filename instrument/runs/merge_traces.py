@@ -23,17 +23,17 @@ from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces
 from instrument.trace.rewrite import writing
 
-# The numbers that link events of one process, each with its least valid value. All ranks use the
-# same numbers, so a different multiple of 2**40 is added to those of each rank. JavaScript, in
-# which many viewers are written, holds integers up to 2**53: this is enough for 8192 ranks.
+# The arguments whose numbers link events of one process, each with its least valid number. All
+# ranks use the same numbers. So a different multiple of 2**40 is added to the numbers of each rank.
+# Many viewers are written in JavaScript, which holds integers up to 2**53: enough for 8192 ranks.
 _JOINING = {
     "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0,
     "Python id": 0, "Python parent id": 0,
 }  # fmt: skip
 _RANK_OFFSET = 2**40
 _LONGEST_NUMBER = 19  # digits of a 64-bit integer
-# In Kineto's sort indices, a CPU process has its own number, a device has this number plus its own,
-# and Kineto's own spans have larger ones.
+# Kineto's sort index of a CPU process is the number of the process. The sort index of a device is
+# this constant plus the number of the device. Kineto's own spans have larger sort indices.
 _DEVICES = 2**24
 _PLACES = 1000
 
@@ -47,12 +47,12 @@ def merge(ranks: Ranks, target: Path) -> None:
 
     The file is gzipped if its name ends in `.gz`. The name of each process begins with its rank,
     and the processes of a rank are next to each other. Times are on the lowest rank's clock: times
-    of another rank are moved by the offset of its clock (`Ranks.clocks`), or not moved if the
-    offset is not known. Numbers that link events (flows, correlations, operators, sequences) are
-    made distinct between ranks. All other content is copied.
+    of another rank are moved by the offset of its clock (`Ranks.clocks`). If the offset is not
+    known, the times are not moved. Numbers that link events (flows, correlations, operators,
+    sequences) are changed, so that no two ranks use the same numbers. All other content is copied.
 
-    Lost: drift of the clocks. The offset is the one in the middle of the window; the file lists the
-    drift under `ranks`.
+    Lost: drift of the clocks. All times of a rank are moved by the offset in the middle of the
+    window. The file lists the drift under `ranks`.
 
     Cost: one pass over the files in constant memory, 5 to 7 µs an event.
 
@@ -86,7 +86,7 @@ def _trace(path: Path | str) -> Path:
     trace = capture.trace_path
     if trace is None:
         raise CaptureError(
-            f"The trace of {capture.name} is not in its capture, so it cannot be merged."
+            f"The capture {capture.name} holds no trace, so its trace cannot be merged."
         )
     return trace
 
@@ -104,12 +104,12 @@ def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
 
 
 def _decode(text: bytes) -> list[_Event]:
-    text.decode()  # checks UTF-8, which the decoder does not
+    text.decode()  # raises for invalid UTF-8, which the decoder accepts
     return _EVENTS.decode(text)
 
 
 def _as_read(event: dict[str, Any], _: str) -> _Event:
-    """An event that only the lenient parser could read, as strict JSON."""
+    """Convert an event that only the lenient parser could read to strict JSON."""
     return {key: _raw(value) for key, value in event.items()}
 
 
@@ -118,7 +118,7 @@ def _raw(value: Any) -> Raw:
 
 
 class _Rank:
-    """Changes the numbers and times in one rank's events to those of the merged trace."""
+    """Changes the numbers and times in one rank's events, so that the traces can be merged."""
 
     def __init__(
         self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]
@@ -145,7 +145,7 @@ class _Rank:
         return event
 
     def names(self) -> Iterator[_Event]:
-        """Make name events for the processes that have none."""
+        """Make name events for the processes that have no name event."""
         for process, before in self._unnamed.items():
             args = {"name": f"rank {self._rank}: {before}"}
             named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}
@@ -198,7 +198,7 @@ def _later(ts: Raw, ns: int) -> Raw:
 
 
 def _place(index: Any) -> int:
-    """The position of a process in its rank: the CPU, then the devices, then Kineto's own."""
+    """The position of a process among those of its rank: CPU, then devices, then Kineto's spans."""
     if not isinstance(index, int) or index < _DEVICES:
         return 0
     return min(1 + index - _DEVICES, _PLACES - 1)

@@ -17,9 +17,9 @@ from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
-# A straggler's own work is above the median by more than this many standard deviations, and by more
-# than this fraction. The standard deviation is 1.4826 median absolute deviations, as in a normal
-# distribution.
+# A rank is a straggler if its own work is above the median by more than 3 standard deviations, and
+# by more than the fraction 0.1. The standard deviation is estimated as 1.4826 median absolute
+# deviations, which is exact for a normal distribution.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = (
     "compute_ns",
@@ -38,7 +38,7 @@ _UNKNOWN = -1
 
 RANKS: Schema = schema(
     rank="the rank",
-    host="the name of its machine",
+    host="the name of the rank's machine",
     steps="how many steps ended in the window",
     step_ns="the mean duration of a step",
     own_ns="the mean duration of a step without waiting in communication: `step_ns` less "
@@ -53,27 +53,28 @@ RANKS: Schema = schema(
 RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
 RANK_RANGES: Schema = schema(
     path="the path of the range",
-    ranks="how many ranks have it",
+    ranks="how many ranks recorded the range",
     calls="calls on all ranks together",
-    cpu_min_ns="CPU time per step on the rank with the least",
-    cpu_median_ns="CPU time per step on the median rank (the lower one of two middle ranks)",
-    cpu_max_ns="CPU time per step on the rank with the most",
+    cpu_min_ns="the lowest CPU time per step of any rank",
+    cpu_median_ns="the median of the ranks' CPU times per step (the lower one of two middle "
+    "values)",
+    cpu_max_ns="the highest CPU time per step of any rank",
     slowest="the rank with the most CPU time; the lowest rank if several are equal",
     spread="`cpu_max_ns` less `cpu_min_ns`, divided by `cpu_median_ns`",
-    device_min_ns="device time per step on the rank with the least; None without device events",
-    device_median_ns="device time per step on the median rank",
-    device_max_ns="device time per step on the rank with the most",
-    forward_min_ns="`forward_ns` per step on the rank with the least",
-    forward_median_ns="`forward_ns` per step on the median rank",
-    forward_max_ns="`forward_ns` per step on the rank with the most",
-    backward_min_ns="`backward_ns` per step on the rank with the least; None without a backward",
-    backward_median_ns="`backward_ns` per step on the median rank",
-    backward_max_ns="`backward_ns` per step on the rank with the most",
+    device_min_ns="the lowest device time per step of any rank; None without device events",
+    device_median_ns="the median of the ranks' device times per step",
+    device_max_ns="the highest device time per step of any rank",
+    forward_min_ns="the lowest `forward_ns` per step of any rank",
+    forward_median_ns="the median of the ranks' `forward_ns` per step",
+    forward_max_ns="the highest `forward_ns` per step of any rank",
+    backward_min_ns="the lowest `backward_ns` per step of any rank; None without a backward",
+    backward_median_ns="the median of the ranks' `backward_ns` per step",
+    backward_max_ns="the highest `backward_ns` per step of any rank",
 )
 STRAGGLERS: Schema = schema(
-    rank="the rank that the others wait for",
-    host="the name of its machine",
-    own_ns="the mean duration of its step without waiting in communication",
+    rank="the rank that other ranks wait for",
+    host="the name of the rank's machine",
+    own_ns="the mean duration of the rank's steps without waiting in communication",
     median_own_ns="the median of `own_ns` over all ranks",
     excess="the fraction by which `own_ns` is above `median_own_ns`",
     exposed_communication_ns="how long the rank waits in communication per step",
@@ -81,8 +82,10 @@ STRAGGLERS: Schema = schema(
     "are not stragglers",
     idle_ns="how long the rank's device is idle per step",
     others_idle_ns="the median of `idle_ns` over the ranks that are not stragglers",
-    range="the range whose own time is furthest above the median of the ranks that have this range",
-    range_excess_ns="how far the range's own time is above that median, per step",
+    range="the range that is slowest compared with other ranks: its self time is furthest above "
+    "the median of the ranks that have this range",
+    range_excess_ns="the self time of `range` on this rank less the median over the ranks, per "
+    "step",
 )
 
 
@@ -124,7 +127,7 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """Return `capture.breakdown` of each rank's whole window, with its `rank`."""
+    """Return the row of `capture.breakdown` of each rank, and a column `rank`."""
     columns = {
         name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
     }
@@ -166,7 +169,8 @@ class _Cells(NamedTuple):
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
         """The values of a column for all ranges; -1 for a value that is not known.
 
-        With `per_step`, the values of a rank are divided by the number of its steps, if it has any.
+        With `per_step`, the values of a rank are divided by the number of its finished steps. If no
+        step of the rank is finished, they are not divided.
         """
         parts = []
         for summary, count in zip(
@@ -184,8 +188,8 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges, in the order of the first rank that has it.
 
-    See `RANK_RANGES`. Times are per step; for a rank on which no step ended, they are those of the
-    whole window.
+    See `RANK_RANGES`. Times are per step. For a rank on which no step ended, times are sums over
+    the whole window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -217,7 +221,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
 def _spread(
     cells: _Cells, values: Ints, rank: Ints
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """The least, median and most of a quantity for each path, and the rank with the most."""
+    """The lowest, median and highest value for each path, and the rank with the highest value."""
     known = values >= 0
     values, rank = values[known], rank[known]
     ranked = Groups(cells.path[known], len(cells.paths)).sorted_by(values, -rank)
@@ -226,13 +230,13 @@ def _spread(
 
 
 def stragglers(summaries: Sequence[RankSummary]) -> Table:
-    """Return the ranks that the others wait for, the slowest first, with the evidence.
+    """Return the slow ranks for which other ranks wait, the slowest first, with the evidence.
 
     In synchronous training, the steps of all ranks take equally long, because each rank waits in
-    the collectives for the slowest rank. The slowest rank waits least there. So ranks are compared
-    by `own_ns`, the time of a step without this waiting. A rank is a straggler if its `own_ns` is
-    above the median of all ranks by more than three robust standard deviations, and by more than a
-    tenth.
+    the collectives for the slowest rank. The slowest rank waits least. So ranks are compared by
+    `own_ns`, the time of a step without waiting in collectives. A rank is a straggler if its
+    `own_ns` is above the median of all ranks by more than three robust standard deviations, and by
+    more than a tenth of the median.
 
     See `STRAGGLERS`. The table is empty if there is no straggler, or if steps or communication are
     not known.
@@ -270,7 +274,7 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """For each rank, the range whose own time exceeds the ranks' median most, and its excess."""
+    """For each rank, the range whose self time is furthest above the median, and the difference."""
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
         cells.path

@@ -1,4 +1,7 @@
-"""The summary of a capture, for comparing ranks. A thousand summaries are read in seconds."""
+"""The summary of a capture: a small file from which ranks are compared without their traces.
+
+A thousand summaries are read in seconds.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ from instrument.trace.columns import BEYOND_NS
 
 SUMMARY_FILE = "summary.json"
 VERSION = 3
-# The ranges with the most CPU time and the last collectives are kept, so that a file has some tens
-# of kilobytes.
+# A summary keeps at most 500 ranges, those with the most CPU time, and the last 512 collectives. So
+# a file has some tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
 _OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
-#: What collectives of one process group and kind have in common.
+#: The columns that are equal for all collectives of one process group and kind.
 OF_COLLECTIVE_GROUP = (
     "kind",
     "process_group",
@@ -41,7 +44,7 @@ OF_COLLECTIVE_GROUP = (
 _NO_GROUP = -1
 _NUMBERS = ("group_size",)
 _TEXTS = ("path", "name", *(name for name in OF_COLLECTIVE_GROUP if name not in _NUMBERS))
-# Columns that follow from others are not written.
+# Columns that can be computed from other columns are not written.
 _DERIVED = ("share", "device_share", "flops_per_second")
 _OF_STEPS = (
     "compute_ns",
@@ -53,7 +56,7 @@ _OF_STEPS = (
 )
 _IN_NAME = re.compile(r"rank[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
 
-# A time of the trace, or since the epoch.
+# A time in nanoseconds: on the trace's own clock, or Unix time.
 _Ns = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 if TYPE_CHECKING:  # all cells of a column have one type
     _Cell = Any
@@ -65,13 +68,16 @@ Columns = dict[str, list[_Cell] | None]
 class RankSummary(msgspec.Struct, kw_only=True):
     """The summary of one capture: the content of `summary.json`.
 
-    Unknown values and columns are None. `ranges` has the columns of `capture.ranges`, at most 500
-    rows. `steps` are the finished steps, with the device's time between start and end of each step
-    (`compute_ns` to `copy_ns`). In a trace without device events, the communication columns are
-    those of collectives on the CPU (gloo). `breakdown` is the breakdown of the whole trace.
-    `collectives` are the last 512 collectives that end at the same moment on all ranks; their times
-    plus `base_ns` are Unix times, and their `group` is a row of `collective_groups`. `ranks` is the
-    option `profiler.ranks`: the ranks that should have recorded.
+    Unknown values and columns are None.
+
+    - `ranges` has the columns of `capture.ranges`, at most 500 rows.
+    - `steps` are the finished steps, with the device's time between start and end of each step
+      (`compute_ns` to `copy_ns`). In a trace without device events, the communication columns hold
+      the time of collectives on the CPU (gloo).
+    - `breakdown` is the row of `capture.breakdown`, for the whole trace.
+    - `collectives` are the last 512 collectives of kinds that end at the same moment on all ranks.
+      Their times plus `base_ns` are Unix times. Their `group` is a row of `collective_groups`.
+    - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
     version: int = VERSION
@@ -99,8 +105,8 @@ class RankSummary(msgspec.Struct, kw_only=True):
 def summarize(capture: Views) -> RankSummary:
     """Make the summary of a capture.
 
-    For a trace file alone, the rank is the one that torch wrote into the trace, or else the number
-    after "rank" in the file's name.
+    For a trace file alone, the rank is the number that torch wrote into the trace, or else the
+    number after "rank" in the file's name.
 
     Raises:
         CaptureError: the capture holds no trace.
@@ -136,7 +142,7 @@ def summarize(capture: Views) -> RankSummary:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    """The last collectives that end at the same moment on all ranks, and their groups."""
+    """The last collectives of kinds that end at the same moment on all ranks, and their groups."""
     last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
     last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
     names = ("name", *OF_COLLECTIVE_GROUP)
@@ -181,7 +187,7 @@ def _steps(capture: Views) -> Columns:
 
 
 def write(capture: Views, folder: Path) -> None:
-    """Write a capture's summary into a folder; it appears whole or not at all.
+    """Write a capture's summary into a folder; the file appears whole or not at all.
 
     Raises:
         CaptureError, TraceError: as for `summarize`.
@@ -194,7 +200,7 @@ _DECODER = msgspec.json.Decoder(RankSummary)
 
 
 def read(path: Path | str) -> RankSummary:
-    """Read the summary of a capture, or make one if there is none. For a trace file, make one.
+    """Read the summary of a capture; make one for a capture without a summary and a trace file.
 
     Raises:
         CaptureError, TraceError: as for `Capture.load` and `summarize`.
@@ -287,8 +293,9 @@ def _is_table(columns: Columns) -> bool:
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
     """Read the summary of each path, or an error sentence, in any order.
 
-    Traces are read by as many processes as there are cores. The processes are new interpreters.
-    Those of multiprocessing would run a script again that has no `if __name__ == "__main__"`.
+    Traces are read by as many processes as there are cores. Each process is a new interpreter that
+    runs this module. multiprocessing is not used, because its processes would run the user's script
+    again if the script has no `if __name__ == "__main__"`.
     """
     found = written(paths)
     yield from ((path, summary) for path, summary in found.items() if summary is not None)
@@ -310,7 +317,7 @@ def _answer(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Read summaries in a new process; if it is killed, each path gets an error sentence."""
+    """Read summaries in a new process; if the process is killed, each path gets an error text."""
     command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
     environment = {
         **os.environ,
@@ -320,7 +327,7 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
     try:
         answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
     except msgspec.DecodeError:
-        why = f"ended with status {done.returncode}: open it alone with `instrument show`"
+        why = f"ended with status {done.returncode}: open this path alone with `instrument show`"
         answers = [f"The process that should read {path} {why}." for path in paths]
     return list(zip(paths, answers))
 

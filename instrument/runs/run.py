@@ -1,4 +1,7 @@
-"""The captures of a run, grouped into windows over their ranks."""
+"""The captures of a run, grouped by window.
+
+A window is some consecutive steps that were recorded. Each rank writes one capture of the window.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from instrument.trace.capture_json import METADATA_FILE, unix_time
 DEPTH = 5
 _TRACES = ("*.json", "*.json.gz")
 _SHOWN = 8
-# The ranks of a job reach a step at about the same time; windows further apart belong to different
-# runs.
+# The ranks of a job reach a step at about the same time. If captures of the same steps began more
+# than this many seconds apart, they belong to different runs.
 _TOGETHER_S = 600
 #: The columns of each table of `Ranks`, by its name.
 SCHEMAS: dict[str, Schema] = {
@@ -41,7 +44,7 @@ _ByRank = dict[int | None, _Found]
 
 
 class Run:
-    """The captures of a run, window by window.
+    """The captures of a run, grouped by window.
 
     Attributes:
         windows: one `Ranks` for each window, in the order in which they were recorded.
@@ -56,14 +59,16 @@ class Run:
     def load(cls, *paths: str | PathLike[str]) -> Run:
         """Read captures and traces, or all captures below a folder.
 
-        In a folder without captures, its traces are read. At a URL such as `s3://bucket/run`, a
-        capture that has a summary is not downloaded; only its summary is. Missing summaries, and
-        the summaries of traces, are made from the events, in as many processes as there are cores.
+        If a folder holds no captures, the traces in it are read. At a URL such as
+        `s3://bucket/run`, if a capture has a summary, only the summary is downloaded. Missing
+        summaries, and the summaries of traces, are made from the events, in as many processes as
+        there are cores.
 
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
         Raises:
-            CaptureError: a path does not exist, holds no captures or traces, or none can be read.
+            CaptureError: a path does not exist or holds no captures or traces, or no capture or
+                trace can be read.
         """
         chosen = [
             each for path in paths for each in _at(path if storage.is_url(path) else Path(path))
@@ -98,10 +103,10 @@ class Ranks:
     """One window on all ranks that recorded it.
 
     Attributes:
-        name: its phase and steps, such as "steps_000010-000012" or
+        name: the phase and steps of the window, such as "steps_000010-000012" or
             "validation_steps_000003-000004".
-        summaries: the summary of each rank, in order of rank; the views are made from them.
-        paths: the capture or trace of each rank, in the same order; a URL is a string.
+        summaries: the summary of each rank, in order of rank. The tables are made from summaries.
+        paths: the path of each rank's capture or trace, in order of rank; a URL is a string.
         world_size: how many ranks the job had; None if no capture records it.
     """
 
@@ -126,30 +131,32 @@ class Ranks:
 
     @cached_property
     def breakdown(self) -> Table:
-        """`capture.breakdown` of each rank, with its `rank`."""
+        """The row of `capture.breakdown` of each rank, and a column `rank`."""
         return rank_comparison.breakdown(self.summaries)
 
     @cached_property
     def stragglers(self) -> Table:
-        """The ranks that the others wait for; see `rank_comparison.stragglers`."""
+        """The slow ranks for which other ranks wait; see `rank_comparison.stragglers`."""
         return rank_comparison.stragglers(self.summaries)
 
     @cached_property
     def collectives(self) -> Table:
-        """The collectives over the ranks; see `instrument.runs.collective_comparison`."""
-        return collective_comparison.collectives(self.summaries, self._matched, self._clocks)
+        """The collectives of all ranks, with transfer and waiting; see `collective_comparison`."""
+        return collective_comparison.collectives(self.summaries, self.matched, self.measured_clocks)
 
     @cached_property
     def clocks(self) -> Table:
-        """How far each rank's clock is from the lowest rank's; see `instrument.runs.clock_skew`."""
-        return clock_skew.clocks(self.summaries, self._clocks)
+        """How far each rank's clock is ahead of the lowest rank's clock; see `clock_skew`."""
+        return clock_skew.clocks(self.summaries, self.measured_clocks)
 
     @cached_property
-    def _clocks(self) -> list[clock_skew.Clock | None]:
-        return clock_skew.measure(self._matched)
+    def measured_clocks(self) -> list[clock_skew.Clock | None]:
+        """The clock of each rank, in the order of `summaries`; None if it could not be measured."""
+        return clock_skew.measure(self.matched)
 
     @cached_property
-    def _matched(self) -> MatchedCollectives:
+    def matched(self) -> MatchedCollectives:
+        """The collectives of all ranks, and which of them are one collective."""
         return match(self.summaries)
 
     @property
@@ -227,11 +234,11 @@ def _at(path: Path | str) -> Sequence[Path | str]:
 
 
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
-    """Group captures into windows: those of the same phase and first step, each rank once.
+    """Group captures into windows; a window has each rank at most once.
 
-    Captures in one folder belong to one window. Captures of ranks that wrote into different folders
-    are matched too. Captures of another run over the same steps form another window: they began at
-    another time, or the window already has a capture of their rank.
+    The captures of a window have the same phase and first step. Ranks may write into one folder or
+    into different folders. Captures of another run with the same steps form another window: they
+    began at another time, or the window already has a capture of their rank.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -250,9 +257,10 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
 
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
-    """Whether a capture is in another folder than all of `ranks`, and how many seconds apart.
+    """Whether a capture is in another folder than all of `ranks`, and the seconds between them.
 
-    The seconds are those between the start of the capture and that of the first of `ranks`.
+    The seconds are the time between the start of the capture and the start of the first capture in
+    `ranks`; 0 if a start is not known.
     """
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
@@ -285,7 +293,7 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
 
 
 def few(numbers: Iterable[object]) -> str:
-    """Return the first eight numbers as text for a sentence, and how many more there are."""
+    """Return the first eight numbers as text, and the count of the rest: "0, 1, … and 4 more"."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -15,22 +15,22 @@ from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 
 TIMINGS: Schema = schema(
-    name="the range, or `step`",
-    calls="how often it was called",
-    mean_ns="the mean call",
-    p50_ns="the median call, exact to 2 %",
-    p95_ns="the 95th percentile of the calls, exact to 2 %",
-    max_ns="the longest call",
-    device_calls="calls whose device time is known; if there are none, the device columns are "
-    "left out",
-    device_mean_ns="the mean time in the device's stream",
-    device_p50_ns="the median time in the device's stream, exact to 2 %",
-    device_p95_ns="the 95th percentile of the time in the device's stream, exact to 2 %",
-    device_max_ns="the longest time in the device's stream",
+    name="the name of the range; `step` for whole steps",
+    calls="how often the range was called",
+    mean_ns="the mean duration of a call",
+    p50_ns="the median duration of a call, exact to 2 %",
+    p95_ns="the 95th percentile of the durations of the calls, exact to 2 %",
+    max_ns="the duration of the longest call",
+    device_calls="calls whose device time is known. If no device time is known, the device columns "
+    "are left out",
+    device_mean_ns="the mean time of a call in the device's stream",
+    device_p50_ns="the median time of a call in the device's stream, exact to 2 %",
+    device_p95_ns="the 95th percentile of the times in the device's stream, exact to 2 %",
+    device_max_ns="the longest time of a call in the device's stream",
 )
-# The format of the lines; a line without a number has format 1.
+# The newest format of a line. A line without the field `format` has format 1.
 FORMAT = 1
-# In bytes. A line has about 400 bytes for each range.
+# The longest line that is read, in bytes. A line has about 400 bytes for each range.
 _LONGEST_LINE = 64 << 20
 
 
@@ -49,7 +49,7 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a row for each range, those with the most time first; see `TIMINGS`.
+    """Return a row for each range, the most time first; see `TIMINGS`.
 
     The columns `device_…` are left out if no device time is known.
     """
@@ -95,7 +95,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
     if last is not None and last.format > FORMAT:
         raise CaptureError(
             f"The timings {path} have format {last.format}, and this version of torch-instrument "
-            f"reads up to {FORMAT}: upgrade it."
+            f"reads formats up to {FORMAT}: upgrade torch-instrument."
         )
     if last is None:
         raise CaptureError(

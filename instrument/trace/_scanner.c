@@ -1,17 +1,20 @@
 /*
  * Reads the events of a trace from its JSON text, without a Python object for each event.
  *
- * The text comes from a stranger. Every function that reads it gets a `struct text` and compares
- * its position with its end before it reads a byte; nothing calls itself, and memory is at most a
- * small multiple of the text. A text that is not understood is not an error: `scan` then returns
- * None, and the caller decodes the text with msgspec. So whatever is accepted here must be accepted
- * by msgspec with the same result. Strings are the exception: those that are kept are decoded
- * later, in Python, and only their quotes, escapes and control characters are checked here.
+ * The text may come from a stranger. Every function that reads the text gets a `struct text`, and
+ * compares the position with the end before it reads a byte. No function is recursive. Memory is at
+ * most a small multiple of the text.
  *
- * Of each event with a duration and of each memory event, the numbers become a row. All that
- * repeats between events (name, category, thread, grid and so on) is copied into a short event in
- * JSON, the kind, and the row has the position of its kind. Long texts (shapes, types, stacks) are
- * numbered in the same way, each by itself, because few of them occur with many kinds.
+ * If this code does not understand a text, `scan` returns None, and the caller decodes the text
+ * with msgspec. So msgspec must accept every text that is accepted here, and give the same result.
+ * Strings are an exception: only their quotes, escapes and control characters are checked here.
+ * Strings that are kept are decoded later, in Python.
+ *
+ * The numbers of each event with a duration, and of each memory event, become a row. The other
+ * values that are kept (name, category, thread, grid and so on) repeat between events. They are
+ * copied into a short event in JSON, the kind of the event. The row has the position of this kind.
+ * Long texts (shapes, types, stacks) are numbered separately. As parts of a kind, they would
+ * multiply the number of kinds.
  */
 
 #ifndef WITHOUT_PYTHON
@@ -25,18 +28,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Times are exact here up to these limits, and in Python as well. */
+/* Durations and start times are exact below these limits, both here and in Python. */
 #define LONGEST_US ((uint64_t)1 << 43)
 #define LATEST_US (((uint64_t)1 << 62) / 1000)
-#define MOST_DEPTH 64 /* of lists and objects in a value; one bit of an uint64_t each */
+#define MOST_DEPTH 64 /* of nested lists and objects; each level is one bit of a uint64_t */
 #ifndef FIRST_SLOTS
-#define FIRST_SLOTS 512 /* of a table; fewer for fuzzing, so that tables grow */
+#define FIRST_SLOTS 512 /* of a new table; fuzzing uses fewer slots, so that tables grow */
 #endif
-#define MOST_PROBES 1024 /* in a table; more happen only if somebody chose the texts for it */
-#define MOST_KEYS 64 /* of those that are known */
-#define START MOST_KEYS /* in the place of a member: there is none before */
-#define LONGEST_STEP 64
-#define MOST_BYTES ((size_t)1 << 30) /* of a piece, so that all counts fit into an int32_t */
+#define MOST_PROBES 1024 /* for one text in a table; only texts chosen to collide need more */
+#define MOST_KEYS 64 /* the limit of the keys in a `struct keys` */
+#define START MOST_KEYS /* as the position of the previous member: there is none */
+#define LONGEST_STEP 64 /* in bytes; the text of a longer step is not kept */
+#define MOST_BYTES ((size_t)1 << 30) /* of a piece; all counts then fit into an int32_t */
 
 struct text {
     const char *at, *end;
@@ -54,7 +57,7 @@ struct buffer {
     size_t size, capacity;
 };
 
-/* Makes room for more bytes; false without memory. */
+/* Makes room for `size` more bytes; false if there is not enough memory. */
 static bool reserve(struct buffer *buffer, size_t size)
 {
     if (size <= buffer->capacity - buffer->size)
@@ -96,13 +99,13 @@ static bool append_item(struct buffer *buffer, const char *begin, const char *en
 
 struct entry {
     uint64_t hash;
-    size_t begin, size; /* in `texts` */
+    size_t begin, size; /* of the text in `texts` */
 };
 
 struct table {
     struct buffer texts, entries;
     int32_t count;
-    int32_t *slots; /* the position of an entry, + 1; 0 if free */
+    int32_t *slots; /* each has the position of an entry plus 1; 0 if the slot is free */
     size_t slot_count; /* a power of two, at least twice `count` */
 };
 
@@ -114,7 +117,7 @@ static bool is_word_equal(const char *a, const char *b)
     return words[0] == words[1];
 }
 
-/* As `memcmp(a, b, size) == 0`, faster for short texts. */
+/* Like `memcmp(a, b, size) == 0`, but faster for short texts. */
 static bool is_equal(const char *a, const char *b, size_t size)
 {
     if (size >= 8) {
@@ -147,7 +150,7 @@ static uint64_t hash_of(const char *data, size_t size)
     return mixed(hash, word);
 }
 
-/* Doubles the slots of a table; false without memory or after too many probes. */
+/* Doubles the slots of a table; false if memory is not enough or a text needs too many probes. */
 static bool grow(struct table *table)
 {
     size_t slot_count = table->slot_count ? 2 * table->slot_count : FIRST_SLOTS;
@@ -168,8 +171,8 @@ static bool grow(struct table *table)
     return true;
 }
 
-/* The position of a text in a table, which gets it if it is new; -1 without memory or after too
- * many probes. */
+/* Returns the position of a text in a table, and adds the text if it is new; -1 if memory is not
+ * enough or the text needs too many probes. */
 static int32_t code_of(struct table *table, const char *data, size_t size)
 {
     if (2 * ((size_t)table->count + 1) > table->slot_count && !grow(table))
@@ -194,7 +197,7 @@ static int32_t code_of(struct table *table, const char *data, size_t size)
 
 /* ---- What is read ---- */
 
-/* The numbers of an event and of a memory event: columns of 64 bits in the order of the rows. */
+/* The numbers of an event with a duration, and of a memory event, in the order of their rows. */
 enum {
     BEGIN, END, EXTERNAL, CORRELATION, SEQUENCE, FORWARD, PYTHON_ID, PYTHON_PARENT,
     SPAN_NUMBERS
@@ -212,20 +215,20 @@ struct memory {
     int64_t kind;
 };
 
-/* What stood between two values of an object; see `take_member`. */
+/* The text that was last read between two values of an object; see `take_member`. */
 struct step {
     const char *text;
-    size_t size, key; /* the key begins so many bytes behind the beginning */
+    size_t size, key; /* the key begins `key` bytes after the start of `text` */
     uint8_t member;
 };
 
 struct piece {
     int64_t recorded;
     struct buffer spans, memory; /* rows */
-    struct buffer halves; /* events that begin or end, as the items of a JSON list */
+    struct buffer halves; /* events with the phase B or E, as the items of a JSON list */
     struct table kinds, memory_kinds, texts[TEXTS];
-    struct table other_kinds; /* of events that have no row; Python checks them as well */
-    struct buffer head, args; /* of the kind of the current event */
+    struct table other_kinds; /* of instant events without a row; Python checks these too */
+    struct buffer head, args; /* the two parts of the kind of the current event */
     struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
 };
 
@@ -235,7 +238,7 @@ struct event {
     struct slice texts[TEXTS];
     char phase;
     bool has_phase, has_args, has_bytes;
-    bool is_odd; /* a value has another type than expected */
+    bool is_odd; /* a number has another type than expected */
 };
 
 /* ---- Keys ---- */
@@ -249,10 +252,10 @@ struct member {
     const char *key;
     enum what what;
     int which;
-    int64_t missing; /* the value of a number that is null */
+    int64_t missing; /* the number that replaces null */
 };
 
-/* The first member of each list stands for all keys that are not in it. */
+/* The first member of each list stands for all keys that are not in the list. */
 static const struct member EVENT_MEMBERS[] = {
     {"", SKIPPED, 0, 0},
     {"ph", PHASE, 0, 0}, {"cat", KEPT, 0, 0}, {"name", KEPT, 0, 0},
@@ -293,14 +296,14 @@ static const struct member ARGS_MEMBERS[] = {
     {"wait_on_stream", KEPT, 0, 0}, {"wait_on_cuda_event_id", KEPT, 0, 0},
     {"kernel", KEPT, 0, 0}, {"name", KEPT, 0, 0}, {"str", KEPT, 0, 0},
     {"annotation", KEPT, 0, 0},
-    /* Frequent, and listed only to recognise them faster. */
+    /* These keys are frequent. They are listed only because listed keys are recognised faster. */
     {"Ev Idx", SKIPPED, 0, 0}, {"Record function id", SKIPPED, 0, 0},
     {"Input Strides", SKIPPED, 0, 0}, {"cbid", SKIPPED, 0, 0},
     {"device", SKIPPED, 0, 0}, {"context", SKIPPED, 0, 0}, {"stream", SKIPPED, 0, 0},
 };
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
-#define KEY_SLOTS 256 /* at least twice as many as keys */
+#define KEY_SLOTS 256 /* at least twice the number of keys */
 
 struct keys {
     const struct member *members;
@@ -355,7 +358,7 @@ static bool is_digit(char c)
     return (unsigned char)(c - '0') < 10;
 }
 
-/* Whether the next byte is this one. */
+/* Whether the next byte is `c`. */
 static bool is_next(const struct text *text, char c)
 {
     return text->at < text->end && *text->at == c;
@@ -369,7 +372,7 @@ static void skip_blanks(struct text *text)
     text->at = at;
 }
 
-/* Goes over blanks and one byte, if it is this one. */
+/* Skips blanks, and the byte after them if it is `c`; returns whether it is. */
 static bool take(struct text *text, char c)
 {
     skip_blanks(text);
@@ -379,7 +382,8 @@ static bool take(struct text *text, char c)
     return true;
 }
 
-/* Goes over what follows a backslash; false if it is no escape, or half of a character. */
+/* Skips the rest of an escape after its backslash. False if it is no escape, or half of a surrogate
+ * pair. */
 static bool take_escape(struct text *text)
 {
     if (text->at == text->end)
@@ -397,17 +401,17 @@ static bool take_escape(struct text *text)
     return !is_half;
 }
 
-/* The number of bytes of an aligned mask before the first byte that is marked. */
+/* In a mask, the number of bytes before the first byte that is not 0. */
 static int bytes_before(uint64_t mask)
 {
 #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     return __builtin_ctzll(mask) / 8;
 #else
-    return mask == 0; /* not known: look at each byte */
+    return mask == 0; /* the number is not known: 0, so that the caller looks at each byte */
 #endif
 }
 
-/* Goes over bytes that need no attention in a string, eight at a time. */
+/* Skips the bytes of a string before its next quote, backslash or control character. */
 static void skip_plain(struct text *text)
 {
     const uint64_t each = UINT64_C(0x0101010101010101), high = each * 0x80;
@@ -417,7 +421,7 @@ static void skip_plain(struct text *text)
         memcpy(&word, at, 8);
         quote = word ^ (each * '"');
         escape = word ^ (each * '\\');
-        /* Marks the first quote, backslash or byte below 0x20, and perhaps bytes behind it. */
+        /* Marks the first quote, backslash or byte below 0x20, and perhaps bytes after it. */
         special = (((quote - each) & ~quote) | ((escape - each) & ~escape)
                    | ((word - each * 0x20) & ~word))
             & high;
@@ -431,8 +435,8 @@ static void skip_plain(struct text *text)
     text->at = at;
 }
 
-/* Reads a string; `inside` is what stands between its quotes. False for control characters and bad
- * escapes; bytes that are no UTF-8 are accepted. */
+/* Reads a string; `inside` gets the text between the quotes. False if the string has a control
+ * character or a bad escape, or does not end. Bytes that are not UTF-8 are accepted. */
 static bool take_string(struct text *text, struct slice *inside, bool *has_escape)
 {
     if (!is_next(text, '"'))
@@ -464,7 +468,7 @@ static bool take_digits(struct text *text)
     return found;
 }
 
-/* Goes over a number in any form that JSON has. */
+/* Skips a number in any form that JSON allows. */
 static bool take_number(struct text *text)
 {
     if (is_next(text, '-'))
@@ -496,7 +500,7 @@ static bool take_word(struct text *text, const char *word)
     return true;
 }
 
-/* Goes over a string, a number, true, false or null. */
+/* Skips a string, a number, true, false or null. */
 static bool take_scalar(struct text *text)
 {
     struct slice inside;
@@ -517,8 +521,8 @@ static bool take_scalar(struct text *text)
     }
 }
 
-/* Goes over a key, the colon behind it and blanks. False also for a key with an escape, because it
- * may be one of the keys that are read, written in another way. */
+/* Skips a key, its colon and the blanks after it; `key` gets the text of the key. False also if the
+ * key has an escape, because it may then be another spelling of a known key. */
 static bool take_key(struct text *text, struct slice *key)
 {
     bool has_escape;
@@ -529,12 +533,14 @@ static bool take_key(struct text *text, struct slice *key)
     return true;
 }
 
-/* Goes from the end of a value over the comma, the next key and its colon to the next value; or
- * from the brace that opens an object. False, at the same place, if there is no further member.
+/* Moves to the value of the next member of an object: over a comma (for the first member, over the
+ * opening brace), the key and its colon. If there is no further member, returns false and does not
+ * move.
  *
- * `last` is the position of the member before, START if there is none, and becomes that of the
- * next. Members mostly come in the same order, with the same blanks: `steps` has the text that
- * stood behind each member the last time. Where it stands again, it is not parsed again. */
+ * `last` is the position of the previous member, START if there is none. It becomes the position
+ * of the next member, and `key` becomes the start of the key. The members of most objects come in
+ * the same order, with the same blanks. So `steps` keeps the text that last followed each member.
+ * If the same text follows again, it is not parsed again. */
 static bool take_member(struct text *text, const struct keys *keys, struct step *steps,
                         uint8_t *last, const char **key)
 {
@@ -544,7 +550,7 @@ static bool take_member(struct text *text, const struct keys *keys, struct step 
     if (step->size > 0 && (size_t)(text->end - begin) >= step->size
         && is_equal(begin, step->text, step->size)) {
         text->at += step->size;
-        skip_blanks(text); /* there may be more of them this time */
+        skip_blanks(text); /* there may be more blanks than the last time */
     } else {
         if (!take(text, *last == START ? '{' : ',') || !take_key(text, &found)) {
             text->at = begin;
@@ -559,20 +565,21 @@ static bool take_member(struct text *text, const struct keys *keys, struct step 
     return true;
 }
 
-/* Goes over the brace that ends an object, of which `last` is the last member. */
+/* Skips the brace that ends an object; `last` is the position of the object's last member. If it is
+ * START, the object is empty, and its opening brace is skipped too. */
 static bool take_end(struct text *text, uint8_t last)
 {
     return (last != START || take(text, '{')) && take(text, '}');
 }
 
-/* Goes over a list or an object. False if lists and objects are nested too deeply. */
+/* Skips a list or an object. False if lists and objects are nested too deeply. */
 static bool take_nested(struct text *text)
 {
-    uint64_t is_object = 0; /* the lowest bit is that of the innermost list or object */
+    uint64_t is_object = 0; /* the lowest bit is for the innermost list or object */
     int depth = 0;
     struct slice key;
     for (;;) {
-        /* Here begins a value. */
+        /* A value begins here. */
         bool opens = is_next(text, '{') || is_next(text, '[');
         if (opens) {
             if (++depth > MOST_DEPTH)
@@ -588,7 +595,7 @@ static bool take_nested(struct text *text)
         } else if (!take_scalar(text)) {
             return false;
         }
-        /* Here ends a value, and perhaps those around it. */
+        /* A value ends here, and perhaps lists and objects around it. */
         while (depth > 0 && !take(text, ',')) {
             if (!take(text, is_object & 1 ? '}' : ']'))
                 return false;
@@ -606,13 +613,13 @@ static bool take_nested(struct text *text)
     }
 }
 
-/* Goes over any value. */
+/* Skips any value. */
 static bool take_value(struct text *text)
 {
     return is_next(text, '{') || is_next(text, '[') ? take_nested(text) : take_scalar(text);
 }
 
-/* Reads digits into a number; false if there are none, too many for 64 bits, or a 0 in front. */
+/* Reads digits into a number; false without digits, with a leading 0, or with more than 64 bits. */
 static bool read_digits(struct text *text, uint64_t *value)
 {
     const char *begin = text->at, *at = begin, *end = text->end;
@@ -628,8 +635,8 @@ static bool read_digits(struct text *text, uint64_t *value)
     return at > begin && (*begin != '0' || at == begin + 1);
 }
 
-/* Reads an integer or null. The result is the lower 64 bits. False for other values, and for those
- * with more than 64 bits before their sign. */
+/* Reads an integer, or `missing` for null. The result has the lower 64 bits of the integer. False
+ * for other values, and if the integer without its sign has more than 64 bits. */
 static bool read_integer(struct text *text, int64_t *value, int64_t missing)
 {
     uint64_t digits;
@@ -648,8 +655,8 @@ static bool read_integer(struct text *text, int64_t *value, int64_t missing)
     return true;
 }
 
-/* Reads decimal microseconds below a limit into nanoseconds. False for more than three decimals and
- * for an exponent. */
+/* Reads decimal microseconds as nanoseconds. False if the time is not below the limit, or has more
+ * than three decimals or an exponent. */
 static bool read_time(struct text *text, int64_t *ns, uint64_t limit_us)
 {
     static const int64_t scales[] = {1000, 100, 10, 1};
@@ -676,7 +683,7 @@ static bool read_time(struct text *text, int64_t *ns, uint64_t limit_us)
 
 /* ---- Events ---- */
 
-/* Reads the value of a member that has a column. */
+/* Reads the value of a member that is a number of a row. */
 static bool read_number(struct text *text, struct event *event, const struct member *member)
 {
     switch (member->what) {
@@ -695,8 +702,8 @@ static bool read_number(struct text *text, struct event *event, const struct mem
     }
 }
 
-/* Reads the value of a member. A number of another type than expected makes the event odd. False if
- * the value is no JSON. `kind` gets the member, from its key on, if it belongs to the kind. */
+/* Reads the value of a member. False if the value is not JSON. A number of another type than
+ * expected sets `is_odd`. A member that is part of the kind is appended to `kind`, with its key. */
 static bool read_member(struct text *text, struct event *event, const struct member *member,
                         const char *key, struct buffer *kind)
 {
@@ -731,7 +738,7 @@ static bool read_phase(const struct text *text, struct event *event)
     return true;
 }
 
-/* Reads the arguments of an event. False if they are no object, or come a second time. */
+/* Reads the arguments of an event. False if they are no object, or the event has them twice. */
 static bool read_args(struct text *text, struct piece *piece, struct event *event)
 {
     const char *key;
@@ -745,7 +752,7 @@ static bool read_args(struct text *text, struct piece *piece, struct event *even
     return take_end(text, last);
 }
 
-/* Reads the members of an event. False if it has no phase, or two. */
+/* Reads the members of an event. False if the event has no phase, or two phases. */
 static bool read_event(struct text *text, struct piece *piece, struct event *event)
 {
     const char *key;
@@ -761,13 +768,13 @@ static bool read_event(struct text *text, struct piece *piece, struct event *eve
     return event->has_phase && take_end(text, last);
 }
 
-/* The position of the kind of the event that was read; -1 as for `code_of`. */
+/* Returns the position of the current event's kind; -1 for the reasons of `code_of`. */
 static int32_t kind_of(struct piece *piece, struct table *kinds)
 {
     static const char opens[] = "\"args\":{";
     struct buffer *head = &piece->head, *args = &piece->args;
     if (args->size > 1)
-        args->size--; /* the comma behind the last member */
+        args->size--; /* without the comma after the last member */
     if (!append(head, opens, sizeof opens - 1) || !append(head, args->data, args->size)
         || !append(head, "}}", 2))
         return -1;
@@ -802,7 +809,7 @@ static bool add_instant(struct piece *piece, const struct event *event)
     return row.kind >= 0 && append(&piece->memory, &row, sizeof row);
 }
 
-/* Reads one event and adds it. False if it is not understood. */
+/* Reads one event and adds it. False if the event is not understood or memory is not enough. */
 static bool scan_event(struct text *text, struct piece *piece)
 {
     struct event event = {.span = {[SEQUENCE] = -1, [PYTHON_ID] = -1, [PYTHON_PARENT] = -1},

@@ -1,10 +1,11 @@
-"""Reads the events of a trace from its JSON text; see `scanner`, which is its only user."""
+"""Reads the events of a trace from its JSON text. Only `instrument.trace.scanner` uses it."""
 
 ARGS: list[str]
 
-# The number of events; rows and kinds of events with a duration, and of memory events; kinds of other
-# events without a duration; events that begin or end, as JSON objects with a comma behind each; the
-# distinct texts.
+# In this order: the number of events; the rows and the kinds of events with a duration; the rows
+# and the kinds of memory events; the kinds of other instant events; the events with the phase B or
+# E, as JSON objects with a comma after each; the distinct shapes, concrete inputs, types and call
+# stacks.
 _Found = tuple[
     int,
     bytes,

@@ -20,7 +20,7 @@ from instrument.errors import CaptureError
 METADATA_FILE = "capture.json"
 # Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
 FORMAT = 2
-# No job has more ranks. A larger number means that the file is damaged.
+# No job has more ranks than this. A larger number means that the file is damaged.
 MOST_RANKS = 1_000_000
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -62,9 +62,9 @@ class Cost(Struct):
 
 
 class Config(Struct):
-    """The options of the recording session that the read half uses."""
+    """The options of the recording session that are needed to read the capture."""
 
-    activities: Any = None  # names, or mappings from a name to its chosen types
+    activities: Any = None  # names, or mappings from a name to chosen types
     profile_memory: bool | None = None
     with_flops: bool | None = None
     communication: list[str] = field(default_factory=list)
@@ -187,7 +187,7 @@ def own_version() -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read the `capture.json` in a folder; its known keys have the types of `Metadata`.
+    """Read the `capture.json` in a folder, and check the types of the keys in `Metadata`.
 
     Keys that an older version wrote under other names get their current names.
 

@@ -2,7 +2,7 @@
 
 The cache holds traces of at least 100,000 events, with one entry for each path. An entry is valid
 while the trace keeps its size, modification time and inode, and only for the version of this
-package that wrote the entry. Nothing is written beside a trace. Each column is stored in the
+package that wrote the entry. The folder of a trace is not changed. Each column is stored in the
 narrowest integer type that holds its values.
 """
 
@@ -62,7 +62,7 @@ _INDICES_OR_NONE |= {"grid": "grids", "block": "grids", "detail": "details"}
 
 
 def _made_by() -> list[str]:
-    """The package version, the format and the columns; an entry made by others is stale."""
+    """The package version, the format and the columns; an entry with other values is stale."""
     return [own_version(), str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 

@@ -22,8 +22,8 @@ BEYOND_NS = BEYOND_US * 1000
 def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
     """Convert decimal microseconds to whole nanoseconds, limited to ±`BEYOND_NS`.
 
-    The integer part and the fraction of a float are scaled separately, because one product would
-    round twice.
+    The integer part and the fraction of a float are scaled separately, because `1000 * float` would
+    be rounded twice.
     """
     values = np.array(microseconds) if len(microseconds) else np.zeros(0, np.int64)
     sizes = values.astype(np.float64)
@@ -48,7 +48,7 @@ def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
     """Convert integers to a column; an integer with more than 64 bits keeps its lower 64 bits."""
     try:
         return np.array(values, np.int64)
-    except OverflowError:  # unsigned 64 bits, such as -1 written without its sign
+    except OverflowError:  # unsigned integers, such as 2**64 - 1 for -1
         return np.array([v & 0xFFFF_FFFF_FFFF_FFFF for v in values], np.uint64).view(np.int64)
 
 
@@ -65,7 +65,7 @@ class Interned(dict[Any, int]):
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """The values of each field of some structs, by field name; the fastest way to read them."""
+    """The values of each field of the structs `values`, by name; the fastest way to read fields."""
     columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
     return dict(zip(kind.__struct_fields__, columns))
 
@@ -73,7 +73,7 @@ def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[A
 def ints(values: Sequence[int | None], missing: int) -> Ints:
     """Convert numbers to a column, with `missing` for None.
 
-    Most columns of a piece hold one value in all rows; that case takes a third of the time.
+    Most columns of a piece have the same value in all rows. This case takes a third of the time.
     """
     if len(values) > 1 and values.count(values[0]) == len(values):
         return np.repeat(ints(values[:1], missing), len(values))

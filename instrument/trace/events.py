@@ -1,4 +1,4 @@
-"""`Events`: a trace as parallel numpy columns with interned names."""
+"""`Events`: a trace as parallel numpy columns. Each distinct name is stored once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEVICE = (
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
 
-# Such as "dynamo_data: compile_id=0/0"; the phase itself is another event.
+# A name such as "dynamo_data: compile_id=0/0". The phase that it describes is another event.
 _COMPILER_NOTE = re.compile(r"_data: (.*, )?compile_id=\d")
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
@@ -58,7 +58,7 @@ def is_moment(name: str) -> bool:
 
 
 def is_compiler_note(name: str) -> bool:
-    """Whether torch.compile made the annotation of this name, which describes one of its phases."""
+    """Whether an annotation of this name is a note of torch.compile about one of its phases."""
     return _COMPILER_NOTE.search(name) is not None
 
 
@@ -68,7 +68,7 @@ def is_loader(name: str) -> bool:
 
 
 def loader_iterator(name: str) -> str | None:
-    """The class that torch names in a wait for a batch; None if it names none."""
+    """The class of the iterator in the name of a wait for a batch; None if the name has none."""
     found = _LOADER.match(name)
     return (found[1] or None) if found else None
 
@@ -91,8 +91,8 @@ def is_blocking_copy(name: str) -> bool:
 def split_overload(name: str) -> tuple[str, str]:
     """Split the name of an operator: `aten::add.Tensor` gives `aten::add` and `Tensor`.
 
-    The default overload is "". The range of a user can have the category of an operator; its name
-    is split too if it has this form.
+    The default overload is "". A user's range can have the category of an operator. Its name is
+    split too if the name has this form.
     """
     found = _WITH_OVERLOAD.fullmatch(name)
     return (found[1], found[2]) if found else (name, "")
@@ -127,28 +127,30 @@ class Memory:
 
 
 class Details(NamedTuple):
-    """Arguments of few kinds of events: those of collectives, of CUDA graphs, of waits, of launches.
+    """Arguments that only events of collectives, CUDA graphs, waits and launches have.
 
     A value is None if the trace does not have it.
 
     Attributes:
-        collective: the name of a collective, such as `allreduce`; its kernel has it and, on the
-            CPU, the event `record_param_comms`.
-        element_type: the type of its elements, such as `Float`.
+        collective: the name of a collective, such as `allreduce`. The kernel of the collective has
+            this argument, and so does the event `record_param_comms` on the CPU.
+        element_type: the type of the collective's elements, such as `Float`.
         input_elements, output_elements: the number of elements on this rank.
         ranks: the ranks that take part, as text such as "[0, 1]"; torch shortens a long list.
         group_size: how many ranks take part.
-        process_group, group_description: the name of the process group, such as "0", and what it
-            is for, such as "default_pg".
+        process_group, group_description: the name of the process group, such as "0", and its
+            description, such as "default_pg".
         collective_number: torch's count of the collectives of this process group.
         source_rank, destination_rank: the two ranks of a transfer.
         graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
-        sync_kind: what a `cuda_sync` event is, such as "Stream Wait Event".
-        waits_for_stream, waits_for_event: the stream and the CUDA event that it waits for.
+        sync_kind: the kind of a `cuda_sync` event, such as "Stream Wait Event".
+        waits_for_stream, waits_for_event: the stream and the CUDA event that a `cuda_sync` event
+            waits for.
         waits_for_correlation: the correlation of the call that recorded this CUDA event.
-        launched_kernel: the name of the kernel that a call launches; ROCm has it, CUDA does not.
-        annotation: the name given to `torch.cuda._graph_annotations.mark_kernels` around the node
-            of a CUDA graph, if torch's tool wrote it into the trace.
+        launched_kernel: the name of the kernel that a call launches. Traces of ROCm have this
+            argument, traces of CUDA do not.
+        annotation: the name that `torch.cuda._graph_annotations.mark_kernels` gave to the node of a
+            CUDA graph, if torch's tool wrote this name into the trace.
     """
 
     collective: str | None = None
@@ -216,7 +218,9 @@ class Event(NamedTuple):
 class Events:
     """All events of a trace that have a duration, as parallel columns in the order of the file.
 
-    Iterating and indexing give rows of type `Event`. A row takes about 5 µs; the columns are fast.
+    Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
+    columns is much faster.
+
     Flows, thread labels and event arguments without a column or a field in `Details` are not kept.
 
     Attributes:
@@ -249,12 +253,13 @@ class Events:
         recorded: the number of all events in the file.
         base_ns: see `start_ns`; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
-        rank, world_size: those of the recording process; None if the trace does not hold them.
+        rank, world_size: the rank of the recording process, and the number of ranks; None if the
+            trace does not have them.
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
         negative_durations: the number of events that end before they begin, which happens if the
-            clock was set back. In the columns, they last 0 ns and are not finished.
+            clock was set back. In the columns, these events last 0 ns and are not finished.
     """
 
     categories: tuple[str, ...]
@@ -300,7 +305,7 @@ class Events:
         return len(self.start_ns)
 
     def __getitem__(self, index: int) -> Event:
-        at = range(len(self))[index]  # negative indices and IndexError as for a list
+        at = range(len(self))[index]  # negative indices count from the end, as in a list
         process, thread = self.threads[self.thread[at]]
         occupancy = float(self.occupancy[at])
         return Event(
@@ -337,14 +342,17 @@ class Events:
         return f"<Events: {counts}, {self.recorded} in the file>"
 
     def device_of(self, process: int | str) -> Device | None:
-        """The device that a process of device events is; None if the trace does not describe it."""
+        """The device with the id `process`; None if the trace does not describe this device.
+
+        `process` is the process of a device event.
+        """
         if type(process) is not int:
             return None
         return next((device for device in self.devices if device.id == process), None)
 
     @property
     def begin_ns(self) -> int:
-        """When the first event began, memory events included; 0 if there are no events."""
+        """The start of the first event or memory event; 0 if there are no events."""
         return min(
             (int(times.min()) for times in (self.start_ns, self.memory.time_ns) if len(times)),
             default=0,

@@ -51,7 +51,10 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """Yield the same chunks, read ahead in a thread; reading and unpacking release the GIL."""
+    """Yield the chunks of `source`; a thread reads them ahead.
+
+    The thread does not slow down the caller, because reading and unpacking release the GIL.
+    """
     with ThreadPoolExecutor(1) as thread:
         try:
             pending = deque(thread.submit(next, source, b"") for _ in range(CHUNKS_AHEAD))
@@ -79,8 +82,8 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
         if size > max(RATIO_COUNTS_FROM_BYTES, most * taken):
             raise TraceError(
                 f"The first {taken} bytes of the trace file {path} decompress to {size} bytes, "
-                f"over {most:g} times as many. No trace does so; if you trust it, set "
-                f"{RATIO_VARIABLE} higher."
+                f"over {most:g} times as many. No trace is compressed this much; if you trust the "
+                f"file, set {RATIO_VARIABLE} higher."
             )
         if plain:
             yield plain

@@ -24,13 +24,13 @@ from instrument.errors import TraceError
 from instrument.trace.schema import BAD
 
 LARGEST, SMALLEST = 1 << 21, 1 << 13
-# The limit in bytes of an event, and of the text before and after the list of events. More text is
-# never in memory.
+# The limit in bytes of an event, and of the text before and after the list of events. Longer texts
+# are refused, so that they do not fill the memory.
 LONGEST = 1 << 24
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
-_MOST_ITEMS = 1000  # of a list beside the events
+_MOST_ITEMS = 1000  # that are read from a list other than `traceEvents`
 _LATEST_NS = 2**62  # in Unix time the year 2116
 # A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
@@ -41,7 +41,7 @@ _FORGIVING = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
 class _Document(msgspec.Struct):
-    """The keys of a trace document that are read; its list of events is emptied before."""
+    """The keys of a trace document that are read; `traceEvents` is always empty here."""
 
     traceEvents: list[Any]  # noqa: N815 - the format's own name
     baseTimeNanoseconds: Any = None  # noqa: N815
@@ -309,12 +309,12 @@ class Pieces:
 
 def cut_short(path: Path, *, gzip: bool = False) -> TraceError:
     """The error for a file that is truncated before the end of its first event."""
-    how = "gzip cut short" if gzip else "cut short: its JSON does not end"
+    how = "gzip that is cut short" if gzip else "cut short: its JSON does not end"
     return TraceError(f"The trace file {path} is {how}; copy or record it again.")
 
 
 def _items(found: Any, kind: type[Any]) -> list[Any]:
-    """The items of a list that have a type, as many as are of use; none of what is not a list."""
+    """The first items of a list that have the type `kind`; no items if `found` is not a list."""
     items = found[:_MOST_ITEMS] if isinstance(found, list) else []
     return [item for item in items if isinstance(item, kind)]
 
@@ -323,7 +323,7 @@ def forgiving(text: bytes) -> tuple[Any, str]:
     """Repair a JSON text and decode it; return the value and the repaired text.
 
     The backslash of an unknown escape is taken literally, NaN and Infinity become None, and a time
-    with two minus signs keeps the first.
+    with two minus signs keeps one of them.
 
     Raises:
         ValueError: the text is not JSON even after the repairs.
@@ -337,7 +337,7 @@ def forgiving(text: bytes) -> tuple[Any, str]:
 def with_one_sign(text: bytes) -> bytes:
     """Make negative times valid JSON by removing the second of two minus signs.
 
-    Cost: 0.1 ms for each MB if the text has no such time.
+    Cost: 0.1 ms for each MB if no time has two signs.
     """
     characters = np.frombuffer(text, np.uint8)  # `b".-" in text` takes ten times as long
     if not (characters[np.flatnonzero(characters == ord("-")) - 1] == ord(".")).any():
@@ -346,7 +346,7 @@ def with_one_sign(text: bytes) -> bytes:
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
-    """The first position, at or after `at`, whose byte is none of these characters."""
+    """The first position, at or after `at`, whose byte is not one of `characters`."""
     size = 16
     while at < len(text):
         part = text[at : at + size]
@@ -357,7 +357,7 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _last_end(text: bytes, begin: int, end: int) -> int:
-    """The position after the last `}` before a `, {`, between two positions; -1 without one."""
+    """The position after the last `}` that a `, {` follows, between two positions; -1 if none."""
     at = text.rfind(b"{", begin, end)
     while at > begin:
         comma = _skip_back(text, at)
@@ -381,7 +381,7 @@ def _skip_back(text: bytes, at: int) -> int:
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:
-    """The position after the bracket that ends the one at `begin`; -1 if it is not before `end`."""
+    """The position after the bracket that closes the bracket at `begin`; -1 if beyond `end`."""
     depth = 0
     for token in _TOKEN.finditer(text, begin, end):
         character = text[token.start()]

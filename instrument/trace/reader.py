@@ -1,12 +1,12 @@
 """Read a Chrome/Kineto trace file into columns.
 
-A compiled module fills the columns from the text (`scanner`). Where it is not installed, or does not
-understand the text, the text is decoded as JSON (`schema`). Events with a duration and memory
-events become columns. All other events are only counted.
+A compiled module fills the columns from the text (`scanner`). If the module is not installed, or
+does not understand the text, the text is decoded as JSON (`schema`). Events with a duration and
+memory events become columns. All other events are only counted.
 
-Cost: half of the time in which msgspec decodes the text into typed objects; without the
-module, 2.5 times that time. Peak memory is twice the size of the columns, which take about 105
-bytes for each event.
+Cost: half of the time that msgspec needs to decode the text into typed objects; without the
+compiled module, 2.5 times that time. Peak memory is twice the size of the columns, which take about
+105 bytes for each event.
 
 Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
 Below 2**43 µs a float is exact to the nanosecond: half the distance between two floats is 0.488 ns.
@@ -68,7 +68,7 @@ def read(path: Path) -> Events:
     A truncated file is read up to its last complete event, and `Events.cut_short` is true. An event
     that ends before it begins gets the duration 0 and counts as not finished. An event whose times
     are out of range is left out. `Events.negative_durations` and `Events.left_out` count these two
-    kinds.
+    kinds of events.
 
     Raises:
         TraceError: the file is missing, empty, not JSON, JSON but not a trace, or truncated before
@@ -151,7 +151,7 @@ class _Columns:
         self._halves += piece.halves
 
     def _texts_at(self, name: str, codes: Codes, distinct: list[bytes]) -> Codes:
-        """Intern the distinct texts of a piece; the code of each of its events, -1 for no text."""
+        """Intern the distinct texts of a piece; return the code of each event, -1 for no text."""
         if not distinct or (name == "call_stack" and self._has_frames()):
             return np.full(len(codes), -1, np.int32)
         known = self._texts.codes(distinct, len(distinct)) - np.int32(1)
@@ -191,7 +191,7 @@ class _Columns:
         }
 
     def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        """The columns of device events and runtime calls, computed from these events alone."""
+        """The columns in which only device events and runtime calls have values."""
         of_device = flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))
         at = np.flatnonzero(of_device[category])
         args = {name: [arg[name][k] for k in at.tolist()] for name in _DEVICE_ARGS}
@@ -217,7 +217,7 @@ class _Columns:
     def _codes_of_details(
         self, category: Codes, name: Codes, args: Sequence[Args], kernels: Sequence[Any]
     ) -> Codes:
-        """Intern the details of the events that can have some; -1 for all others."""
+        """Intern the details of events; return the code of each event, -1 for an event without."""
         can_have = flags(_has_details, tuple(self._categories))[category]
         can_have |= name == self._names.get(_COLLECTIVE_ON_CPU, -1)
         if kernels.count(None) < len(kernels):
@@ -242,7 +242,7 @@ class _Columns:
         }
 
     def _call_stacks(self, raws: Sequence[Raw]) -> Codes:
-        """The call stacks of operators; all are -1 if the trace has Python frames as events."""
+        """The codes of call stacks; all are -1 if the trace has Python frames as events."""
         if self._has_frames():
             return np.full(len(raws), -1, np.int32)
         return self._codes_of_texts(raws)
@@ -273,7 +273,7 @@ class _Columns:
         found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
-        if self._has_frames():  # found after pieces with stacks
+        if self._has_frames():  # the first frame may come after call stacks
             columns["call_stack"][:] = -1
         return Events(
             categories=tuple(self._categories),
@@ -302,10 +302,10 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """The events whose times are in range, and the number of those that end before they begin.
+    """The events whose times are in range, and how many of these events end before they begin.
 
     Raises:
-        OverflowError: the sum of their durations is out of range.
+        OverflowError: the sum of the durations is out of range.
     """
     columns = _where(_is_within(columns["start_ns"], BEYOND_NS), columns)
     columns = _where(_is_within(columns["end_ns"] - columns["start_ns"], _LONGEST_NS), columns)
@@ -321,7 +321,7 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:
-    """A mask of the values that are nearer to 0 than the limit; None if all values are."""
+    """A mask of the values between `-limit` and `limit`; None if all values lie between them."""
     is_within = -limit < values.min(initial=0) and values.max(initial=0) < limit
     return None if is_within else np.abs(values) < limit
 
@@ -340,7 +340,7 @@ def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:
 
 
 def _device(found: dict[str, Any]) -> Device:
-    """A device as torch describes it beside the events."""
+    """Convert an item of the list `deviceProperties` in a trace."""
     name = found.get("name")
     id, memory, multiprocessors = (
         value if type(value := found.get(key)) is int and 0 <= value < 2**63 else None
@@ -378,7 +378,7 @@ def _annotation(args: Args) -> str | None:
 
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float32]:
-    """Numbers as a column; NaN for None, and for numbers that are too large for it."""
+    """Numbers as a column; NaN for None, and for numbers that are too large for 32 bits."""
     with np.errstate(over="ignore"):
         found = np.array(values, np.float32)
     found[np.isinf(found)] = np.nan

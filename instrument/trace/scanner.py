@@ -1,11 +1,12 @@
 """Read the events of a piece of a trace with the compiled module `_scanner`, where it is installed.
 
-The module is written in C and built during the installation if there is a C compiler. Without it,
-each piece is decoded as JSON (`schema`), with the same result, in four times the time.
+The module is written in C and built during the installation if there is a C compiler. Without the
+module, each piece is decoded as JSON (`schema`), with the same result, in four times the time.
 
-`_scanner` returns the numbers of each event, and the events that differ in more than numbers: the
-kinds, each as a short event in JSON. Few kinds occur in a trace. They are decoded like any event,
-and the columns of an event are those of its kind with its own numbers.
+`_scanner` returns the numbers and the kind of each event. A kind is a short event in JSON: it has
+all values that are kept, except numbers and long texts. A trace has few kinds. Each kind is decoded
+like an event. The columns of an event are the columns of its kind, with the event's own numbers and
+texts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ except ImportError:  # built only where there is a compiler
 
 Columns = dict[str, NDArray[Any]]
 
-# The rows of `_scanner`; a text is -1 if it is missing.
+# The columns of the rows that `_scanner` returns; a text is -1 if it is missing.
 _NUMBERS = (
     "start_ns",
     "end_ns",
@@ -54,13 +55,17 @@ _SPAN = np.dtype(
     + [(name, np.int32) for name in ("kind", *TEXTS, "unused")]
 )
 _MEMORY = np.dtype([(name, np.int64) for name in (*_MEMORY_NUMBERS, "kind")])
-# Kinds beyond these numbers are forgotten, so that a trace in which nothing repeats does not fill
-# the memory.
+# If there are more kinds than this, or their texts have more bytes, the kinds found so far are
+# forgotten. Otherwise a trace in which nothing repeats would fill the memory.
 _MOST_KINDS, _MOST_BYTES = 1 << 16, 1 << 26
 
 
 class Scanned(NamedTuple):
-    """The events of a piece; the codes of each text are positions in its list of distinct texts."""
+    """The events of a piece.
+
+    `texts` has, for each column of `TEXTS`, the code of each event and the distinct texts. A code
+    is a position in the distinct texts; -1 if the event has no such text.
+    """
 
     recorded: int
     spans: Columns
@@ -70,9 +75,9 @@ class Scanned(NamedTuple):
 
 
 class Kinds:
-    """The kinds of events that a trace has had so far, and their columns.
+    """The kinds of events found so far in a trace, and their columns.
 
-    `columns_of` makes the columns of decoded events.
+    `columns_of` converts decoded events to columns.
     """
 
     def __init__(self, columns_of: Callable[[list[Any]], Columns]) -> None:
@@ -84,7 +89,7 @@ class Kinds:
     def decoded(self, kinds: list[bytes]) -> list[Any]:
         """Decode the kinds that are new; raises the errors of msgspec.
 
-        Forgets all kinds before, if there are very many.
+        If very many kinds are known, all of them are forgotten first.
         """
         if len(self._positions) > _MOST_KINDS or self._bytes > _MOST_BYTES:
             self._columns, self._positions, self._bytes = self._columns_of([]), {}, 0
@@ -92,7 +97,7 @@ class Kinds:
         return decode(b"[%b]" % b",".join(new)) if new else []
 
     def add(self, kinds: list[bytes], new: list[Any]) -> Codes:
-        """Add what `decoded` returned; return the position of each kind."""
+        """Add the `new` kinds, which `decoded` returned; return the position of each kind."""
         if new:
             columns = self._columns_of(new)
             self._columns = {
@@ -103,7 +108,7 @@ class Kinds:
         return np.array([positions.setdefault(kind, len(positions)) for kind in kinds], np.int32)
 
     def columns_at(self, kind: Codes, rows: NDArray[Any]) -> Columns:
-        """The columns of events of these kinds; those that the rows have too come from there."""
+        """The columns of events: from `rows` if `rows` has the column, else from the kind."""
         own = set(rows.dtype.names or ())
         return {
             name: rows[name].astype(column.dtype) if name in own else column[kind]
@@ -118,12 +123,14 @@ class Scanner:
         self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
     ) -> None:
         self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)
-        self._other_kinds = Kinds(lambda _: {})  # without columns: only decoded, as a check
+        # These kinds have no columns. They are decoded only as a check.
+        self._other_kinds = Kinds(lambda _: {})
 
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
-        """The events between two positions; None if they must be decoded.
+        """The events between two positions of a text; None if the text must be decoded as JSON.
 
-        None if the module is missing, does not understand the text, or a kind cannot be decoded.
+        This is so if the module is missing or does not understand the text, or if a kind cannot be
+        decoded.
         """
         found = compiled.scan(text, begin, end) if compiled else None
         if found is None:

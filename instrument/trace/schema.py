@@ -36,7 +36,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     """The arguments of an event that become columns."""
 
     external_id: int | None = 0
-    old_external_id: int | None = 0  # of kernels and runtime calls, in torch 1.9
+    old_external_id: int | None = 0  # torch 1.9 writes this on kernels and runtime calls
     correlation: int | None = 0
     sequence: int | None = -1
     forward_thread: int | None = 0
@@ -80,7 +80,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     waits_for_correlation: int | None = None
     launched_kernel: Any = None
     annotation: Any = None
-    # Other keys of the annotation of a node, which depend on the version of torch.
+    # Other keys under which versions of torch write the annotation of a CUDA graph's node.
     annotation_name: Any = None
     annotation_text: Any = None
 
@@ -137,7 +137,7 @@ def _list_of(kinds: Iterable[type]) -> Any:
 
 EVENT_LIST = _list_of(_KEPT.values())
 _EVENTS: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(EVENT_LIST)
-# Decodes only the times of the same events, exactly.
+# Decodes only the times of these events, as exact decimals.
 _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
     _list_of(
         msgspec.defstruct(
@@ -173,7 +173,7 @@ def _floats_hold(events: list[Any]) -> bool:
 
 
 def coerced(event: dict[str, Any], text: str) -> Any:
-    """Convert one event to a struct; None if events of its kind are not kept.
+    """Convert one event to a struct; None if events with its `ph` are not kept.
 
     A field whose value has the wrong type gets its default.
     """

@@ -8,12 +8,14 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from instrument.errors import ConfigError
+from instrument.analysis.breakdown import COMMUNICATION
+from instrument.analysis.steps import is_loading
+from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import Intervals
 from instrument.printable import printable
 from instrument.trace.events import OPERATOR, Flags, Ints, flags, is_runtime, split_overload
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import Model
+from instrument.whatif.model import Model, loads_here
 
 _SHOWN = 3
 
@@ -128,6 +130,49 @@ def of_rows(model: Model, rows: Flags) -> Selection:
     calls[model.work.call[rows]] = True
     none = np.zeros(0, np.int64)
     return Selection((none, none), rows, calls[:-1])
+
+
+def communication(model: Model) -> Selection:
+    """All communication of the devices.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    rows = model.work.kind == COMMUNICATION
+    if not rows.any():
+        raise CaptureError("The capture has no communication whose bandwidth could change.")
+    return of_rows(model, rows)
+
+
+def loading(model: Model) -> Selection:
+    """The waits for batches of data loaders that work in the training process.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    events = model.links.events
+    calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
+    if not len(calls):
+        raise CaptureError(
+            "No data loader works in the training process in this capture, so more workers cannot "
+            "be simulated."
+        )
+    return of_events(model, calls)
+
+
+def launching(model: Model, pattern: str) -> Selection:
+    """Ranges as in `by_range` that launch device work.
+
+    Raises:
+        ConfigError: no range matches.
+        CaptureError: the ranges launch nothing.
+    """
+    found = by_range(model, pattern)
+    if not found.rows.any():
+        raise CaptureError(
+            f"The range {printable(pattern)} launches no device work: a CUDA graph cannot help."
+        )
+    return found
 
 
 def calls_named(model: Model, pattern: str) -> Ints:

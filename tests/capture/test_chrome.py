@@ -332,7 +332,7 @@ BAD = {
     ),
     "gzip cut short": (
         gzip.compress(GOOD)[:20],
-        "The trace file {path} is gzip cut short; copy or record it again.",
+        "The trace file {path} is gzip that is cut short; copy or record it again.",
     ),
     "not JSON": (
         b"hello",

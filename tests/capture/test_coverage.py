@@ -186,11 +186,11 @@ def test_the_likely_cause_depends_on_where_it_is_missing(tmp_path) -> None:
     longer = kernel("odd", 250, 21, correlation=98)
     assert "although other work of the same stream" in why(rows.LAUNCHED, [alone, longer])
     assert "no calls of the device's runtime" in why(rows.LAUNCHED, [alone], [])
-    assert "1 of them after the last one" in why(rows.LAUNCHES, ADDED["a lost kernel"][0])
+    assert "1 of these came after the last launch" in why(rows.LAUNCHES, ADDED["a lost kernel"][0])
     early = [event for event in TRAINING if event["name"] != "gemm_backward"]
-    assert "profiler dropped its records" in why(rows.LAUNCHES, [], early)
+    assert "profiler dropped records of the device" in why(rows.LAUNCHES, [], early)
     on_cpu = [event for event in TRAINING if event["cat"] not in ("kernel", "gpu_memcpy")]
-    assert "holds none at all" in why(rows.LAUNCHES, [], on_cpu)
+    assert "holds no device work at all" in why(rows.LAUNCHES, [], on_cpu)
     assert "there are no ranges: mark code" in why(rows.CPU_IN_RANGES, [], [span("aten::mm", 0, 1)])
 
 

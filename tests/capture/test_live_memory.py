@@ -102,7 +102,7 @@ def test_points_of_time_are_shown_since_the_first_event(tmp_path) -> None:
 
 def test_memory_that_was_not_recorded_says_so(tmp_path) -> None:
     memory = capture(tmp_path, EVENTS[:3]).memory
-    assert repr(memory) == "<Memory: not recorded; profile_memory=true records it>"
+    assert repr(memory) == "<Memory: not recorded; profile_memory=true records memory>"
     assert "&lt;Memory: not recorded" in memory._repr_html_()
 
 

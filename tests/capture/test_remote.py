@@ -57,7 +57,7 @@ def test_a_listing_names_only_what_is_below(cache: Path, server: Any) -> None:
 
 @pytest.mark.parametrize("url", ["memory://run/..", "memory://"])
 def test_a_url_without_a_name_is_refused(cache: Path, server: Any, url: str) -> None:
-    with pytest.raises(CaptureError, match="names no capture: give the URL of one"):
+    with pytest.raises(CaptureError, match="names no capture: give the URL of a capture"):
         storage.fetch(url)
     assert not cache.exists()
 

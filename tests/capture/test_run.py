@@ -376,7 +376,7 @@ def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
     assert run.windows[0].ranks.column("rank") == [0]
     assert run.unread == [
         f"The process that should read {tmp_path}/steps_000003-000004_rank{rank} ended with status -9: "
-        "open it alone with `instrument show`."
+        "open this path alone with `instrument show`."
         for rank in (1, 2)
     ]
 

@@ -369,7 +369,7 @@ def test_everything_that_can_be_marked_shows_up(tmp_path: Path) -> None:
         "0",
     } <= names
     assert names <= {name for name in names if name in printed}
-    assert "Inside compiled region 0/0, not timed: named in the mark, a_function" in printed
+    assert "Ranges inside compiled region 0/0, not timed: named in the mark, a_function" in printed
 
 
 def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
     capture.trace_path.write_bytes(packed[: len(packed) * 3 // 4])
     before = contents(output)
     if name in REFUSES_CUT:
-        with pytest.raises(TraceError, match="gzip cut short; copy or record it again"):
+        with pytest.raises(TraceError, match="gzip that is cut short; copy or record it again"):
             written(sink, Capture.load(capture.folder or ""))
         assert contents(output) == before
     elif name not in NOTHING_IN:
@@ -305,7 +305,10 @@ def test_where_it_fails_the_raw_trace_is_kept(
 def test_an_unknown_option_gets_one_sentence(name: str, sink: Sink) -> None:
     option = next(iter(type(sink).model_fields))
     wrong = option[:-1] + option[-1] * 2
-    for given, end in ((wrong, f"; did you mean {option!r}?"), ("zzzz", f"; it knows {option!r}")):
+    for given, end in (
+        (wrong, f"; did you mean {option!r}?"),
+        ("zzzz", f"; choose from {option!r}"),
+    ):
         with pytest.raises(ConfigError) as error:
             build("sink", name, {given: 3})
         start = f"{type(sink).display_name()} has no option {given!r}{end}"

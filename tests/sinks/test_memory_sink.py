@@ -159,7 +159,7 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     text = (capture.folder / "memory.html").read_text(encoding="utf-8")
     Page(text)
     assert "<b>30.00 MiB</b>more at the peak than at the start" in text
-    assert "The trace holds no addresses, so it does not show what used the memory." in text
+    assert "The trace holds no addresses, so the chart cannot show what used the memory." in text
     assert "In use at the peak" not in text
 
 

@@ -45,7 +45,7 @@ class Letter(Sink):
         ),
         (
             {"to": "ann", "zzz": 2},
-            "The Letter sink has no option 'zzz'; it knows 'to', 'copies', 'paper', 'colours'.",
+            "The Letter sink has no option 'zzz'; choose from 'to', 'copies', 'paper', 'colours'.",
         ),
         ({}, "The Letter sink needs a value for its option 'to'."),
         ({"tto": "ann"}, "The Letter sink has no option 'tto'; did you mean 'to'?"),
@@ -66,7 +66,7 @@ class Letter(Sink):
         ),
         (
             {"to": "ann", "paper": 7},
-            "The Letter sink's option 'paper' cannot be 7; it knows 'plain', 'lined'.",
+            "The Letter sink's option 'paper' cannot be 7; choose from 'plain', 'lined'.",
         ),
         (
             {"to": "ann", "colours": ["red", 3]},

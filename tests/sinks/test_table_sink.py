@@ -455,7 +455,7 @@ def test_a_word_far_from_all_gets_the_whole_list(capture: Capture) -> None:
     with pytest.raises(ConfigError) as error:
         render(capture, sort="zzz")
     assert str(error.value).startswith(
-        "The table cannot be sorted by 'zzz'; it knows 'name', 'calls', 'self_cpu_ns',"
+        "The table cannot be sorted by 'zzz'; choose from 'name', 'calls', 'self_cpu_ns',"
     )
 
 
