@@ -64,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"{percent(share)} of the {span.what} waits for data: "
         f"{duration(waited_ns / span.count)} each{_TITLES[kind]}",
         change=_change(capture, waits, loader, kind, workers),
-        verify="instrument show CAPTURE --interruptions --steps, after recording again",
+        verify="instrument show CAPTURE --interruptions --steps",
         saving=_saving(capture, whatif, span, waits, kind, workers),
         range=path,
         source=source,

@@ -80,7 +80,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     share = span.share(int(idle_ns.sum()))
     if share < _LEAST_SHARE:
         return
-    saving = simulated(lambda: whatif.asynchronous("*", positions=calls))
+    saving = simulated(lambda: whatif.asynchronous(positions=calls))
     if not is_worth(saving, _LEAST_SAVING):
         return
     path, source = common_place(capture, calls, idle_ns)
@@ -90,7 +90,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"Synchronizing calls leave the device idle for {percent(share)} of the "
         f"{span.what}: {_number(len(calls) / span.count)} a {span.what}",
         change=_change(rows),
-        verify="instrument show CAPTURE --synchronisations --steps, after recording again",
+        verify="instrument show CAPTURE --synchronisations --steps",
         saving=saving,
         range=path,
         source=source,
@@ -110,7 +110,7 @@ def synchronizing_calls(capture: Views) -> Ints:
     last[found.wait[order]] = found.earlier[order]
     to_device = events.among(COPIES) & events.named(lambda name: _TO_DEVICE in name)
     waits = (found.kind != STREAM_WAIT) & ~np.append(to_device, False)[last]
-    calls = np.unique(found.call[waits])
+    calls: Ints = np.unique(found.call[waits])
     return calls[events.among(is_runtime)[calls]]
 
 

@@ -58,7 +58,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         title=f"{percent(share)} of the step is in no range"
         + (f", {percent(outside)} in no operator either" if outside >= _LEAST_SHARE / 2 else ""),
         change=_change(capture),
-        verify="instrument show CAPTURE --ranges, after recording again",
+        verify="instrument show CAPTURE --ranges",
         evidence=tuple(_rows(capture, outside_ns, span)),
         coverage=(CPU_IN_RANGES,),
     )

@@ -46,16 +46,15 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def largest_as_text(diagnosis: Diagnosis, most: int = 3) -> str:
-    """Return the largest findings as a few lines for below other tables; empty without findings."""
-    findings = diagnosis.findings[:most]
+def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
+    """Return the first findings as a few lines, to stand below tables; empty without findings."""
     if not findings:
         return ""
-    lines = [f"What slows it down, the largest of {_count(len(diagnosis.findings), 'finding')}:"]
-    for number, finding in enumerate(findings, 1):
+    of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
+    lines = [f"What to change first{of}:"]
+    for number, finding in enumerate(findings[:most], 1):
         lines += _wrapped(f"{finding.title}{_short_saving(finding)}", f"{number}. ")
         lines += _wrapped(finding.change, "   ")
-    lines.append("instrument diagnose shows the evidence, and what else was checked.")
     return "\n".join(lines)
 
 
@@ -144,7 +143,7 @@ def _finding(number: int, finding: Finding) -> str:
 def _saving(finding: Finding) -> str:
     saving = finding.saving
     if saving is None:
-        return "unknown; it cannot be simulated from this capture"
+        return "not known"
     low, high = sorted((saving.low_ns, saving.high_ns))
     bounds = f", between {duration(low)} and {duration(high)}" if low != high else ""
     share = f" ({saving.saving_ns / saving.baseline_ns:.0%})" if saving.baseline_ns else ""
@@ -158,7 +157,9 @@ def _short_saving(finding: Finding) -> str:
     saving = finding.saving
     if saving is None:
         return ""
-    return f": saves {duration(saving.saving_ns)} of {duration(saving.baseline_ns)} a step"
+    return f"; without it, a step takes {duration(saving.step_ns)} instead of " + duration(
+        saving.baseline_ns
+    )
 
 
 def _where(finding: Finding) -> str:
@@ -223,8 +224,9 @@ def _markdown_heading(diagnosis: Diagnosis) -> str:
 
 
 def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
-    saving = _escaped(_cut(_saving(finding)))
-    lines = [f"{number}. **{_escaped(_cut(finding.title))}** Saves {saving}."]
+    saving = finding.saving
+    saves = "Saving not known" if saving is None else f"Saves {_saving(finding)}"
+    lines = [f"{number}. **{_escaped(_cut(finding.title))}** {_escaped(saves)}."]
     where = [f"range {_code(finding.range)}"] if finding.range else []
     where += [_code(finding.source)] if finding.source else []
     lines += [f"   - Where: {', '.join(where)}"] if where else []
@@ -251,7 +253,9 @@ def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A sentence with its markup escaped; a mention or a reference to an issue becomes plain."""
-    marked = re.sub(r"([\\`*_{}\[\]()<>#+!|~&:/@.-])", r"\\\1", printable(text))
-    # GitHub reads a mention or an issue number also after a backslash.
-    return re.sub(r"\\([@#])(?=\w)", "\\\\\\1\u200b", marked)
+    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
+    marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
+    marked = re.sub(r"://", r":\\//", marked)
+    marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)
+    # A backslash does not stop GitHub from reading a mention or an issue number.
+    return re.sub(r"([@#])(?=\w)", "\\1\u200b", marked)
