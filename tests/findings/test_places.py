@@ -54,7 +54,10 @@ def test_an_event_lies_in_the_innermost_range_and_backward_in_that_of_its_forwar
     ("name", "source"),
     [
         ("train.py(31): main", "train.py:31 in main"),
-        ("/home/me/my project/train.py(31): <module>", "/home/me/my project/train.py:31 in <module>"),
+        (
+            "/home/me/my project/train.py(31): <module>",
+            "/home/me/my project/train.py:31 in <module>",
+        ),
         ("/env/lib/python3.12/site-packages/acme/nets.py(7): forward", "acme/nets.py:7 in forward"),
         ("C:\\work\\train.py(3): main", "C:\\work\\train.py:3 in main"),
         ("torch/nn/modules/module.py(1): _call_impl", None),

@@ -182,14 +182,15 @@ TWINS = (
         "unused-autograd",
         steps=20,
     ),
-    Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
-    Twin("set_to_none=False", fills_gradients, drops_gradients, "zero-grad"),
+    Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes", steps=16),
+    Twin("set_to_none=False", fills_gradients, drops_gradients, "zero-grad", steps=20),
     Twin(
         "Conv2d with bias before BatchNorm2d",
         adds_a_bias,
         adds_no_bias,
         "conv-bias-before-norm",
         options={"record_shapes": True},
+        steps=30,
     ),
     Twin("a new shape in each step", compiles_again, compiles_once, "recompilation", steps=4),
     Twin(
