@@ -5,9 +5,11 @@ shape, and the next `aten::batch_norm` on the thread, whose input has the shape 
 output. Between the two, only operators without a tensor of dimensions may run, such as the count
 of batches. Batch norm subtracts the mean of each channel, so a bias changes nothing.
 
-What it costs is seen only where the bias has operators of its own: an addition in the forward and a
-sum in the backward, as with cuDNN. MKL-DNN on the CPU does both inside the convolution. So these
-operators must take 1 % of the steps, and the simulation must win 0.5 % without them.
+What it costs is seen only where the bias has operators of its own, as with cuDNN: an addition in
+the forward; a sum in the backward; and the node that accumulates the sum. Other convolutions on the
+CPU have only the last two: they begin with the bias where they else begin with zeros. MKL-DNN adds
+and sums inside the convolution. So these operators must take 1 % of the steps, and the simulation
+must win 0.5 % without them.
 
 Lost: models that are compiled; a norm that is not `torch.nn.BatchNorm`.
 """
@@ -24,7 +26,7 @@ from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth
-from instrument.links.autograd import is_backward
+from instrument.links.autograd import is_accumulation, is_backward
 from instrument.trace.events import OPERATOR, Events, Ints, decoded
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ _LEAST_SAVING = 0.005
 _CONVOLUTIONS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
 _NORM = "aten::batch_norm"
 # What adds the bias inside the convolution, and what sums its gradient inside the backward.
-_ADDS = frozenset({"aten::add_", "aten::copy_", "aten::reshape"})
+_ADDS = frozenset({"aten::add_", "aten::reshape"})
 _BACKWARD = "aten::convolution_backward"
 _SUM = "aten::sum"
 
@@ -158,8 +160,29 @@ def _bias_work(capture: Views, convolutions: Ints) -> Ints:
     sums &= events.named(_SUM.__eq__)[tree.index]
     chosen = adds | sums
     outermost = chosen & (np.append(tree.nearest(chosen), -1)[tree.parent] < 0)
-    found: Ints = tree.index[outermost]
-    return found
+    return np.concatenate([tree.index[outermost], _accumulations(capture, np.flatnonzero(nodes))])
+
+
+def _accumulations(capture: Views, nodes: Ints) -> Ints:
+    """The nodes that accumulate the gradient of a bias, right after the backward of a convolution.
+
+    Their gradient has one dimension. The gradient of the weight has more.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    is_node = np.append(is_backward(events)[tree.index], False)
+    outer = np.flatnonzero(is_node[:-1] & ~is_node[tree.parent])  # by thread, then by start
+    accumulates = is_accumulation(events, tree.index[outer])
+    found = []
+    for k in np.flatnonzero(np.isin(tree.index[outer], nodes)).tolist():
+        for following in range(k + 1, len(outer)):
+            node = int(outer[following])
+            if not accumulates[following] or tree.thread[node] != tree.thread[outer[k]]:
+                break
+            inside = tree.index[min(node + 1, len(tree) - 1)]  # the event with the shape
+            shapes = _json(events, events.shapes[inside])
+            if shapes and len(shapes[0]) == 1:
+                found.append(tree.index[node])
+    return np.array(found, np.int64)
 
 
 CHECK = Check("conv-bias-before-norm", "No convolution adds a bias before a batch norm.", find)

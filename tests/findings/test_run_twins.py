@@ -90,23 +90,23 @@ def drops_gradients() -> None:
 
 
 @cache
-def _convolution(*, bias: bool) -> nn.Module:
-    # MKL-DNN has no 64-bit convolution, and adds a bias inside of its own.
-    layers = (nn.Conv2d(1, 32, 1, bias=bias), nn.BatchNorm2d(32))
-    return nn.Sequential(*layers).double()
+def _convolutions(*, bias: bool) -> nn.Module:
+    # MKL-DNN has no 64-bit convolution, and sums the gradient of a bias inside of its own.
+    layers = [(nn.Conv2d(4, 4, 1, bias=bias), nn.BatchNorm2d(4)) for _ in range(20)]
+    return nn.Sequential(*(each for pair in layers for each in pair)).double().eval()
 
 
 @cache
 def _image() -> torch.Tensor:
-    return torch.ones(4, 1, 64, 64, dtype=torch.float64)
+    return torch.ones(2, 4, 4, 4, dtype=torch.float64)
 
 
 def adds_a_bias() -> None:
-    _train(_convolution(bias=True), _image())
+    _train(_convolutions(bias=True), _image())
 
 
 def adds_no_bias() -> None:
-    _train(_convolution(bias=False), _image())
+    _train(_convolutions(bias=False), _image())
 
 
 def _function(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -108,15 +109,23 @@ def all_twins() -> list[Twin]:
 
 
 def _step_by_step(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
+    """One window of pairs of steps, each pair in random order.
+
+    In a fixed order, another program that gets the CPU at regular times can meet the same one of the two again and again.
+    """
+    chance, pair = random.Random(0), [True, False]
+    is_slow = [False]  # the warm-up
+    for _ in range(twin.steps):
+        chance.shuffle(pair)
+        is_slow += pair
     session = _session(twin, folder / "both", active=2 * twin.steps)
     with session:
-        for number in range(1 + 2 * twin.steps):
-            (twin.slow if number % 2 else twin.fixed)()
+        for slow in is_slow:
+            (twin.slow if slow else twin.fixed)()
             session.step()
     (both,) = session.captures
-    parts = (steps_of(both, folder / "parts" / str(odd), bool(odd).__eq__) for odd in (1, 0))
-    slow, fixed = ([part] for part in parts)
-    return slow, fixed
+    slow = steps_of(both, folder / "slow", is_slow.__getitem__)
+    return [slow], [steps_of(both, folder / "fixed", lambda number: not is_slow[number])]
 
 
 def _window_by_window(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
@@ -139,17 +148,16 @@ def _median_ns(captures: list[Capture]) -> float:
     )
 
 
-def steps_of(capture: Capture, folder: Path, wanted: Callable[[bool], bool]) -> Capture:
+def steps_of(capture: Capture, folder: Path, wanted: Callable[[int], bool]) -> Capture:
     """The capture that a recording of the wanted steps alone would have given.
 
-    `wanted` tells from a step's number, as its remainder by 2, whether the step is wanted. Between
-    the start of an unwanted step and the start of the next one no time passes: the events inside
-    are left out, and everything later is earlier by that time.
+    `wanted` tells from a step's number whether the step is wanted. No time passes between the start of an unwanted step
+    and the start of the next one: the events inside are left out, and everything later is earlier by that time.
     """
     assert capture.folder is not None
     assert capture.trace_path is not None
     document = json.loads(gzip.decompress(capture.trace_path.read_bytes()))
-    steps = [(row.start_ns, wanted(bool(row.number % 2))) for row in capture.steps]
+    steps = [(row.start_ns, wanted(row.number)) for row in capture.steps]
     last = capture.steps[-1]
     kept = _Kept([*steps, (last.start_ns + last.duration_ns, True)])
     document["traceEvents"] = [
