@@ -146,12 +146,17 @@ def interruptions(events: Events) -> Table:
     return Table.of(INTERRUPTIONS, columns).sort("cpu_ns")
 
 
+def is_compilation(name: str) -> bool:
+    """Whether an event of this name is a part of a compilation by torch.compile."""
+    return name.endswith(_COMPILING)
+
+
 def kinds_of(events: Events) -> Ints:
     """The kind of each event, as an index into `KINDS`; -1 for events that interrupt nothing."""
     on_cpu, calls = events.among(OPERATOR | ANNOTATION), events.among(is_runtime)
     found: list[tuple[int, Flags, Callable[[str], bool]]] = [
         (GARBAGE_COLLECTION, events.among(PYTHON), _GARBAGE_COLLECTION.__eq__),
-        (COMPILATION, on_cpu, lambda name: name.endswith(_COMPILING)),
+        (COMPILATION, on_cpu, is_compilation),
         (GUARDS, on_cpu, _GUARDS.__eq__),
         (MODULE_LOADING, calls, lambda name: _MODULES.match(name) is not None),
         (ALLOCATION, calls, lambda name: _ALLOCATES.match(name) is not None),

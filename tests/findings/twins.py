@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import gzip
 import json
-import shutil
+import random
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+
+import torch
 
 from instrument import Capture, Session
 from instrument.findings.finding import Check, Finding, NotRecorded
@@ -69,10 +72,17 @@ class Recorded:
 
 def recorded(twin: Twin, folder: Path) -> Recorded:
     """Run both programs of a twin in turns and record them."""
-    for step in (twin.slow, twin.fixed):  # what happens once happens here
-        step()
-    by_turns = _step_by_step if twin.turns == "step" else _window_by_window
-    slow, fixed = by_turns(twin, folder)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # on a machine with other work, threads that wait for each other take turns at will
+    try:
+        for step in (twin.slow, twin.fixed):  # what happens once happens here
+            step()
+        by_turns = _step_by_step if twin.turns == "step" else _window_by_window
+        slow, fixed = by_turns(twin, folder)
+    finally:
+        torch.set_num_threads(threads)
     return Recorded(slow[-1], fixed[-1], _median_ns(slow), _median_ns(fixed))
 
 
@@ -99,15 +109,23 @@ def all_twins() -> list[Twin]:
 
 
 def _step_by_step(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
+    """One window of pairs of steps, each pair in random order.
+
+    In a fixed order, another program that gets the CPU at regular times can meet the same one of the two again and again.
+    """
+    chance, pair = random.Random(0), [True, False]
+    is_slow = [False]  # the warm-up
+    for _ in range(twin.steps):
+        chance.shuffle(pair)
+        is_slow += pair
     session = _session(twin, folder / "both", active=2 * twin.steps)
     with session:
-        for number in range(1 + 2 * twin.steps):
-            (twin.slow if number % 2 else twin.fixed)()
+        for slow in is_slow:
+            (twin.slow if slow else twin.fixed)()
             session.step()
     (both,) = session.captures
-    parts = (steps_of(both, folder / "parts" / str(odd), bool(odd).__eq__) for odd in (1, 0))
-    slow, fixed = ([part] for part in parts)
-    return slow, fixed
+    slow = steps_of(both, folder / "slow", is_slow.__getitem__)
+    return [slow], [steps_of(both, folder / "fixed", lambda number: not is_slow[number])]
 
 
 def _window_by_window(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
@@ -130,27 +148,32 @@ def _median_ns(captures: list[Capture]) -> float:
     )
 
 
-def steps_of(capture: Capture, folder: Path, wanted: Callable[[bool], bool]) -> Capture:
+def steps_of(capture: Capture, folder: Path, wanted: Callable[[int], bool]) -> Capture:
     """The capture that a recording of the wanted steps alone would have given.
 
-    `wanted` tells from a step's number, as its remainder by 2, whether the step is wanted. Between
-    the start of an unwanted step and the start of the next one no time passes: the events inside
-    are left out, and everything later is earlier by that time.
+    `wanted` tells from a step's number whether the step is wanted. No time passes between the start of an unwanted step
+    and the start of the next one: the events inside are left out, and everything later is earlier by that time.
     """
     assert capture.folder is not None
     assert capture.trace_path is not None
     document = json.loads(gzip.decompress(capture.trace_path.read_bytes()))
-    steps = [(row.start_ns, wanted(bool(row.number % 2))) for row in capture.steps]
+    steps = [(row.start_ns, wanted(row.number)) for row in capture.steps]
     last = capture.steps[-1]
     kept = _Kept([*steps, (last.start_ns + last.duration_ns, True)])
     document["traceEvents"] = [
         event for given in document["traceEvents"] if (event := kept.event(given)) is not None
     ]
     folder.mkdir(parents=True)
-    shutil.copy(capture.folder / "capture.json", folder)
+    metadata = {**capture.metadata, "environment": _settings(capture.metadata["environment"])}
+    (folder / "capture.json").write_text(json.dumps(metadata))
     trace = json.dumps(document).encode()
     (folder / "trace.json.gz").write_bytes(gzip.compress(trace, compresslevel=1))
     return Capture.load(folder)
+
+
+def _settings(environment: dict[str, Any]) -> dict[str, Any]:
+    """What holds for any part of a window: not what was counted in the whole of it."""
+    return {**environment, "garbage_collection": None, "dynamo": None}
 
 
 class _Kept:
@@ -161,7 +184,7 @@ class _Kept:
         self._starts = [start for start, _ in spans]
         self._kept = [kept for _, kept in spans]
         self._before = [0]
-        for (start, kept), (end, _) in zip(spans, spans[1:]):
+        for (start, kept), (end, _) in pairwise(spans):
             self._before.append(self._before[-1] + (end - start if kept else 0))
 
     def time(self, ns: int) -> int:
