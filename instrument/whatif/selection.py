@@ -106,7 +106,9 @@ def by_thread(model: Model, pattern: str) -> Selection:
         model.axis.place(threads, np.full(len(threads), model.axis.begin_ns + offset))
         for offset in (0, model.axis.span_ns - 1)
     )
-    return Selection(joined(begin, end), found.rows, found.calls)
+    # A call outside of all operators launches for its thread too.
+    direct = np.append(nodes, False)[tree.nodes_of(model.work.call)]
+    return Selection(joined(begin, end), found.rows | direct, found.calls)
 
 
 def of_events(model: Model, positions: Ints) -> Selection:
