@@ -19,7 +19,7 @@ from instrument.links.groupby import Groups, groupby, intern
 from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
 from instrument.whatif import edits
 from instrument.whatif.model import Costs, Model
-from instrument.whatif.selection import Selection, of_events, of_paths, of_rows
+from instrument.whatif.selection import Selection, of_events, of_paths, of_rows, short_name
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
 # Rows are made faster together, as many as fit into this many bytes.
@@ -167,8 +167,9 @@ def _kernels(model: Model, rows: int) -> Iterator[_Row]:
     events, work = model.links.events, model.work
     if not len(work.event):
         return
-    numbers, names = intern([short_name(name) for name in events.names])
-    distinct, groups = groupby(numbers[events.name[work.event]])
+    present, name = np.unique(events.name[work.event], return_inverse=True)
+    numbers, names = intern([short_name(events.names[k]) for k in present.tolist()])
+    distinct, groups = groupby(numbers[name])
     bound = groups.sum(work.end_ns - work.start_ns)
     for k in _largest(bound, rows):
         yield _Row("kernel", names[distinct[k]], int(bound[k]), of_rows(model, groups.of == k))
@@ -179,10 +180,3 @@ def _largest(bound: Ints, rows: int) -> list[int]:
     order = np.argsort(-bound, kind="stable")[:rows]
     found: list[int] = order[bound[order] > bound.max(initial=0) * _LEAST_SHARE].tolist()
     return found
-
-
-def short_name(name: str) -> str:
-    """The name of a kernel without return type, template arguments and parameters."""
-    plain = name.removeprefix("void ")
-    ends = [at for at in (plain.find("<"), plain.find("(")) if at > 0]
-    return plain[: min(ends)] if ends else plain

@@ -228,7 +228,7 @@ class Scenario:
         Raises:
             ConfigError: no copy matches.
         """
-        rows = selection.by_kernel(self.model, copy).rows
+        rows = selection.by_copy(self.model, copy)
         return self._with(
             f"copies {copy} overlapped",
             lambda costs, modest: edits.overlap(self.model, costs, rows, modest=modest),
