@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-
 _TIMES = ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms"))
 
 
@@ -22,9 +21,9 @@ def durations_like(ns: float) -> Callable[[float], str]:
     The unit and the number of decimals are those that show `ns` with four digits: with a step of
     87.41 ms, a saving of 300 µs is "0.30 ms".
     """
-    for limit, divisor, unit in (*_TIMES, (float("inf"), 1e9, "s")):
-        if abs(ns) < limit:
-            break
+    _, divisor, unit = next(
+        (time for time in _TIMES if abs(ns) < time[0]), (float("inf"), 1e9, "s")
+    )
     whole = len(str(int(abs(ns) / divisor)))
     decimals = max(4 - whole, 0) if divisor > 1 else 0
 

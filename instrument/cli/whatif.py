@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.cli.arguments import ROWS, path_or_url, row_count
-from instrument.cli.output import Parts
-from instrument.cli.paths import newest_capture
+from instrument.cli.output import Parts, say
+from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,8 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(edits=[])
     add = parser.add_argument
-    of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
-    add("path", metavar="PATH", type=path_or_url, help=of)
+    of = (
+        "a capture, a Chrome trace, a folder that holds captures, or a URL; several paths are the "
+        "ranks of one window, which are simulated together"
+    )
+    add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
 
     def edit(option: str, metavar: str, text: str, **more: Any) -> None:
         add(option, metavar=metavar, action=_Edit, dest=argparse.SUPPRESS, help=text, **more)
@@ -80,6 +84,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit("--graph-launch", "GLOB", "launch each call of these ranges as one CUDA graph")
     edit("--workers", "N", "load the data in N worker processes")
     edit("--bandwidth", "FACTOR", "multiply the bandwidth between ranks")
+    add(
+        "--balance",
+        action=_Edit,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        help="with several ranks: give each rank the same amount of work",
+    )
     tables = "print only the tables that are named so: "
     add(
         "--critical-path",
@@ -115,24 +126,30 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.analysis.table import ALL
     from instrument.report import whatif as text
 
-    edits = [_parsed(option, value) for option, value in arguments.edits]
-    capture = newest_capture(arguments.path)
-    scenario = capture.whatif
+    edits = [_PARSERS[option](option, value) for option, value in arguments.edits]
+    name, scenario = _unedited(arguments.paths)
     for edit in edits:
         scenario = edit(scenario)
     if arguments.json:
-        return text.as_json(capture, scenario, rows=arguments.rows or ALL)
+        return text.as_json(name, scenario, rows=arguments.rows or ALL)
     rows = arguments.rows or ROWS
-    return text.parts(capture, scenario, rows=rows, tables=arguments.tables or ())
+    return text.parts(name, scenario, rows=rows, tables=arguments.tables or ())
 
 
-def _parsed(option: str, value: str) -> Callable[[Scenario], Scenario]:
-    """The edit that an option asks for.
+def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
+    """The name and the scenario of a capture, or of several ranks of a window."""
+    if len(paths) == 1:
+        capture = newest_capture(paths[0])
+        return capture.name, capture.whatif
+    from instrument.runs.run import Run
+    from instrument.whatif.scenario import joint_scenario
 
-    Raises:
-        ConfigError: the value is not of the form that the option needs.
-    """
-    return _PARSERS[option](option, value)
+    run = Run.load(*paths)
+    for sentence in run.unread:
+        say(f"instrument: left out: {sentence}")
+    ranks = run.windows[-1]
+    tell_others(ranks.where, [window.where for window in run.windows[:-1]], "windows")
+    return f"{ranks.name}, {len(ranks.paths)} ranks", joint_scenario(ranks)
 
 
 def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
@@ -187,6 +204,7 @@ def _number(text: str) -> float | None:
 
 # For each option, a function of the option and its value.
 _PARSERS: Mapping[str, Callable[[str, str], Callable[[Scenario], Scenario]]] = {
+    "--balance": lambda *_: lambda scenario: scenario.balance(),
     "--scale": _scale,
     "--remove": _remove,
     "--overlap-copies": lambda _, glob: lambda scenario: scenario.overlap(copy=glob),

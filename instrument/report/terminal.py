@@ -112,9 +112,7 @@ def _draw_section(console: Console, section: Section) -> None:
             console.print(line, no_wrap=True, overflow="ellipsis")
     if left_out:
         some = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
-        caption = (
-            f"{some} left out: {', '.join(left_out)}; {section.all_columns} or a wider terminal shows "
-        )
+        caption = f"{some} left out: {', '.join(left_out)}; {section.all_columns} or a wider terminal shows "
         console.print(Text(f"{caption}{'it' if len(left_out) == 1 else 'them'}.", _FAINT))
 
 

@@ -450,10 +450,7 @@ def _fitted(section: Section) -> tuple[str, list[str]]:
         return to_text(table.select(shown), texts=section.texts), []
     left_out = []
     for name in section.missable:
-        if (
-            name in shown
-            and _width(_narrowest(section, shown)) > most
-        ):
+        if name in shown and _width(_narrowest(section, shown)) > most:
             shown.remove(name)
             left_out.append(name)
     for width in range(60, _NARROWEST_NAME, -4):

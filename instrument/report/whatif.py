@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
-from instrument.analysis.coverage import range_advice
 from instrument.analysis.table import ALL, Table, known_columns
 from instrument.errors import ConfigError
 from instrument.printable import printable
@@ -18,7 +17,6 @@ from instrument.units import durations_like
 from instrument.whatif.selection import short_name
 
 if TYPE_CHECKING:
-    from instrument.analysis.views import Views
     from instrument.whatif.scenario import Scenario
 
 #: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
@@ -51,18 +49,18 @@ _NAMELESS = {
 }
 
 
-def as_text(capture: Views, scenario: Scenario, **options: Any) -> str:
+def as_text(name: str, scenario: Scenario, **options: Any) -> str:
     """Return a scenario as plain text; `options` are those of `parts`."""
-    return plain(parts(capture, scenario, **options))
+    return plain(parts(name, scenario, **options))
 
 
 def parts(
-    capture: Views, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
+    name: str, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
 ) -> list[str | Section]:
     """Return a scenario as parts: the step, what the edits save, and tables.
 
     Args:
-        capture: the capture of the scenario.
+        name: the name of the capture, or of the window of several ranks.
         scenario: the capture with or without edits.
         rows: the most rows of each table.
         tables: the tables to show, of `PROFILE`, `CRITICAL_PATH` and `SLACK`. Without any, the
@@ -70,24 +68,24 @@ def parts(
     """
     text = durations_like(scenario.baseline_ns)
     shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
-    found: list[str | Section] = [_heading(capture, scenario, text)]
+    found: list[str | Section] = [_heading(name, scenario, text)]
     if scenario.edits:
         found += [_edits(scenario), _saving(scenario, text)]
     if CRITICAL_PATH in shown:
         found.append(_critical_path(scenario, rows, text))
     if SLACK in shown:
-        found.append(_slack(capture, scenario, rows, text))
+        found.append(_slack(scenario, rows, text))
     if PROFILE in shown:
         found += [_profile(scenario, rows, text), _all_device_work(scenario, text)]
-    found.append("\n".join(map(printable, _notes(scenario))))
+    found.append("\n".join(f"Note: {printable(note)}" for note in scenario.notes))
     return [part for part in found if part]
 
 
-def as_json(capture: Views, scenario: Scenario, *, rows: int = ALL) -> str:
+def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
     """Return a scenario as JSON, with times in nanoseconds; docs/what-if.md describes the keys."""
     content = {
         "version": VERSION,
-        "name": capture.name,
+        "name": name,
         "step_ns": scenario.step_ns,
         "baseline_ns": scenario.baseline_ns,
         "saving_ns": scenario.saving_ns,
@@ -111,17 +109,16 @@ def _profile_of(scenario: Scenario, rows: int) -> Table:
     return scenario.profile(_TRIED if rows == ALL else max(rows, _TRIED))
 
 
-def _heading(capture: Views, scenario: Scenario, text: Callable[[float], str]) -> str:
-    what = _unit(scenario)
-    name = printable(capture.name)
+def _heading(name: str, scenario: Scenario, text: Callable[[float], str]) -> str:
+    heading = f"{printable(name)}: {_unit(scenario)}"
     if not scenario.edits:
-        return f"{name}: {what} takes {text(scenario.step_ns)}"
-    now, before = text(scenario.step_ns), text(scenario.baseline_ns)
-    return f"{name}: {what} would take {now} instead of {before}"
+        return f"{heading} takes {text(scenario.step_ns)}"
+    return f"{heading} would take {text(scenario.step_ns)} instead of {text(scenario.baseline_ns)}"
 
 
 def _unit(scenario: Scenario) -> str:
-    return "a step" if scenario.model.has_steps else "the recorded window"
+    has_steps = all(model.has_steps for model in scenario.window.models)
+    return "a step" if has_steps else "the recorded window"
 
 
 def _edits(scenario: Scenario) -> str:
@@ -148,9 +145,9 @@ def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str
     if not len(table):
         return f"Causal profile{after}: the capture has no ranges, operators or kernels."
     shown = table.head(rows)
-    columns = {
-        name: shown.column(name) for name in table.columns if name != "saving_50_share"
-    } | {"share": shown.column("saving_50_share")}
+    columns = {name: shown.column(name) for name in table.columns if name != "saving_50_share"} | {
+        "share": shown.column("saving_50_share")
+    }
     return Section(
         Table(columns),
         known_columns(Table(columns)),
@@ -193,9 +190,13 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
     cells = [(*key, *sum_) for key, sum_ in order[:count]]
     if more := len(order) - count:
         step_ns, share = (sum(each) for each in zip(*(sum_ for _, sum_ in order[count:])))
-        cells.append(("others", f"({more} smaller {'row' if more == 1 else 'rows'})", step_ns, share))
+        cells.append(
+            ("others", f"({more} smaller {'row' if more == 1 else 'rows'})", step_ns, share)
+        )
     names = ("kind", "name", "step_ns", "share")
-    found = Table(dict(zip(names, map(list, zip(*cells)))) if cells else {name: [] for name in names})
+    found = Table(
+        dict(zip(names, map(list, zip(*cells)))) if cells else {name: [] for name in names}
+    )
     return Section(
         found,
         names,
@@ -222,12 +223,10 @@ def _kinds(table: Table) -> str:
     return ", ".join(f"{kind} {share:.1%}" for kind, share in order if share >= _LEAST_SHARE)
 
 
-def _slack(
-    capture: Views, scenario: Scenario, rows: int, text: Callable[[float], str]
-) -> str | Section:
+def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
     table = scenario.slack
     if not len(table):
-        return f"No ranges: {range_advice(capture)}"
+        return "Slack: the capture has no ranges; mark code with @profiled, or pass model= to the session."
     shown = table.head(rows)
     return Section(
         shown,
@@ -240,8 +239,3 @@ def _slack(
 
 def _few(shown: Table, table: Table) -> str:
     return "" if len(shown) == len(table) else f", {len(shown)} of {len(table)}"
-
-
-def _notes(scenario: Scenario) -> list[str]:
-    # Recording makes each step longer, and nothing in a trace says by how much.
-    return [f"Note: {note}" for note in scenario.notes]

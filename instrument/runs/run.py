@@ -142,19 +142,21 @@ class Ranks:
     @cached_property
     def collectives(self) -> Table:
         """The collectives of all ranks, with transfer and waiting; see `collective_comparison`."""
-        return collective_comparison.collectives(self.summaries, self._matched, self._clocks)
+        return collective_comparison.collectives(self.summaries, self.matched, self.measured_clocks)
 
     @cached_property
     def clocks(self) -> Table:
         """How far each rank's clock is ahead of the lowest rank's clock; see `clock_skew`."""
-        return clock_skew.clocks(self.summaries, self._clocks)
+        return clock_skew.clocks(self.summaries, self.measured_clocks)
 
     @cached_property
-    def _clocks(self) -> list[clock_skew.Clock | None]:
-        return clock_skew.measure(self._matched)
+    def measured_clocks(self) -> list[clock_skew.Clock | None]:
+        """The clock of each rank, in the order of `summaries`; None if it could not be measured."""
+        return clock_skew.measure(self.matched)
 
     @cached_property
-    def _matched(self) -> MatchedCollectives:
+    def matched(self) -> MatchedCollectives:
+        """The collectives of all ranks, and which of them are one collective."""
         return match(self.summaries)
 
     @property

@@ -2,6 +2,7 @@
 
 - `model`: the moments that matter, and which of them waits for which others.
 - `cpu_time`: the time of the threads as an axis on which waits have no length.
+- `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the pass that computes when each of them happens.
 - `selection`: the CPU time and the device work that an edit changes.
 - `edits`: what changes: faster ranges, waits that are gone, operators that are fused.

@@ -8,7 +8,7 @@ of a program while it runs; here, it follows from one recording.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overlo
 from instrument.whatif import edits
 from instrument.whatif.model import Costs, Model
 from instrument.whatif.selection import Selection, of_events, of_paths, of_rows, short_name
+from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
 # Rows are made faster together, as many as fit into this many bytes.
@@ -41,51 +42,78 @@ CAUSAL_PROFILE: Schema = schema(
 
 
 class _Row(NamedTuple):
+    """A range, operator or kernel on one rank; `bound_ns` is all that it spends."""
+
     kind: str
     name: str
     bound_ns: int
     chosen: Selection
 
 
-def causal_profile(model: Model, costs: Costs, rows: int = 12) -> Table:
+def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Table:
     """Return what would be won, the most for half the time first; see `CAUSAL_PROFILE`.
 
     Args:
-        model: the window.
+        window: the window.
         costs: the scenario from which the savings count.
         rows: how many ranges, operators and kernels are tried: of each kind, those that spend the
             most, since nothing can win more than it spends.
 
     Cost: for each row, some sums over the arcs, and one pass over the moments for all rows together.
     """
-    tried = [*_ranges(model, rows), *_operators(model, rows), *_kernels(model, rows)]
-    base = model.weights(costs)
-    steps = _median(model.steps_ns(model.program.run(base)[:, None]))
-    count = max(len(model.moments.step_end), 1)
+    tried = _tried(window, rows)
+    base = window.weights(costs)
+    steps = _median(window.steps_ns(window.program.run(base)[:, None]))
     width = max(1, _MOST_BYTES // max(len(base) * 8 * len(_FASTER) * 4, 1))
     savings: list[list[float]] = []
     for begin in range(0, len(tried), width):
-        some = tried[begin : begin + width]
-        gone = [model.weights(edits.scale(model, costs, row.chosen, 0.0)) for row in some]
-        columns = [base + (without - base) * share for without in gone for share in _FASTER]
-        times = model.program.run_many(np.array(columns, np.float64).T)
-        won = steps - _median(model.steps_ns(times))
-        savings += won.reshape(len(some), len(_FASTER)).tolist()
-    bounds = _bounds(model)
-    spent = [_spent(model, row.chosen, bounds, count) for row in tried]
-    order = sorted(range(len(tried)), key=lambda k: (-round(savings[k][2]), -tried[k].bound_ns))
+        columns = []
+        for chosen in list(tried.values())[begin : begin + width]:
+            change = window.weights(_without(window, costs, chosen)) - base
+            columns += [base + change * share for share in _FASTER]
+        times = window.program.run_many(np.array(columns, np.float64).T)
+        won = steps - _median(window.steps_ns(times))
+        savings += won.reshape(-1, len(_FASTER)).tolist()
+    bounds = [_bounds(model) for model in window.models]
+    spent = [_spent(window, chosen, bounds) for chosen in tried.values()]
+    names = list(tried)
+    order = sorted(
+        range(len(names)), key=lambda k: (-round(savings[k][2]), -sum(filter(None, spent[k])))
+    )
     cells: dict[str, list[Any]] = {
-        "kind": [tried[k].kind for k in order],
-        "name": [tried[k].name for k in order],
+        "kind": [names[k][0] for k in order],
+        "name": [names[k][1] for k in order],
         "cpu_ns": [spent[k][0] for k in order],
         "device_ns": [spent[k][1] for k in order],
         **{
-            f"saving_{share:.0%}_ns".replace("%", ""): [round(savings[k][n]) for k in order]
+            f"saving_{round(share * 100)}_ns": [round(savings[k][n]) for k in order]
             for n, share in enumerate(_FASTER)
         },
         "saving_50_share": [savings[k][2] / float(steps[0]) if steps[0] else None for k in order],
     }
     return Table.of(CAUSAL_PROFILE, cells)
+
+
+# What is chosen on each rank, by the index of its model.
+_Chosen = dict[int, Selection]
+
+
+def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
+    """The ranges, operators and kernels that spend the most, with what is chosen on each rank."""
+    found: dict[tuple[str, str], _Chosen] = {}
+    for rank, model in enumerate(window.models):
+        for find in (_ranges, _operators, _kernels):
+            for row in find(model, rows):
+                found.setdefault((row.kind, row.name), {})[rank] = row.chosen
+    return found
+
+
+def _without(window: Window, costs: Sequence[Costs], chosen: _Chosen) -> list[Costs]:
+    """The costs of each rank if what is chosen took no time."""
+    return [
+        edits.scale(model, own, chosen[rank], by=0.0) if rank in chosen else own
+        for rank, (model, own) in enumerate(zip(window.models, costs))
+    ]
 
 
 def _median(steps_ns: NDArray[np.float64]) -> Any:
@@ -101,14 +129,18 @@ def _bounds(model: Model) -> Ints:
     return axis.place(threads[:, None, None], bounds[None])
 
 
-def _spent(model: Model, chosen: Selection, bounds: Ints, steps: int) -> tuple[int, int | None]:
-    """The CPU and device time of a selection in one step, on average."""
-    inside = model.axis.inside(chosen.cpu, bounds.reshape(-1)).reshape(bounds.shape)
-    cpu = int((inside[:, 1] - inside[:, 0]).sum())
-    if not len(model.work.event):
-        return cpu // steps, None
-    rows = chosen.rows & (model.step_of >= 0)
-    return cpu // steps, int((model.work.end_ns - model.work.start_ns)[rows].sum()) // steps
+def _spent(window: Window, chosen: _Chosen, bounds: Sequence[Ints]) -> tuple[int, int | None]:
+    """The CPU and device time of a selection in one step of one rank, on average."""
+    cpu = device = 0
+    for rank, own in chosen.items():
+        model, places = window.models[rank], bounds[rank]
+        steps = max(len(model.moments.step_end), 1)
+        inside = model.axis.inside(own.cpu, places.reshape(-1)).reshape(places.shape)
+        cpu += int((inside[:, 1] - inside[:, 0]).sum()) // steps
+        rows = own.rows & (model.step_of >= 0)
+        device += int((model.work.end_ns - model.work.start_ns)[rows].sum()) // steps
+    has_device = any(len(model.work.event) for model in window.models)
+    return cpu // len(chosen), device // len(chosen) if has_device else None
 
 
 def _ranges(model: Model, rows: int) -> Iterator[_Row]:

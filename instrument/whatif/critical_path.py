@@ -6,11 +6,13 @@ the threads' own time, so that CPU time belongs to ranges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups
@@ -18,7 +20,8 @@ from instrument.links.intervals import Intervals
 from instrument.trace.events import Ints
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import CPU, DEVICE, KINDS, LAUNCH, ORIGIN, STREAM, Costs, Model
-from instrument.whatif.program import Path
+from instrument.whatif.program import NEVER, Path
+from instrument.whatif.window import Window
 
 CRITICAL_PATH: Schema = schema(
     kind="CPU; kernel, communication, copy or memset (work of the device); launch (from the call "
@@ -27,6 +30,7 @@ CRITICAL_PATH: Schema = schema(
     "worker processes), other ranks; or unexplained: a device event began late without a known cause",
     name="for CPU time, the path of the range; for device work, its name; for a wait, the call; "
     "None if there is none",
+    rank="the rank, if the scenario has several; None for the transfer of a collective",
     total_ns="time on the critical path of all finished steps but the first one",
     step_ns="the same for one step, on average",
     share="the same as a share of these steps",
@@ -41,24 +45,25 @@ _UNEXPLAINED = "unexplained"
 _FAR = 2**62
 
 
-def critical_path(model: Model, costs: Costs) -> Table:
+def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return what the steps consist of, the longest first; see `CRITICAL_PATH`.
 
     The rows sum to the duration of the steps. Without finished steps, the whole window counts.
     """
-    weights = model.weights(costs)
-    times = model.program.run(weights)
-    ends = _step_ends(model, times)
-    path = model.program.critical(weights, int(ends[-1]))
-    counted = ends[0] if len(ends) > 1 else model.moments.step_start[0]
-    begin = int(times[counted])
+    weights = window.weights(costs)
+    times = window.program.run(weights)
+    ends = _step_ends(window, times)
+    path = window.program.critical(weights, int(ends[-1]))
+    starts = [m.moments.step_start[0] + k for m, k in zip(window.models, window.first_moment)]
+    begin = int(times[ends[0]] if len(ends) > 1 else times[starts].min())
     end = int(times[ends[-1]])
-    found = _Found(model, costs, path, begin, end)
+    found = _Found(window, costs, path, begin, end)
     steps = max(len(ends) - 1, 1)
     rows = sorted(found.total_ns.items(), key=lambda row: -row[1])
     columns: dict[str, list[Any]] = {
-        "kind": [kind for (kind, _), _ in rows],
-        "name": [name for (_, name), _ in rows],
+        "kind": [kind for (_, kind, _), _ in rows],
+        "name": [name for (_, _, name), _ in rows],
+        "rank": [rank for (rank, _, _), _ in rows],
         "total_ns": [total for _, total in rows],
         "step_ns": [total // steps for _, total in rows],
         "share": [total / (end - begin) if end > begin else None for _, total in rows],
@@ -66,55 +71,74 @@ def critical_path(model: Model, costs: Costs) -> Table:
     return Table.of(CRITICAL_PATH, columns)
 
 
-def _step_ends(model: Model, times: Ints) -> Ints:
-    """For each step, the moment at which it ends; see `Model.steps_ns`."""
-    moments, found = model.moments, model.moments.step_end.copy()
-    rows = np.flatnonzero(model.step_of >= 0)
-    order = rows[np.lexsort((times[moments.end_of[rows]], model.step_of[rows]))]
-    last = np.full(len(found), -1)
-    last[model.step_of[order]] = moments.end_of[order]
-    later = (last >= 0) & (np.append(times, 0)[last] > times[found])
-    found[later] = last[later]
-    for k in range(1, len(found)):
-        if times[found[k]] < times[found[k - 1]]:
-            found[k] = found[k - 1]
-    return found
+def _step_ends(window: Window, times: Ints) -> Ints:
+    """For each step, the moment of any rank at which it ends; see `Model.ends_ns`."""
+    found: list[Ints] = []
+    for model, first in zip(window.models, window.first_moment):
+        moments, own = model.moments, times[first : first + len(model.moments.time_ns)]
+        ends = moments.step_end.copy()
+        rows = np.flatnonzero(model.step_of >= 0)
+        order = rows[np.lexsort((own[moments.end_of[rows]], model.step_of[rows]))]
+        last = np.full(len(ends), -1)
+        last[model.step_of[order]] = moments.end_of[order]
+        later = (last >= 0) & (np.append(own, 0)[last] > own[ends])
+        ends[later] = last[later]
+        for k in range(1, len(ends)):
+            if own[ends[k]] < own[ends[k - 1]]:
+                ends[k] = ends[k - 1]
+        found.append(ends + first)
+    steps = min(len(each) for each in found)
+    every = np.stack([each[:steps] for each in found])
+    chosen: Ints = every[np.argmax(times[every], axis=0), np.arange(steps)]
+    return chosen
 
 
 class _Found:
-    """The time on a path between two points in time, by kind and name."""
+    """The time on a path between two points in time, by rank, kind and name."""
 
-    def __init__(self, model: Model, costs: Costs, path: Path, begin: int, end: int) -> None:
-        self.total_ns: dict[tuple[str, str | None], int] = {}
-        self._model, self._costs = model, costs
-        arcs, events = model.arcs, model.links.events
+    def __init__(
+        self, window: Window, costs: Sequence[Costs], path: Path, begin: int, end: int
+    ) -> None:
+        self.total_ns: dict[tuple[int | None, str, str | None], int] = {}
         inside = (path.end_ns > begin) & (path.begin_ns < end)
         arc = path.arc[inside]
-        first = np.maximum(path.begin_ns[inside], begin)
-        last = np.minimum(path.end_ns[inside], end)
-        on_cpu = arcs.kind[arc] == CPU
-        self._add_cpu(arc[on_cpu], int((last - first)[on_cpu].sum()))
-        for k in np.flatnonzero(~on_cpu).tolist():
-            total, each = int(last[k] - first[k]), int(arc[k])
-            kind, row, event = int(arcs.kind[each]), int(arcs.row[each]), int(arcs.event[each])
-            if row >= 0:
-                name = events.names[events.name[model.work.event[row]]]
-                lasts = int(costs.device_ns[row]) if model.lasting[each] >= 0 else 0
-                lasts = min(lasts, total)
-                self._add(WORK_KINDS[model.work.kind[row]], name, lasts)
-                total -= lasts
-            if kind in (LAUNCH, STREAM, ORIGIN) and row >= 0:
-                usual = max(int(model.typical.fixed_ns[each]), 0) if kind != ORIGIN else 0
-                late = max(total - usual, 0)
-                self._add(_UNEXPLAINED, None, late)
-                total -= late
-            if kind != DEVICE:
-                named = event >= 0 and row < 0
-                self._add(KINDS[kind], events.names[events.name[event]] if named else None, total)
+        lasts = np.minimum(path.end_ns[inside], end) - np.maximum(path.begin_ns[inside], begin)
+        owner = np.searchsorted(window.first_arc, arc, "right") - 1
+        for k, model in enumerate(window.models):
+            mine = owner == k
+            self._rank = window.ranks[k] if len(window.models) > 1 else None
+            self._model, self._costs = model, costs[k]
+            own, total = arc[mine] - window.first_arc[k], lasts[mine]
+            on_cpu = model.arcs.kind[own] == CPU
+            self._add_cpu(own[on_cpu], int(total[on_cpu].sum()))
+            for each, ns in zip(own[~on_cpu].tolist(), total[~on_cpu].tolist()):
+                self._add_arc(each, ns)
+        self._rank = None
+        joining = owner == len(window.models)
+        self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
+
+    def _add_arc(self, arc: int, total_ns: int) -> None:
+        """The time of one arc: the device work at its end, and what comes before this work."""
+        model, arcs, events = self._model, self._model.arcs, self._model.links.events
+        kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
+        if row >= 0:
+            lasts = int(self._costs.device_ns[row]) if model.lasting[arc] >= 0 else 0
+            lasts = min(lasts, total_ns)
+            name = events.names[events.name[model.work.event[row]]]
+            self._add(WORK_KINDS[model.work.kind[row]], name, lasts)
+            usual = max(int(model.typical.fixed_ns[arc]), 0) if kind in (LAUNCH, STREAM) else 0
+            late = max(total_ns - lasts - usual, 0) if kind in (LAUNCH, STREAM, ORIGIN) else 0
+            self._add(_UNEXPLAINED, None, late)
+            total_ns -= lasts + late
+        if kind != DEVICE:
+            named = event >= 0 and row < 0
+            name_of = events.names[events.name[event]] if named else None
+            self._add(KINDS[kind], name_of, total_ns)
 
     def _add(self, kind: str, name: str | None, total_ns: int) -> None:
+        key = (self._rank, kind, name)
         if total_ns:
-            self.total_ns[kind, name] = self.total_ns.get((kind, name), 0) + total_ns
+            self.total_ns[key] = self.total_ns.get(key, 0) + total_ns
 
     def _add_cpu(self, arc: Ints, total_ns: int) -> None:
         """The CPU time of some arcs by the range that it belongs to."""
@@ -149,41 +173,49 @@ def _with(one: Intervals, other: Intervals) -> Intervals:
     return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
 
 
-def slack(model: Model, costs: Costs) -> Table:
+def slack(window: Window, costs: Sequence[Costs]) -> Table:
     """Return how much longer each range could take, the least first; see `SLACK`."""
-    weights = model.weights(costs)
-    times = model.program.run(weights)
-    late = model.program.slack(weights, _step_ends(model, times))
-    scopes, places = model.links.scopes, model.places
-    order = np.argsort(places, kind="stable")
-    nodes = scopes.nodes
-    axis = model.axis
-    first = np.searchsorted(places[order], axis.place(nodes.thread, nodes.start_ns), "right")
-    last = np.searchsorted(places[order], axis.place(nodes.thread, nodes.end_ns))
-    least = np.full(len(scopes.paths.names), 2**61)
-    ordered = np.append(late[order], 2**61)
-    bounds = np.stack([first, np.maximum(last + 1, first + 1)]).T.reshape(-1)
-    if len(nodes):
-        found = np.minimum.reduceat(
-            np.append(ordered, [2**61, 2**61]), np.minimum(bounds, len(ordered))
-        )[::2]
-        same = nodes.thread == model.moments.thread[order[np.minimum(first, len(order) - 1)]]
-        known = (scopes.attributed >= 0) & same
-        np.minimum.at(least, scopes.attributed[known], found[known])
-    _, launcher = model.links.launched
-    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[launcher]]
-    rows = np.flatnonzero(path >= 0)
-    np.minimum.at(least, path[rows], late[model.moments.end_of[rows]])
-    # A range contains its inner ranges.
-    for k in range(len(least) - 1, -1, -1):
-        above = int(scopes.paths.above[k])
-        if above >= 0:
-            least[above] = min(least[above], least[k])
-    sort = np.argsort(least, kind="stable")
+    weights = window.weights(costs)
+    times = window.program.run(weights)
+    late = window.program.slack(weights, _step_ends(window, times))
+    least: dict[str, int] = {}
+    for model, first in zip(window.models, window.first_moment):
+        own = _slack_of_paths(model, late[first : first + len(model.moments.time_ns)])
+        for text, value in zip(model.links.scopes.paths.texts, own.tolist()):
+            least[text] = min(value, least.get(text, value))
+    rows = sorted(least.items(), key=lambda row: row[1])
     return Table.of(
         SLACK,
         {
-            "name": [scopes.paths.texts[k] for k in sort.tolist()],
-            "slack_ns": [int(x) if x < 2**60 else None for x in least[sort].tolist()],
+            "name": [name for name, _ in rows],
+            "slack_ns": [value if value < -NEVER else None for _, value in rows],
         },
     )
+
+
+def _slack_of_paths(model: Model, late: Ints) -> Ints:
+    """The least slack of each path of ranges; `_FAR` if no step depends on it."""
+    scopes, axis, places = model.links.scopes, model.axis, model.places
+    nodes, paths = scopes.nodes, scopes.paths
+    order = np.argsort(places, kind="stable")
+    found = np.full(len(paths.names), _FAR)
+    if len(nodes):
+        # What a range does ends at a moment inside it, or at the next one of its thread.
+        first = np.searchsorted(places[order], axis.place(nodes.thread, nodes.start_ns), "right")
+        last = np.searchsorted(places[order], axis.place(nodes.thread, nodes.end_ns))
+        values = np.append(late[order], [_FAR, _FAR])
+        thread = np.append(model.moments.thread[order], [-1, -1])
+        last = np.where(thread[last] == nodes.thread, last, last - 1)
+        bounds = np.stack([first, np.maximum(last, first) + 1], axis=1).reshape(-1)
+        least = np.minimum.reduceat(values, bounds)[::2]
+        known = (scopes.attributed >= 0) & (last >= first)
+        np.minimum.at(found, scopes.attributed[known], least[known])
+    _, launcher = model.links.launched
+    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[launcher]]
+    rows = np.flatnonzero(path >= 0)
+    np.minimum.at(found, path[rows], late[model.moments.end_of[rows]])
+    # A range contains its inner ranges, which come after it.
+    for k in range(len(found) - 1, -1, -1):
+        if paths.above[k] >= 0:
+            found[paths.above[k]] = min(found[paths.above[k]], found[k])
+    return found

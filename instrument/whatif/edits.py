@@ -12,14 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from instrument.analysis.breakdown import COMMUNICATION
-from instrument.analysis.steps import is_loading
-from instrument.errors import CaptureError
 from instrument.links.cuda_graphs import is_graph_launch
 from instrument.links.groupby import groupby
 from instrument.links.intervals import Intervals, sweep
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import LAUNCH, LOADER, RANKS, STREAM, WAIT, Costs, Model, loads_here
+from instrument.whatif.model import LAUNCH, LOADER, RANKS, STREAM, WAIT, Costs, Model
 from instrument.whatif.program import NEVER
 from instrument.whatif.selection import Selection
 
@@ -28,7 +26,7 @@ from instrument.whatif.selection import Selection
 _GRAPH_LAUNCH_NS = 10_000
 
 
-def scale(model: Model, costs: Costs, chosen: Selection, by: float) -> Costs:
+def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
     """Multiply the CPU time and the device time of a selection."""
     device_ns = costs.device_ns.copy()
     device_ns[chosen.rows] = np.rint(device_ns[chosen.rows] * by)
@@ -51,7 +49,7 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
 
 def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
     """Remove CPU time, device work with its gaps and launches, and the waits in it."""
-    scaled = scale(model, costs, _with_launches(model, chosen), 0.0)
+    scaled = scale(model, costs, _with_launches(model, chosen), by=0.0)
     arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()
     of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     fixed_ns[of_rows & (fixed_ns != NEVER)] = 0
@@ -78,9 +76,9 @@ def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
     return replace(costs, fixed_ns=fixed_ns)
 
 
-def overlap(model: Model, costs: Costs, rows: Flags, *, modest: bool) -> Costs:
+def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Let copies run beside the computation, in full; the modest form leaves the calls waiting."""
-    arcs = model.arcs
+    arcs, rows = model.arcs, chosen.rows
     device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
     device_ns[rows] = 0
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
@@ -91,7 +89,7 @@ def overlap(model: Model, costs: Costs, rows: Flags, *, modest: bool) -> Costs:
     return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)
 
 
-def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool) -> Costs:
+def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Do the same work in as few operators as there are names of operators.
 
     Of each operator, the overhead goes: the shortest time that an operator of its name took. The
@@ -105,7 +103,7 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool) -> Cost
     parent = np.append(inside, False)[tree.parent]
     top = np.flatnonzero(inside & ~parent)
     if not len(top):
-        raise CaptureError("There is no operator to fuse in this part of the capture.")
+        return costs
     _, groups = groupby(events.name[tree.index[top]].astype(np.int64))
     shortest = groups.min((end - start)[top])[groups.of]
     is_first = np.zeros(len(top), np.bool_)
@@ -120,14 +118,12 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool) -> Cost
     return replace(costs, cpu=(*costs.cpu, (joined(starts, ends), 0.0)), fixed_ns=fixed_ns)
 
 
-def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool) -> Costs:
+def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Launch the device work of each call of some ranges with one launch of a CUDA graph.
 
     The CPU time of the ranges goes, and each call of one costs a graph launch. The gaps between its
     kernels go. The modest form keeps the gaps.
     """
-    if not chosen.rows.any():
-        raise CaptureError("This part of the capture launches no device work: no graph can help.")
     arcs = model.arcs
     cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)))
     fixed_ns = cut.fixed_ns.copy() if modest else _without_gaps(model, cut, chosen.rows)
@@ -150,42 +146,42 @@ def _graph_launch_ns(model: Model) -> int:
     return int(np.median(events.duration_ns[found])) if len(found) else _GRAPH_LAUNCH_NS
 
 
-def bandwidth(model: Model, costs: Costs, factor: float) -> Costs:
-    """Multiply the bandwidth between the ranks; what a collective waits for others stays.
+def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -> Costs:
+    """Multiply the bandwidth of some communication; what a collective waits for others stays.
 
     The transfer of a collective is the shortest time that a kernel of its name and size took.
     """
-    rows = model.work.kind == COMMUNICATION
-    if not rows.any():
-        raise CaptureError("The capture has no communication whose bandwidth could change.")
-    device_ns = costs.device_ns.copy()
-    transfer = model.transfer_ns[rows]
+    device_ns, rows = costs.device_ns.copy(), chosen.rows
+    transfer = np.minimum(model.transfer_ns[rows], device_ns[rows])
     device_ns[rows] -= transfer - np.rint(transfer / factor).astype(np.int64)
-    return _with_durations(model, costs, np.maximum(device_ns, 0))
+    return _with_durations(model, costs, device_ns)
 
 
-def workers(model: Model, costs: Costs, count: int, *, modest: bool) -> Costs:
+def workers(
+    model: Model, costs: Costs, chosen: Selection, *, count: int, modest: bool = False
+) -> Costs:
     """Load batches in worker processes.
 
     A loader that works in the training process loads in the workers instead: a batch arrives after
     the one before it by its loading time divided by the number of workers, and costs the training
     process nothing. In the modest form, only half of the workers help.
     """
-    events = model.links.events
-    calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
-    if not len(calls):
-        raise CaptureError(
-            "No data loader works in the training process in this capture, so more workers cannot "
-            "be simulated."
-        )
-    thread = events.thread[calls]
-    place = model.axis.place
-    cpu = joined(place(thread, events.start_ns[calls]), place(thread, events.end_ns[calls]))
     helping = max(count / 2, 1) if modest else count
     fixed_ns = costs.fixed_ns.copy()
     batches = np.flatnonzero((model.arcs.kind == LOADER) & (model.arcs.source >= 0))
-    fixed_ns[batches] = np.rint(events.duration_ns[model.arcs.event[batches]] / helping)
-    return replace(costs, cpu=(*costs.cpu, (cpu, 0.0)), fixed_ns=fixed_ns)
+    lasts = model.links.events.duration_ns[model.arcs.event[batches]]
+    fixed_ns[batches] = np.rint(lasts / helping)
+    return replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)), fixed_ns=fixed_ns)
+
+
+def balance(model: Model, costs: Costs, by: float) -> Costs:
+    """Multiply all CPU time and all device time, except that of communication."""
+    device_ns = costs.device_ns.copy()
+    computes = model.work.kind != COMMUNICATION
+    device_ns[computes] = np.rint(device_ns[computes] * by)
+    end = model.axis.span_ns * (len(model.links.events.threads) + 1)
+    everything = (np.zeros(1, np.int64), np.array([end]))
+    return replace(costs, cpu=(*costs.cpu, (everything, by)), device_ns=device_ns)
 
 
 def others_stay(model: Model, costs: Costs) -> Costs:

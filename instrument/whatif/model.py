@@ -230,14 +230,12 @@ class Model:
         """The CPU time of its thread until each CPU moment, as recorded."""
         return self.axis.spent(self.places)
 
-    def steps_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
-        """The duration of each step, from the times of the moments.
+    def ends_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
+        """When each step ends, from the times of the moments.
 
-        If `times` has two dimensions, each column is a scenario, and so it is in the result.
-
-        A step ends when the CPU has left it and the device has ended the work that it launched. It
-        begins when the step before it ends. So a step counts the slower of CPU and device, also if
-        the CPU runs ahead.
+        A step ends when the CPU has left it and the device has ended the work that it launched. So
+        a step counts the slower of CPU and device, also if the CPU runs ahead. If `times` has two
+        dimensions, each column is a scenario, and so it is in the result.
         """
         moments = self.moments
         ends = times[moments.step_end].astype(np.float64)
@@ -247,8 +245,8 @@ class Model:
         if len(present):
             device = np.maximum.reduceat(times[moments.end_of[order]], first, axis=0)
             ends[present] = np.maximum(ends[present], device)
-        ends = np.maximum.accumulate(ends, axis=0)
-        return np.diff(np.concatenate([times[moments.step_start[:1]], ends]), axis=0)
+        found: NDArray[np.float64] = np.maximum.accumulate(ends, axis=0)
+        return found
 
     @cached_property
     def span_ns(self) -> int:
@@ -328,8 +326,13 @@ class _Builder:
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
-def model(links: Links, work: Work) -> Model:
+def model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     """Build the model of a capture.
+
+    Args:
+        links: the relations of the trace.
+        work: the device work of the trace.
+        meets: the device rows of collectives that other ranks take part in; see `window`.
 
     Cost: some hundred array operations on the launches, waits and device events, and the call tree.
 
@@ -354,7 +357,7 @@ def model(links: Links, work: Work) -> Model:
     cpu_count = made.count
     end_of = cpu_count + np.arange(len(work.event))
     start_of = np.full(len(work.event), -1)
-    needed = np.unique(blocked[1]) if len(blocked[1]) else blocked[1]
+    needed = np.union1d(blocked[1], np.zeros(0, np.int64) if meets is None else meets)
     start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
     _device_arcs(made, launch_of, end_of, start_of)
     _queue_arcs(made, blocked, start_of)

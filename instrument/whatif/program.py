@@ -44,13 +44,13 @@ class Program:
         arc: the arc of each side, as an index into the arcs that the program was built from; -1 for
             none, which has the weight `constant`. Shape (2, n).
         result: for each moment, its last instruction.
-        moment: for each instruction, its moment.
+        moment_order: the moments in the order of the instructions.
     """
 
     source: Ints
     arc: Ints
     result: Ints
-    moment: Ints
+    moment_order: Ints
 
     def weights(self, of_arcs: NDArray[Any]) -> NDArray[Any]:
         """The weights of both sides of each instruction, from the weights of the arcs.
@@ -181,6 +181,4 @@ def build(order: Ints, target: Ints, source: Ints) -> tuple[Program, Flags]:
     single = begin[counts == 1]
     found_source[1, single], found_arc[1, single] = found_source[0, single], found_arc[0, single]
     result = last[rank]
-    moment = np.full(length, -1)
-    moment[1:] = np.repeat(order, instructions)
-    return Program(found_source, found_arc, result, moment), kept
+    return Program(found_source, found_arc, result, order), kept

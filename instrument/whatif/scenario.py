@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from instrument.analysis import coverage_rows
 from instrument.analysis.breakdown import COMMUNICATION
+from instrument.analysis.collectives import DEVICE, SYNCHRONISING
 from instrument.analysis.coverage import incomplete
-from instrument.errors import CaptureError, ConfigError
+from instrument.analysis.views import Views
+from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.trace.events import Ints
 from instrument.units import duration
 from instrument.whatif import edits, selection
 from instrument.whatif.critical_path import critical_path, slack
 from instrument.whatif.model import Costs, Model, model
-from instrument.whatif.selection import Selection
+from instrument.whatif.window import Window, meetings
 
 if TYPE_CHECKING:
     from instrument.analysis.table import Table
-    from instrument.analysis.views import Views
+    from instrument.runs.run import Ranks
 
 #: The part of the span that may be unexplained before the simulation says so.
 MOST_UNEXPLAINED = 0.05
 # The part of a step that calls may wait for unknown work before the simulation says so.
 _MOST_UNKNOWN = 0.05
-_AXES = ("range", "operator", "kernel", "thread")
+# What finds the parts of a model that a glob names, by the keyword of the glob.
+_SELECT = {
+    "range": selection.by_range,
+    "operator": selection.by_operator,
+    "kernel": selection.by_kernel,
+    "thread": selection.by_thread,
+}
 
 
 @dataclass(frozen=True)
 class _Variant:
     """The same edits under other assumptions; the spread of the variants gives the bounds."""
 
-    costs: Costs
+    costs: tuple[Costs, ...]
     is_modest: bool = False
 
 
@@ -52,11 +60,13 @@ class Scenario:
     rates, contention for cores. The recorded step itself is longer than one without a profiler.
 
     Attributes:
-        model: what waits for what in the window.
+        window: what waits for what, on each rank.
         edits: a description of each edit.
+        variants: the costs after the edits under each assumption; the first one is the estimate.
+        losses: what is missing from the captures, a sentence each.
     """
 
-    model: Model
+    window: Window
     edits: tuple[str, ...]
     variants: tuple[_Variant, ...]
     losses: tuple[str, ...]
@@ -77,7 +87,7 @@ class Scenario:
     @cached_property
     def baseline_ns(self) -> int:
         """The median simulated step without edits; it repeats the recorded one."""
-        return _typical(self._steps(_Variant(self.model.measured)))
+        return _typical(self._steps(_Variant(self.window.measured)))
 
     @property
     def saving_ns(self) -> int:
@@ -86,13 +96,10 @@ class Scenario:
 
     @cached_property
     def _savings(self) -> list[int]:
-        unedited = _variants(self.model)
-        # An edit that changes nothing under one assumption can still do so under another.
-        found = []
-        for variant, plain in zip(self.variants, unedited):
-            before = _typical(self._steps(plain))
-            found.append(before - _typical(self._steps(variant)))
-        return found
+        return [
+            _typical(self._steps(plain)) - _typical(self._steps(edited))
+            for plain, edited in zip(_variants(self.window), self.variants)
+        ]
 
     @property
     def low_ns(self) -> int:
@@ -107,42 +114,43 @@ class Scenario:
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What makes the result uncertain, a sentence each; empty if nothing does."""
-        found = list(self.losses)
-        if not self.model.has_steps:
+        models, found = self.window.models, list(self.losses)
+        if not all(each.has_steps for each in models):
             found.append("No step finished in the recording: the whole window counts as one step.")
-        if self.model.unexplained > MOST_UNEXPLAINED:
+        unexplained = max(each.unexplained for each in models)
+        if unexplained > MOST_UNEXPLAINED:
             found.append(
-                f"For {self.model.unexplained:.0%} of the time, no launch, stream or wait explains "
-                "why a device event had not started: the low and the high saving differ by it."
+                f"For {unexplained:.0%} of the time, no launch, stream or wait explains why a "
+                "device event had not started: the low and the high saving differ by it."
             )
-        waits = self.model.unknown_wait_ns / max(self.model.span_ns, 1)
+        waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
             found.append(
                 f"For {waits:.0%} of the time, calls wait for device work that is not known; they "
                 "count as CPU time."
             )
-        if (self.model.work.kind == COMMUNICATION).any():
+        if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
-                "Other ranks are not in this capture: one bound assumes that they change alike, the "
-                "other that they stay as they are."
+                "Other ranks are not in this capture: one bound assumes that they change alike, "
+                "the other that they stay as they are."
             )
         return tuple(found)
 
     @cached_property
     def critical_path(self) -> Table:
         """What the step consists of; see `instrument.whatif.critical_path.CRITICAL_PATH`."""
-        return critical_path(self.model, self.variants[0].costs)
+        return critical_path(self.window, self.variants[0].costs)
 
     @cached_property
     def slack(self) -> Table:
         """How much longer each range could take; see `instrument.whatif.critical_path.SLACK`."""
-        return slack(self.model, self.variants[0].costs)
+        return slack(self.window, self.variants[0].costs)
 
     def profile(self, rows: int = 12) -> Table:
         """What each range and kernel would win; see `instrument.whatif.causal_profile`."""
         from instrument.whatif.causal_profile import causal_profile
 
-        return causal_profile(self.model, self.variants[0].costs, rows=rows)
+        return causal_profile(self.window, self.variants[0].costs, rows=rows)
 
     def scale(
         self,
@@ -169,11 +177,9 @@ class Scenario:
         Raises:
             ConfigError: not exactly one glob is given, it matches nothing, or `by` is negative.
         """
-        chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
         _check_factor("by", by, least=0.0)
-        return self._with(
-            f"{text} × {by:g}", lambda costs, _: edits.scale(self.model, costs, chosen, by)
-        )
+        chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
+        return self._with(f"{text} × {by:g}", partial(edits.scale, by=by), chosen)
 
     def scale_events(self, positions: Ints, by: float) -> Scenario:
         """Scale CPU events with all that runs inside and launches, and device events.
@@ -186,11 +192,9 @@ class Scenario:
             ConfigError: `by` is negative.
         """
         _check_factor("by", by, least=0.0)
-        chosen = selection.of_events(self.model, positions)
-        text = f"{len(positions)} events × {by:g}"
-        if by == 0:
-            return self._with(text, lambda costs, _: edits.remove(self.model, costs, chosen))
-        return self._with(text, lambda costs, _: edits.scale(self.model, costs, chosen, by))
+        chosen = [selection.of_events(self._only_model, positions)]
+        edit = partial(edits.scale, by=by) if by else edits.remove
+        return self._with(f"{len(positions)} events × {by:g}", edit, chosen)
 
     def remove(
         self,
@@ -214,13 +218,14 @@ class Scenario:
             ConfigError: not exactly one glob is given, or it matches nothing.
         """
         if sync is not None and not any((range, operator, kernel, thread)):
-            calls = selection.calls_named(self.model, sync)
-            waits = selection.of_events(self.model, calls)
-            return self._with(
-                f"no sync {sync}", lambda costs, _: edits.remove(self.model, costs, waits)
-            )
+            calls = self._each(selection.calls_named, sync)
+            waits = [
+                None if each is None else selection.of_events(model, each)
+                for model, each in zip(self.window.models, calls)
+            ]
+            return self._with(f"no sync {sync}", edits.remove, waits)
         chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
-        return self._with(f"no {text}", lambda costs, _: edits.remove(self.model, costs, chosen))
+        return self._with(f"no {text}", edits.remove, chosen)
 
     def overlap(self, *, copy: str = "Memcpy*") -> Scenario:
         """Let copies run beside the computation, as pinned memory and `non_blocking=True` do.
@@ -228,11 +233,9 @@ class Scenario:
         Raises:
             ConfigError: no copy matches.
         """
-        rows = selection.by_copy(self.model, copy)
-        return self._with(
-            f"copies {copy} overlapped",
-            lambda costs, modest: edits.overlap(self.model, costs, rows, modest=modest),
-        )
+        chosen = self._each(selection.by_copy, copy)
+        modest = partial(edits.overlap, modest=True)
+        return self._with(f"copies {copy} overlapped", edits.overlap, chosen, modest)
 
     def asynchronous(self, *, sync: str = "*", positions: Ints | None = None) -> Scenario:
         """Let waiting calls return at once; what needed their result is assumed not to need it.
@@ -244,22 +247,21 @@ class Scenario:
         Raises:
             ConfigError: no call matches.
         """
-        calls = selection.calls_named(self.model, sync) if positions is None else positions
-        text = f"{len(calls)} calls asynchronous" if positions is not None else f"no wait in {sync}"
-        return self._with(text, lambda costs, _: edits.asynchronous(self.model, costs, calls))
+        if positions is not None:
+            text = f"{len(positions)} calls asynchronous"
+            return self._with(text, edits.asynchronous, [positions])
+        calls = self._each(selection.calls_named, sync)
+        return self._with(f"no wait in {sync}", edits.asynchronous, calls)
 
     def fuse(self, *, range: str) -> Scenario:
         """Fuse the operators of ranges, as `foreach` and fused optimizers do; see `edits.fuse`.
 
         Raises:
             ConfigError: no range matches.
-            CaptureError: the range has no operators.
         """
-        chosen = selection.by_range(self.model, range)
-        return self._with(
-            f"range {range} fused",
-            lambda costs, modest: edits.fuse(self.model, costs, chosen, modest=modest),
-        )
+        chosen = self._each(selection.by_range, range)
+        modest = partial(edits.fuse, modest=True)
+        return self._with(f"range {range} fused", edits.fuse, chosen, modest)
 
     def graph_launch(self, *, range: str) -> Scenario:
         """Launch each call of some ranges as one CUDA graph; see `edits.graph_launch`.
@@ -268,11 +270,9 @@ class Scenario:
             ConfigError: no range matches.
             CaptureError: the range launches no device work.
         """
-        chosen = selection.by_range(self.model, range)
-        return self._with(
-            f"range {range} as a graph",
-            lambda costs, modest: edits.graph_launch(self.model, costs, chosen, modest=modest),
-        )
+        chosen = self._each(selection.launching, range)
+        modest = partial(edits.graph_launch, modest=True)
+        return self._with(f"range {range} as a graph", edits.graph_launch, chosen, modest)
 
     def workers(self, count: int) -> Scenario:
         """Load batches in `count` worker processes; see `edits.workers`.
@@ -283,10 +283,9 @@ class Scenario:
         """
         if count < 1:
             raise ConfigError(f"workers is {count}; give a positive number.")
-        return self._with(
-            f"{count} workers",
-            lambda costs, modest: edits.workers(self.model, costs, count, modest=modest),
-        )
+        chosen = self._each(selection.loading)
+        edit = partial(edits.workers, count=count)
+        return self._with(f"{count} workers", edit, chosen, partial(edit, modest=True))
 
     def bandwidth(self, factor: float) -> Scenario:
         """Multiply the bandwidth between ranks; see `edits.bandwidth`.
@@ -296,35 +295,87 @@ class Scenario:
             CaptureError: the capture has no communication.
         """
         _check_factor("bandwidth", factor, least=1e-9)
-        return self._with(
-            f"bandwidth × {factor:g}",
-            lambda costs, _: edits.bandwidth(self.model, costs, factor),
-        )
+        chosen = self._each(selection.communication)
+        edit = partial(edits.bandwidth, factor=factor)
+        return self._with(f"bandwidth × {factor:g}", edit, chosen)
 
-    def _with(self, text: str, edit: Callable[[Costs, bool], Costs]) -> Scenario:
-        changed = tuple(
-            replace(variant, costs=edit(variant.costs, variant.is_modest))
-            for variant in self.variants
-        )
-        return Scenario(self.model, (*self.edits, text), changed, self.losses)
+    def balance(self) -> Scenario:
+        """Give each rank the same amount of work, so that no collective waits for a slower rank.
 
-    def _select(self, **globs: str | None) -> tuple[Selection, str]:
+        The work of a rank is its time without the waits in collectives. Ranks with more work than
+        the average get as much less of all that they do; the others do their additional work while
+        they now wait.
+
+        Raises:
+            CaptureError: the scenario has one rank, or its ranks have no collective in common.
+        """
+        if self.window.meetings is None:
+            raise CaptureError(
+                "There are no collectives of several ranks in this scenario: give the captures of "
+                "all ranks."
+            )
+        loads = self.window.loads_ns
+        even = sum(loads) / len(loads)
+        factors = [min(even / load, 1.0) if load else 1.0 for load in loads]
+        return self._with("ranks balanced", edits.balance, factors)
+
+    @property
+    def _only_model(self) -> Model:
+        if len(self.window.models) > 1:
+            raise CaptureError(
+                "Positions of events need one capture, and this scenario has several ranks."
+            )
+        return self.window.models[0]
+
+    def _with(
+        self,
+        text: str,
+        edit: Callable[..., Costs],
+        chosen: Sequence[Any | None],
+        modest: Callable[..., Costs] | None = None,
+    ) -> Scenario:
+        """The scenario with one more edit of what is chosen on each rank; None leaves a rank.
+
+        `modest` is the modest form of an edit whose effect is uncertain.
+        """
+        changed = []
+        for variant in self.variants:
+            form = modest if modest and variant.is_modest else edit
+            costs = (
+                own if each is None else form(model, own, each)
+                for model, own, each in zip(self.window.models, variant.costs, chosen)
+            )
+            changed.append(replace(variant, costs=tuple(costs)))
+        return replace(self, edits=(*self.edits, text), variants=tuple(changed))
+
+    def _each(self, find: Callable[..., Any], *arguments: str) -> list[Any | None]:
+        """What is chosen on each rank; None on a rank that has nothing to choose.
+
+        Raises:
+            InstrumentError: no rank has anything to choose; the error is that of the first rank.
+        """
+        found: list[Any | None] = []
+        errors: list[InstrumentError] = []
+        for each in self.window.models:
+            try:
+                found.append(find(each, *arguments))
+            except (CaptureError, ConfigError) as error:
+                found.append(None)
+                errors.append(error)
+        if len(errors) == len(found):
+            raise errors[0]
+        return found
+
+    def _select(self, **globs: str | None) -> tuple[list[Any | None], str]:
         given = {name: glob for name, glob in globs.items() if glob is not None}
         if len(given) != 1:
-            names = ", ".join(_AXES)
-            raise ConfigError(f"{len(given)} of {names} are given; give exactly one.")
+            raise ConfigError(f"{len(given)} of {', '.join(_SELECT)} are given; give exactly one.")
         ((name, glob),) = given.items()
-        find = {
-            "range": selection.by_range,
-            "operator": selection.by_operator,
-            "kernel": selection.by_kernel,
-            "thread": selection.by_thread,
-        }[name]
-        return find(self.model, glob), f"{name} {glob}"
+        return self._each(_SELECT[name], glob), f"{name} {glob}"
 
     def _steps(self, variant: _Variant) -> list[int]:
-        times = self.model.program.run(self.model.weights(variant.costs))
-        found: list[int] = np.rint(self.model.steps_ns(times)).astype(np.int64).tolist()
+        times = self.window.program.run(self.window.weights(variant.costs))
+        found: list[int] = np.rint(self.window.steps_ns(times)).astype(np.int64).tolist()
         return found
 
     def __repr__(self) -> str:
@@ -339,28 +390,77 @@ def scenario(capture: Views) -> Scenario:
         CaptureError: the trace has no CPU events, or is too long to simulate.
         TraceError: the trace cannot be read.
     """
-    found = model(capture.links, capture.work)
+    window = Window((_model(capture),), (capture.about.rank,))
+    return Scenario(window, (), _variants(window), _losses(capture))
+
+
+def joint_scenario(ranks: Ranks) -> Scenario:
+    """Return the scenario without edits of several ranks, which wait for each other.
+
+    A scenario of one rank cannot know when the others come to a collective. This one does.
+
+    Raises:
+        CaptureError: a trace has no CPU events, or the ranks have no collective in common.
+        TraceError: a trace cannot be read.
+    """
+    captures = [Views.load(path) for path in ranks.paths]
+    matched, clocks = ranks.matched, ranks.measured_clocks
+    joins = np.array([each[0] in SYNCHRONISING for each in matched.groups], np.bool_)
+    on_device = np.array([each[-1] == DEVICE for each in matched.groups], np.bool_)
+    of_capture = []
+    for owner, capture in enumerate(captures):
+        mine = (matched.owner == owner) & (joins & on_device)[matched.group]
+        begins = matched.start_ns[mine] - capture.events.base_ns
+        row_at = {time: row for row, time in enumerate(capture.work.start_ns.tolist())}
+        row = np.array([row_at.get(time, -1) for time in begins.tolist()], np.int64)
+        of_capture.append((matched.key[mine][row >= 0], row[row >= 0]))
+    found = meetings(of_capture)
+    if found is None:
+        raise CaptureError(
+            "The ranks have no collective in common, so they cannot be simulated together: give "
+            "the captures of one window."
+        )
+    models = tuple(
+        _model(capture, found.row[found.rank == rank]) for rank, capture in enumerate(captures)
+    )
+    begun = []
+    for capture, clock in zip(captures, clocks):
+        own = capture.events.begin_ns + capture.events.base_ns
+        begun.append(own if clock is None else int(clock.corrected_ns(np.array([own]))[0]))
+    shifts = tuple(each - min(begun) for each in begun)
+    numbers = tuple(summary.rank for summary in ranks.summaries)
+    window = Window(models, numbers, shifts, found)
+    losses = dict.fromkeys(text for capture in captures for text in _losses(capture))
+    return Scenario(window, (), _variants(window), tuple(losses))
+
+
+def _model(capture: Views, meets: Ints | None = None) -> Model:
+    found = model(capture.links, capture.work, meets)
     if not len(found.moments.step_end):
         raise CaptureError(
             "The trace has no CPU events, so no step can be simulated: record with "
             "profiler.activities=[cpu,cuda]."
         )
-    losses = tuple(
+    return found
+
+
+def _losses(capture: Views) -> tuple[str, ...]:
+    return tuple(
         f"Coverage: {row.name} {'unknown' if row.share is None else f'{row.share:.0%}'}."
         for row in incomplete(capture, coverage_rows.STEPS)
     )
-    return Scenario(found, (), _variants(found), losses)
 
 
-def _variants(found: Model) -> tuple[_Variant, ...]:
+def _variants(window: Window) -> tuple[_Variant, ...]:
     """The assumptions: as recorded, modest edits, usual delays alone, other ranks as they are."""
     variants = [
-        _Variant(found.measured),
-        _Variant(found.measured, is_modest=True),
-        _Variant(found.typical),
+        _Variant(window.measured),
+        _Variant(window.measured, is_modest=True),
+        _Variant(window.typical),
     ]
-    if (found.work.kind == COMMUNICATION).any():
-        variants.append(_Variant(edits.others_stay(found, found.measured)))
+    if len(window.models) == 1 and (window.models[0].work.kind == COMMUNICATION).any():
+        stay = edits.others_stay(window.models[0], window.measured[0])
+        variants.append(_Variant((stay,)))
     return tuple(variants)
 
 

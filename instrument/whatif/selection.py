@@ -10,14 +10,15 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from instrument.analysis.breakdown import COPY
+from instrument.analysis.breakdown import COMMUNICATION, COPY
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
-from instrument.errors import ConfigError
+from instrument.analysis.steps import is_loading
+from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import Intervals
 from instrument.printable import printable
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, split_overload
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import Model
+from instrument.whatif.model import Model, loads_here
 
 _SHOWN = 3
 # How compilers write a namespace without a name.
@@ -86,11 +87,11 @@ def by_kernel(model: Model, pattern: str) -> Selection:
     Raises:
         ConfigError: no device event matches.
     """
-    return of_rows(model, _work_named(model, pattern, "kernel", range(len(WORK_KINDS))))
+    return _work_named(model, pattern, "kernel", range(len(WORK_KINDS)))
 
 
-def by_copy(model: Model, pattern: str) -> Flags:
-    """A mask of the device rows that are copies with a name.
+def by_copy(model: Model, pattern: str) -> Selection:
+    """Copies by name; see `by_kernel`.
 
     Raises:
         ConfigError: no copy matches.
@@ -98,18 +99,18 @@ def by_copy(model: Model, pattern: str) -> Flags:
     return _work_named(model, pattern, "copy", [COPY])
 
 
-def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Flags:
-    """A mask of the device rows of some kinds with a name."""
+def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Selection:
+    """Device work of some kinds, by name."""
     events, event = model.links.events, model.work.event
     of_kind = np.isin(model.work.kind, kinds)
     names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
     fitting = np.zeros(len(events.names), np.bool_)
     for k, name in names.items():
         fitting[k] = _fits(pattern, name, short_name(name))
-    rows: Flags = of_kind & fitting[events.name[event]]
+    rows = of_kind & fitting[events.name[event]]
     if not rows.any():
         raise _nothing(word, pattern, [short_name(name) for name in names.values()])
-    return rows
+    return of_rows(model, rows)
 
 
 def by_thread(model: Model, pattern: str) -> Selection:
@@ -148,6 +149,49 @@ def of_rows(model: Model, rows: Flags) -> Selection:
     calls[model.work.call[rows]] = True
     none = np.zeros(0, np.int64)
     return Selection((none, none), rows, calls[:-1])
+
+
+def communication(model: Model) -> Selection:
+    """All communication of the devices.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    rows = model.work.kind == COMMUNICATION
+    if not rows.any():
+        raise CaptureError("The capture has no communication whose bandwidth could change.")
+    return of_rows(model, rows)
+
+
+def loading(model: Model) -> Selection:
+    """The waits for batches of data loaders that work in the training process.
+
+    Raises:
+        CaptureError: there are none.
+    """
+    events = model.links.events
+    calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
+    if not len(calls):
+        raise CaptureError(
+            "No data loader works in the training process in this capture, so more workers cannot "
+            "be simulated."
+        )
+    return of_events(model, calls)
+
+
+def launching(model: Model, pattern: str) -> Selection:
+    """Ranges as in `by_range` that launch device work.
+
+    Raises:
+        ConfigError: no range matches.
+        CaptureError: the ranges launch nothing.
+    """
+    found = by_range(model, pattern)
+    if not found.rows.any():
+        raise CaptureError(
+            f"The range {printable(pattern)} launches no device work: a CUDA graph cannot help."
+        )
+    return found
 
 
 def calls_named(model: Model, pattern: str) -> Ints:

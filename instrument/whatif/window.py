@@ -1,0 +1,223 @@
+"""`Window`: the models of one or several ranks as one program.
+
+With several ranks, a collective that synchronises joins them: it ends on all ranks after the last
+of them has begun it, and after the transfer. The transfer took the shortest time that a rank's
+kernel took, which is that of the rank that came last (Megatron on eight A100: this is within 25 µs
+of the measured ends). The ranks' clocks are aligned as `instrument.runs.clock_skew` measures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from instrument.links.groupby import Groups, groupby
+from instrument.trace.events import Ints
+from instrument.whatif.model import DEVICE, Costs, Model
+from instrument.whatif.program import NEVER, Program, build
+
+
+@dataclass(frozen=True, slots=True)
+class Meetings:
+    """The collectives that join ranks, as one row for each rank that takes part.
+
+    Attributes:
+        collective: the number of the collective, from 0.
+        rank: the index of the rank's model.
+        row: the device row of the rank's kernel.
+    """
+
+    collective: Ints
+    rank: Ints
+    row: Ints
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window on the ranks whose captures are given.
+
+    Attributes:
+        models: the model of each rank.
+        ranks: the number of each rank; None if it is not known.
+        shift_ns: how much later each rank's trace began than the first one of all.
+        meetings: the collectives that join the ranks; None for one rank.
+    """
+
+    models: tuple[Model, ...]
+    ranks: tuple[int | None, ...]
+    shift_ns: tuple[int, ...] = (0,)
+    meetings: Meetings | None = None
+
+    @cached_property
+    def measured(self) -> tuple[Costs, ...]:
+        """The costs of the recording, which they repeat."""
+        return self._with_transfers([model.measured for model in self.models])
+
+    @cached_property
+    def typical(self) -> tuple[Costs, ...]:
+        """The usual costs, without residues."""
+        return self._with_transfers([model.typical for model in self.models])
+
+    def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
+        """The costs in which the kernel of a collective takes the time of its transfer alone."""
+        if self.meetings is None:
+            return tuple(costs)
+        found = []
+        for rank, (model, own) in enumerate(zip(self.models, costs)):
+            mine = self.meetings.rank == rank
+            device_ns, fixed_ns = own.device_ns.copy(), own.fixed_ns.copy()
+            rows = self.meetings.row[mine]
+            device_ns[rows] = self._transfer_ns[self.meetings.collective[mine]]
+            fixed_ns[(model.arcs.kind == DEVICE) & np.isin(model.arcs.row, rows)] = NEVER
+            found.append(replace(own, device_ns=device_ns, fixed_ns=fixed_ns))
+        return tuple(found)
+
+    @cached_property
+    def program(self) -> Program:
+        """The moments of all ranks and of the collectives, in order."""
+        return self._built[0]
+
+    @cached_property
+    def _built(self) -> tuple[Program, Ints]:
+        """The program, and the time of each joining arc besides the transfer."""
+        if self.meetings is None:
+            return self.models[0].program, np.zeros(0, np.int64)
+        first, meetings = self.first_moment, self.meetings
+        times = np.concatenate(
+            [model.moments.time_ns + shift for model, shift in zip(self.models, self.shift_ns)]
+        )
+        targets, sources = [], []
+        for model, begin in zip(self.models, first):
+            source = model.arcs.source
+            targets.append(model.arcs.target + begin)
+            sources.append(np.where(source >= 0, source + begin, -1))
+        starts, ends = self._bounds
+        joins = first[-1] + meetings.collective
+        collectives = Groups(meetings.collective, self._collectives)
+        all_began = -collectives.min(-times[starts])
+        joined_ns = np.minimum(all_began, collectives.min(times[ends]))
+        order = self._order(np.concatenate([times, joined_ns]))
+        program, _ = build(
+            order,
+            np.concatenate([*targets, joins, ends]),
+            np.concatenate([*sources, starts, joins]),
+        )
+        late = times[ends] - joined_ns[meetings.collective]
+        return program, late - self._transfer_ns[meetings.collective]
+
+    def _order(self, times: Ints) -> Ints:
+        """The moments in order; those of one rank keep their own order."""
+        place = np.zeros(len(times), np.int64)
+        for model, begin in zip(self.models, self.first_moment):
+            order = model.program.moment_order
+            place[begin + order] = np.arange(len(order))
+        # A collective begins after all that happens at the same time.
+        place[self.first_moment[-1] :] = np.iinfo(np.int64).max
+        return np.lexsort((place, times))
+
+    @cached_property
+    def first_arc(self) -> list[int]:
+        """The number of the first arc of each rank; last, that of the first joining arc."""
+        return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
+
+    @cached_property
+    def first_moment(self) -> list[int]:
+        """The number of the first moment of each rank; last, that of the first collective."""
+        sizes = [len(model.moments.time_ns) for model in self.models]
+        return [0, *np.cumsum(sizes).tolist()]
+
+    @cached_property
+    def _collectives(self) -> int:
+        return 0 if self.meetings is None else int(self.meetings.collective.max(initial=-1)) + 1
+
+    @cached_property
+    def _bounds(self) -> tuple[Ints, Ints]:
+        """The moments at which the kernels of the collectives begin and end."""
+        assert self.meetings is not None
+        starts, ends = np.zeros_like(self.meetings.row), np.zeros_like(self.meetings.row)
+        for rank, (model, begin) in enumerate(zip(self.models, self.first_moment)):
+            mine = self.meetings.rank == rank
+            starts[mine] = model.moments.start_of[self.meetings.row[mine]] + begin
+            ends[mine] = model.moments.end_of[self.meetings.row[mine]] + begin
+        return starts, ends
+
+    @cached_property
+    def _transfer_ns(self) -> Ints:
+        """The shortest time of each collective on any rank."""
+        assert self.meetings is not None
+        lasts = np.zeros_like(self.meetings.row)
+        for rank, model in enumerate(self.models):
+            mine = self.meetings.rank == rank
+            lasts[mine] = (model.work.end_ns - model.work.start_ns)[self.meetings.row[mine]]
+        return Groups(self.meetings.collective, self._collectives).min(lasts)
+
+    @cached_property
+    def loads_ns(self) -> list[int]:
+        """The time of each rank without the waits in its collectives."""
+        assert self.meetings is not None
+        found = []
+        for rank, model in enumerate(self.models):
+            mine = self.meetings.rank == rank
+            lasts = (model.work.end_ns - model.work.start_ns)[self.meetings.row[mine]]
+            waited = lasts - self._transfer_ns[self.meetings.collective[mine]]
+            found.append(model.span_ns - int(waited.sum()))
+        return found
+
+    def weights(self, costs: Sequence[Costs]) -> Ints:
+        """The weights of all arcs, from the costs of each rank."""
+        own = [model.weights(each) for model, each in zip(self.models, costs)]
+        if self.meetings is None:
+            return own[0]
+        found = []
+        for weights, model, shift in zip(own, self.models, self.shift_ns):
+            absolute = (model.arcs.source < 0) & (weights != NEVER)
+            found.append(np.where(absolute, weights + shift, weights))
+        transfers = np.zeros_like(self.meetings.row)
+        for rank, each in enumerate(costs):
+            mine = self.meetings.rank == rank
+            transfers[mine] = each.device_ns[self.meetings.row[mine]]
+        return np.concatenate(
+            [*found, np.zeros(len(transfers), np.int64), transfers + self._built[1]]
+        )
+
+    def ends_ns(self, times: NDArray[Any]) -> list[NDArray[np.float64]]:
+        """When each step ends on each rank; see `Model.ends_ns`."""
+        bounds = zip(self.models, self.first_moment)
+        return [model.ends_ns(times[k : k + len(model.moments.time_ns)]) for model, k in bounds]
+
+    def steps_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
+        """The duration of each step, which ends when all ranks have ended it."""
+        ends = self.ends_ns(times)
+        starts = [
+            times[model.moments.step_start[:1] + k].astype(np.float64)
+            for model, k in zip(self.models, self.first_moment)
+        ]
+        steps = min(len(each) for each in ends)
+        last = np.maximum.reduce([each[:steps] for each in ends])
+        return np.diff(np.concatenate([np.minimum.reduce(starts), last]), axis=0)
+
+
+def meetings(matches: Sequence[tuple[Ints, Ints]]) -> Meetings | None:
+    """Collect the collectives that at least two ranks have.
+
+    Args:
+        matches: for each rank, the keys of its collectives, which are equal on all ranks that take
+            part, and their device rows.
+
+    Returns:
+        The collectives; None if no two ranks have one in common.
+    """
+    key = np.concatenate([keys for keys, _ in matches])
+    row = np.concatenate([rows for _, rows in matches])
+    rank = np.repeat(np.arange(len(matches)), [len(keys) for keys, _ in matches])
+    _, groups = groupby(key)
+    shared = groups.size[groups.of] > 1
+    if not shared.any():
+        return None
+    _, groups = groupby(key[shared])
+    return Meetings(groups.of, rank[shared], row[shared])
