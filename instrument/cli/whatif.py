@@ -157,8 +157,8 @@ def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
     factor = _number(value.rpartition("=")[2])
     if kind not in _KINDS or not glob or factor is None or factor < 0:
         raise ConfigError(
-            f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, with a "
-            f"KIND of {', '.join(_KINDS)} and a FACTOR of at least 0."
+            f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, where KIND "
+            "is range, operator, kernel or thread and FACTOR is at least 0."
         )
     chosen: dict[str, Any] = {kind: glob}
     return lambda scenario: scenario.scale(**chosen, by=factor)
@@ -168,8 +168,8 @@ def _remove(option: str, value: str) -> Callable[[Scenario], Scenario]:
     kind, glob = (_SYNC, "*") if value == _SYNC else _kind_and_glob(value)
     if kind not in (*_KINDS, _SYNC) or not glob:
         raise ConfigError(
-            f"{option} is {value!r}; give KIND:GLOB, such as kernel:*conv*, with a KIND of "
-            f"{', '.join(_KINDS)} or {_SYNC}."
+            f"{option} is {value!r}; give KIND:GLOB, such as kernel:*conv*, where KIND is range, "
+            "operator, kernel, thread or sync."
         )
     return lambda scenario: scenario.remove(**{kind: glob})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
@@ -177,34 +177,40 @@ def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
 
 
 def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) -> Section:
-    table = scenario.critical_path
-    sums: dict[tuple[str, str | None], tuple[int, float]] = {}
-    for row in table:
-        key = row.kind, _short(row.kind, row.name)
-        step_ns, share = sums.get(key, (0, 0.0))
-        sums[key] = step_ns + row.step_ns, share + (row.share or 0.0)
-    order = sorted(sums.items(), key=lambda item: -item[1][0])
-    count = min(rows, len(order))
-    if rows < sys.maxsize:
-        count = min(count, sum(share >= _LEAST_SHARE for _, (_, share) in order))
-    cells = [(*key, *sum_) for key, sum_ in order[:count]]
-    if more := len(order) - count:
-        step_ns, share = (sum(each) for each in zip(*(sum_ for _, sum_ in order[count:])))
-        cells.append(
-            ("others", f"({more} smaller {'row' if more == 1 else 'rows'})", step_ns, share)
-        )
-    names = ("kind", "name", "step_ns", "share")
-    found = Table(
-        dict(zip(names, map(list, zip(*cells)))) if cells else {name: [] for name in names}
-    )
+    table = _by_short_name(scenario.critical_path)
+    large = table.where(share=lambda share: share >= _LEAST_SHARE) if rows < sys.maxsize else table
+    shown = [tuple(row) for row in large.head(rows)]
+    if others := [*table][len(shown) :]:
+        name = f"({len(others)} smaller {'row' if len(others) == 1 else 'rows'})"
+        step_ns, share = sum(row.step_ns for row in others), sum(row.share for row in others)
+        shown.append(("others", name, None, step_ns, share))
+    found = _table(table.columns, shown)
     return Section(
         found,
-        names,
+        known_columns(found),
         f"Critical path; what decides how long {_unit(scenario)} takes: {_kinds(table)}",
+        missable=("rank",),
         key="step_ns",
         texts={"step_ns": text, "share": _share},
         all_columns=_ALL_COLUMNS,
     )
+
+
+def _by_short_name(path: Table) -> Table:
+    """A critical path with one row for all kernels of a short name, the longest first."""
+    sums: dict[tuple[Any, ...], tuple[int, float]] = {}
+    for row in path:
+        key = row.kind, _short(row.kind, row.name), row.rank
+        step_ns, share = sums.get(key, (0, 0.0))
+        sums[key] = step_ns + row.step_ns, share + (row.share or 0.0)
+    found = _table(
+        ("kind", "name", "rank", "step_ns", "share"), [(*key, *sums[key]) for key in sums]
+    )
+    return found.sort("step_ns")
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:
+    return Table({name: [row[k] for row in rows] for k, name in enumerate(names)})
 
 
 def _short(kind: str, name: str | None) -> str | None:
@@ -218,7 +224,7 @@ def _kinds(table: Table) -> str:
     """The share of each kind on a critical path, the largest first."""
     shares: dict[str, float] = {}
     for row in table:
-        shares[row.kind] = shares.get(row.kind, 0) + (row.share or 0)
+        shares[row.kind] = shares.get(row.kind, 0.0) + row.share
     order = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{kind} {share:.1%}" for kind, share in order if share >= _LEAST_SHARE)
 
@@ -226,12 +232,20 @@ def _kinds(table: Table) -> str:
 def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
     table = scenario.slack
     if not len(table):
-        return "Slack: the capture has no ranges; mark code with @profiled, or pass model= to the session."
-    shown = table.head(rows)
+        return (
+            "Slack: the capture has no ranges; mark code with @profiled, or pass model= to the "
+            "session."
+        )
+    known = table.where(lambda row: row.slack_ns != 0)
+    without = len(table) - len(known)
+    if not len(known):
+        return f"Slack: none of the {len(table)} ranges has slack; each can make a step longer."
+    shown = known.head(rows)
+    none = f"; {without} of {len(table)} ranges have none" if without else ""
     return Section(
         shown,
         ("name", "slack_ns"),
-        f"Slack{_few(shown, table)}; how much longer a call of a range could take at no cost",
+        f"Slack{_few(shown, known)}; how much longer a call of the range could take at no cost{none}",
         texts={"slack_ns": text},
         all_columns=_ALL_COLUMNS,
     )
