@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Simulate the steps of a capture. Without options, print the causal profile: for each "
         "range, operator and kernel, how much shorter a step would be if it were faster. Options "
         "such as --scale edit the capture; they can be repeated, and each edits the result of "
-        "those before it. Then the step with the edits is printed, and what decides it.\n\n"
+        "those before it. Then print the step with the edits, its critical path and its causal "
+        "profile. With --critical-path or --slack, print only these tables.\n\n"
         "A GLOB is a name in which * stands for any text and ? for one character."
     )
     parser.set_defaults(edits=[])
@@ -69,14 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--overlap-copies",
         "GLOB",
-        "let these copies run beside the computation (default: all)",
+        "let these copies run beside the computation; without GLOB all copies",
         nargs="?",
         const="*",
     )
     edit(
         "--asynchronous",
         "GLOB",
-        "let these calls return without waiting for the device (default: all)",
+        "let these calls return without waiting for the device; without GLOB all calls",
         nargs="?",
         const="*",
     )
@@ -91,20 +92,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest=argparse.SUPPRESS,
         help="with several ranks: give each rank the same amount of work",
     )
-    tables = "print only the tables that are named so: "
     add(
         "--critical-path",
         dest="tables",
         action="append_const",
         const="critical_path",
-        help=f"{tables}the work and the waits that decide how long a step takes",
+        help="print the work and the waits that decide how long a step takes",
     )
     add(
         "--slack",
         dest="tables",
         action="append_const",
         const="slack",
-        help=f"{tables}how much longer each range could take at no cost",
+        help="print how much longer each range could take at no cost",
     )
     add(
         "--rows",

@@ -28,15 +28,15 @@ _MOST_BYTES = 2**28
 _LEAST_SHARE = 0.002
 
 CAUSAL_PROFILE: Schema = schema(
-    kind="range (with all that runs inside, its backward and its device work), operator (the "
-    "same), or kernel (device work with this name, without template arguments)",
+    kind="range (with all that runs inside it, its backward and its device work), operator (with "
+    "the same), or kernel (device work with this name, without template arguments)",
     name="the path of the range, or the name",
     cpu_ns="CPU time of one step, on average, without waits for the device",
     device_ns="time of the device work of one step, on average; None without device work",
-    saving_10_ns="how much shorter the median step would be if it were 10 % faster",
-    saving_25_ns="the same if it were 25 % faster",
-    saving_50_ns="the same if it took half the time",
-    saving_100_ns="the same if it took no time",
+    saving_10_ns="how much shorter the median step would be if the row took 10 % less time",
+    saving_25_ns="the same for 25 % less time",
+    saving_50_ns="the same for half the time",
+    saving_100_ns="the same if the row took no time",
     saving_50_share="`saving_50_ns` as a share of the step",
 )
 
