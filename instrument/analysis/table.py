@@ -408,15 +408,18 @@ def _exact_text(column: str, value: Any) -> str:
     return f"{value:,} {unit_of(column)}".removesuffix("share").rstrip()
 
 
-def to_text(table: Table, *, name_width: int = 60) -> str:
+def to_text(
+    table: Table, *, name_width: int = 60, texts: Mapping[str, Callable[[Any], str]] | None = None
+) -> str:
     """Return the table as aligned plain text, with times, bytes and counts in readable units.
 
     Text longer than `name_width` characters is shortened in the middle. An unknown cell is "-".
+    `texts` holds the formats of columns that are not written in the usual way.
     """
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
     body = [
-        [cell_text(name, value, name_width) for name, value in zip(table.columns, row)]
+        [cell_text(name, value, name_width, texts) for name, value in zip(table.columns, row)]
         for row in table
     ]
     left = [is_text(table.column(name)) for name in table.columns]
@@ -463,15 +466,20 @@ def unit_of(column: str) -> str:
     return ""
 
 
-def cell_text(column: str, value: Any, width: int = 60) -> str:
+def cell_text(
+    column: str,
+    value: Any,
+    width: int = 60,
+    texts: Mapping[str, Callable[[Any], str]] | None = None,
+) -> str:
     """Return a cell as one line of text, with its unit.
 
     An unknown cell is "-". Text longer than `width` characters is shortened in the middle, unless
-    the column holds sentences.
+    the column holds sentences. `texts` is that of `to_text`.
     """
     if value is None:
         return "-"
-    if as_text := _TEXTS.get(unit_of(column)):
+    if as_text := (texts or {}).get(column) or _TEXTS.get(unit_of(column)):
         return as_text(value)
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return (

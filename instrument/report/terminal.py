@@ -112,9 +112,7 @@ def _draw_section(console: Console, section: Section) -> None:
             console.print(line, no_wrap=True, overflow="ellipsis")
     if left_out:
         some = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
-        caption = (
-            f"{some} left out: {', '.join(left_out)}; --columns all or a wider terminal shows "
-        )
+        caption = f"{some} left out: {', '.join(left_out)}; {section.all_columns} or a wider terminal shows "
         console.print(Text(f"{caption}{'it' if len(left_out) == 1 else 'them'}.", _FAINT))
 
 
@@ -125,7 +123,9 @@ def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]
         narrowest = _NARROWEST_NAME if name == _names_of(section.columns) else _NARROWEST
         values, header = table.column(name), heading(name)
         cells = [
-            printable(value) if isinstance(value, str) else cell_text(name, value)
+            printable(value)
+            if isinstance(value, str)
+            else cell_text(name, value, texts=section.texts)
             for value in values
         ]
         guides: list[str] = []

@@ -465,20 +465,22 @@ def _fitted(section: Section) -> tuple[str, list[str]]:
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:
-        return to_text(table.select(shown)), []
+        return to_text(table.select(shown), texts=section.texts), []
     left_out = []
     for name in section.missable:
-        if (
-            name in shown
-            and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > most
-        ):
+        if name in shown and _width(_narrowest(section, shown)) > most:
             shown.remove(name)
             left_out.append(name)
     for width in range(60, _NARROWEST_NAME, -4):
-        text = to_text(table.select(shown), name_width=width)
+        text = to_text(table.select(shown), name_width=width, texts=section.texts)
         if _width(text) <= most:
             return text, left_out
-    return to_text(table.select(shown), name_width=_NARROWEST_NAME), left_out
+    return _narrowest(section, shown), left_out
+
+
+def _narrowest(section: Section, shown: Sequence[str]) -> str:
+    table = section.table.select(shown)
+    return to_text(table, name_width=_NARROWEST_NAME, texts=section.texts)
 
 
 def _width(text: str) -> int:

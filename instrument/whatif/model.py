@@ -779,7 +779,9 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     # The lag is known only where nothing else explains the start.
     free_ns = np.where(follows, np.append(work.end_ns, 0)[before], NEVER)
     explained = np.maximum(np.where(launched, launch_ns + delay, NEVER), free_ns + gap)
-    decides = work.end_ns[earlier] > np.maximum(np.where(launched, launch_ns, NEVER), free_ns)[later]
+    decides = (
+        work.end_ns[earlier] > np.maximum(np.where(launched, launch_ns, NEVER), free_ns)[later]
+    )
     decides &= work.start_ns[later] > explained[later]
     usual = int(np.median(lag[decides])) if decides.any() else 0
     made.connect(

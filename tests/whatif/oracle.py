@@ -258,9 +258,7 @@ class _Machine:
         correlation = self.correlation()
         self.emit(call, name, start, tid=tid, correlation=correlation)
         kind, row = ("Context Sync", -1) if stream is None else ("Stream Sync", stream)
-        self.events.append(
-            synchronisation(kind, start / 1000, 1, tid=row, correlation=correlation)
-        )
+        self.events.append(synchronisation(kind, start / 1000, 1, tid=row, correlation=correlation))
 
 
 @dataclass(frozen=True)
@@ -297,9 +295,7 @@ def run(program: Program, recorded: Run | None = None) -> Run:
     for work in works:
         nth = (work.thread, seen[work.thread])
         seen[work.thread] += 1
-        inside = [
-            k for k, (start, end) in enumerate(machine.steps) if start <= work.launched < end
-        ]
+        inside = [k for k, (start, end) in enumerate(machine.steps) if start <= work.launched < end]
         step_of[nth] = inside[0] if inside else -1
         if recorded is not None and work.thread in program.threads and work.thread != MAIN:
             step_of[nth] = recorded.step_of[nth]
@@ -349,7 +345,9 @@ def removed(program: Program, kind: str, name: str) -> Program:
     if kind == "kernel":
         return _changed(
             program,
-            lambda each: None if isinstance(each, Launch) and fnmatchcase(each.name, name) else each,
+            lambda each: (
+                None if isinstance(each, Launch) and fnmatchcase(each.name, name) else each
+            ),
             lambda _: True,
         )
     if kind == "sync":

@@ -94,7 +94,9 @@ class Author:
     def step(self) -> list[Node]:
         found: list[Node] = []
         if self.has.loader:
-            found.append(Range(SINGLE_PROCESS, (self.work(200), Op("aten::stack", (self.work(90),)))))
+            found.append(
+                Range(SINGLE_PROCESS, (self.work(200), Op("aten::stack", (self.work(90),))))
+            )
         if self.has.workers:
             found.append(Batch(0))
         numbers: list[int] = []

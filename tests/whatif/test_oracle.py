@@ -36,9 +36,7 @@ FEATURES = {
     "syncs and streams": Features(syncs=True, streams=True),
     "workers, syncs and backward": Features(workers=True, syncs=True, backward=True),
     "copies, streams and an unrelated thread": Features(copies=True, streams=True, alone=True),
-    "all": Features(
-        streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True
-    ),
+    "all": Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True),
 }
 SEEDS = 10
 
