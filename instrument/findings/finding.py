@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 
-class NotRecorded(CaptureError):
+class NotRecorded(CaptureError):  # noqa: N818
     """A check cannot run because the capture lacks something.
 
     The message says what is missing and which option records it, as in "The trace has no Python

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from builders import ENGINE, Event, annotation, call, made, node, span, synchronisation
 from builders import copy as copy_event
@@ -302,7 +302,7 @@ def run(program: Program, recorded: Run | None = None) -> Run:
         if step_of[nth] >= 0:
             ends[step_of[nth]] = max(ends[step_of[nth]], work.end)
     bounds = list(accumulate([machine.steps[0][0], *ends], max))
-    return Run(machine.events, [b - a for a, b in zip(bounds, bounds[1:])], step_of, machine.asked)
+    return Run(machine.events, [b - a for a, b in pairwise(bounds)], step_of, machine.asked)
 
 
 # ---- the edits
