@@ -27,14 +27,15 @@ BIN := $(VENV)/bin
 # several GB. pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, pip.conf) are respected. They
 # can name an index with CPU builds.
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
-# At most four processes, since each loads torch. The tests of a file share their fixtures.
+# At most four processes, since each loads torch. One process runs all tests of a file, because
+# these tests share fixtures.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
-# --clean, since Zensical repeats no warning about a page that is in its cache.
+# --clean empties Zensical's cache: Zensical does not warn again about a page in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
 INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
-# The installation compiles the trace reader again after a change.
+# After a change of these files, the package is installed again, which compiles the trace reader.
 BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c
 
 # The time is part of the name, so that no demo overwrites the files of another.
@@ -74,7 +75,7 @@ docs: $(VENV)/.installed-dev
 	$(ZENSICAL)
 	@echo "The documentation is in site/: open site/index.html."
 
-# Runs every benchmark file; the target fails if any of them is above the limit of a ratio.
+# Runs every benchmark file; the target fails if a ratio is above its limit.
 bench: $(VENV)/.installed-bench
 	@failed=0; for file in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$file || failed=1; done; exit $$failed
 
@@ -88,7 +89,7 @@ compat:
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak -s tests/soak
 
-# Not run by CI, which compares the scanner with the decoder on random texts in the test suite.
+# Not run by CI: there, the test suite compares the scanner with the decoder on random texts.
 fuzz: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
 

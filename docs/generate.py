@@ -2,8 +2,8 @@
 
     python docs/generate.py
 
-Options come from the pydantic schema, the files in `instrument/conf` and the docstrings, commands
-from the parser. An option without a docstring gets the comment beside it in its file.
+Options come from the pydantic schema, the files in `instrument/conf` and the docstrings. Commands
+come from the parser. An option without a docstring gets the comment beside the option in its file.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def cli_page() -> str:
     parts = [
         f"{NOTE}\n# Commands",
         _prose(
-            "`instrument COMMAND --help` prints the same. Only `graph`, which runs a model, loads "
-            "torch. The exit status is 0, or 2 with one sentence on stderr."
+            "`instrument COMMAND --help` prints the same text. Only `graph`, which runs a model, "
+            "loads torch. The exit status is 0, or 2 after an error, with one sentence on stderr."
         ),
         _table(
             ("command", ""),
@@ -118,12 +118,11 @@ def columns_page() -> str:
     parts = [
         f"{NOTE}\n# Columns",
         _prose(
-            "Every view of a capture is a `Table`, and so is every view of a window over its ranks. A "
-            "window is the consecutive steps that one recording covers. "
-            "The end of a column's name is its unit: `_ns` nanoseconds, `_bytes` bytes, `flops` "
-            "floating-point operations, `share` a fraction of a whole. An unknown cell is `None`, "
-            "never 0. `instrument show --sort` and `--columns` take these names, and `--json` "
-            "prints them."
+            "Every view of a capture is a `Table`. The views that compare the ranks of a window "
+            "are tables too. The end of a column's name is its unit: `_ns` nanoseconds, `_bytes` "
+            "bytes, `flops` floating-point operations, `share` a fraction of a whole. An unknown "
+            "cell is `None`, never 0. `instrument show --sort` and `--columns` take these names, "
+            "and `--json` prints them."
         ),
     ]
     tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
@@ -137,8 +136,8 @@ def columns_page() -> str:
             quoted = ", ".join(f'"{name}"' for name in names)
             parts.append(
                 _prose(
-                    "If one of these [rows of `capture.coverage`](#rows) is below 100 %, numbers of "
-                    f"this table may be too low or missing: {quoted}"
+                    "If one of these [rows of `capture.coverage`](#rows) is below 100 %, numbers "
+                    f"of this table may be too low or missing: {quoted}"
                 )
             )
     parts += ["## Rows of `capture.coverage` { #rows }", _coverage_rows()]
@@ -152,7 +151,7 @@ def _coverage_rows() -> str:
 
 
 def _preset_rows() -> Iterator[tuple[str, ...]]:
-    """For each preset, its first comment, the options that differ from the defaults, its sinks."""
+    """For each preset: its first comment, the options that differ from the defaults, its sinks."""
     schema = ProfilerConfig.model_json_schema()["properties"]
     for name in presets():
         given = preset(name)
@@ -191,7 +190,7 @@ def _rows(model: type[BaseModel], file: Path, inside: str | None = None) -> Iter
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring of each field: below it, or under "Attributes:" in that of its class."""
+    """The docstring of each field: below the field, or under "Attributes:" of its class."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__module__.startswith("instrument."):
@@ -208,7 +207,7 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _comments(file: Path, inside: str | None) -> dict[str, str]:
-    """The comment beside each option in a file, or in its mapping `inside`."""
+    """The comment beside each option in a file, or in the mapping `inside` of the file."""
     found: dict[str, str] = {}
     mapping = None
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -228,7 +227,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2].removesuffix("Config").lower()
         return f"[options](#options-of-{name})"
-    if "pattern" in schema:  # only pydantic's ByteSize has one
+    if "pattern" in schema:  # only pydantic's ByteSize has a pattern
         return 'text such as `"4GB"`'
     if schema.get("type") == "array":
         return f"list of {_kind(schema.get('items', {}))}"

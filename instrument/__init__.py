@@ -1,4 +1,4 @@
-"""A profiler for PyTorch: mark ranges, record windows of training, read the result.
+"""A profiler for PyTorch: mark code, record some training steps, and read what took the time.
 
 The names below are loaded when they are first used, so `import instrument` does not load torch.
 """

@@ -155,7 +155,7 @@ def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, lo
     )
     assert log.at("INFO")[0].endswith(
         "; rank 2, 3, 4, 5, 6, 7, 8 is not in it yet. "
-        f"`instrument ranks {tmp_path}` shows all later"
+        f"`instrument ranks {tmp_path}` shows all ranks later"
     )
     (tmp_path / f".{own.name.replace('rank0', 'rank2')}.queued").mkdir()
     slept.clear()

@@ -330,7 +330,7 @@ def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
     assert (both[1] / "table.txt").exists()
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"instrument: The table sink failed on {both[0]}: The file {both[0] / 'capture.json'} cannot be read (Input "
-        "data was truncated); record the capture again. (1 of 2 captures failed; this was the first.)"
+        "data was truncated); record the capture again. (1 of 2 captures failed; this is the first error.)"
     )
 
 
@@ -394,7 +394,7 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(
         ),
         (
             [folder, "upload_to=s3://b"],
-            "upload_to=s3://b is an option of a sink, but there is no --sink NAME.",
+            "upload_to=s3://b is an option of a sink: add --sink NAME, or remove it.",
         ),
         (
             [folder, "--sink", "table", "row=3"],
@@ -406,11 +406,11 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(
         ),
         (
             [folder, "--sink", "tabel"],
-            f"'tabel' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); did you mean table?",
+            f"'tabel' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); did you mean table?",
         ),
         (
             [folder, "--sink", "mine"],
-            f"'mine' is no sink that ships (those are {', '.join(presets.shipped('sinks'))}); give one of these, "
+            f"'mine' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); give one of these, "
             "or the import path of a class.",
         ),
         (

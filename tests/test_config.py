@@ -57,11 +57,11 @@ class Never:
         (
             {"activities": ["gpu"]},
             "profiler.activities holds 'gpu', which is no activity: choose from cpu, cuda, xpu, mtia, hpu, "
-            "or leave it null for what this machine has.",
+            "or set it to null to record all that this machine has.",
         ),
         (
             {"activities": []},
-            "profiler.activities is empty, but a window needs at least one: name one, or use profiler=disabled.",
+            "profiler.activities is empty, but a window needs at least one activity: name one, or use profiler=disabled.",
         ),
         (
             {"activities": ["cpu", {"cuda": "GPU_MEMCPY"}]},
@@ -158,7 +158,7 @@ class Never:
         ),
         (
             {"triggers": ["slow"]},
-            "profiler.triggers.slow is no trigger that ships (those are file, ",
+            "profiler.triggers.slow is none of the triggers that ship (file, ",
         ),
         (
             {"sinks": {"stacks": {}}},
@@ -166,13 +166,13 @@ class Never:
         ),
         (
             {"sinks": {"tabel": {}}},
-            "profiler.sinks.tabel is no sink that ships (those are chrome_trace, memory, mlflow, parquet, stacks, "
+            "profiler.sinks.tabel is none of the sinks that ship (chrome_trace, memory, mlflow, parquet, stacks, "
             "table, tensorboard, wandb), and has no _target_; did you mean table?",
         ),
         (
             {"sinks": [TableSink]},
-            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list holds only "
-            "names of classes that ship: give a mapping from a name that you choose to it.",
+            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but such a list "
+            "holds only names of sinks that ship: give a mapping instead, whose keys are names that you choose.",
         ),
         (
             {"sinks": {"mine": TableSink}},
@@ -225,7 +225,7 @@ class Never:
         ),
         (
             {"triggers": {"mine": {"k": 2}}},
-            "profiler.triggers.mine is no trigger that ships (those are file, memory_growth, non_finite_loss, "
+            "profiler.triggers.mine is none of the triggers that ship (file, memory_growth, non_finite_loss, "
             "out_of_memory, signal, slow_step), and has no _target_, the class to build.",
         ),
         (
@@ -310,7 +310,7 @@ def test_flops_turn_shapes_on_and_say_so() -> None:
     config = ProfilerConfig(with_flops=True)
     assert config.record_shapes
     assert config.notes == [
-        "profiler.with_flops=true turned profiler.record_shapes on: it computes FLOPs from shapes."
+        "profiler.with_flops=true turned profiler.record_shapes on: FLOPs are computed from shapes."
     ]
     assert ProfilerConfig(with_flops=True, record_shapes=True).notes == []
 
@@ -365,7 +365,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError) as raised:
         as_config("sumary")
     assert str(raised.value) == (
-        "'sumary' is no preset (those are disabled, full, memory, stacks, summary, timings, trace); "
+        "'sumary' is none of the presets (disabled, full, memory, stacks, summary, timings, trace); "
         "did you mean summary?"
     )
 

@@ -153,7 +153,7 @@ def test_itt_where_torch_lacks_it_is_refused(
         Session({"emit": ["torch", "itt"], "output_dir": str(tmp_path)}).start()
     assert (
         str(raised.value)
-        == "profiler.emit names itt, but this torch was built without it: leave itt out."
+        == "profiler.emit names itt, but this torch was built without ITT: leave itt out."
     )
 
 

@@ -129,8 +129,8 @@ def test_a_capture_is_not_sent_where_it_says(
     assert main(["export", str(tmp_path / "download")]) == 0
     assert not (tmp_path / "there").exists()
     assert (
-        f"{WINDOW} was recorded with upload_to={there}, which is not trusted; add --upload-to URL "
-        in told(capsys)
+        f"{WINDOW} was recorded with upload_to={there}, but a URL in a capture is not trusted: add "
+        "--upload-to URL " in told(capsys)
     )
     assert main(["export", str(tmp_path / "download"), "--upload-to", there]) == 0
     sent = files.regular_files(tmp_path / "there")

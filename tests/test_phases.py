@@ -149,7 +149,7 @@ def test_a_phase_that_came_in_an_earlier_run_alone_is_told(tmp_path: Path, log: 
     with session:
         session.step()
     assert log.at("WARNING") == [
-        "profiler.phases names validation, but the run never came to session.phase('validation')."
+        "profiler.phases names validation, but the run never entered session.phase('validation')."
     ]
 
 

@@ -235,7 +235,7 @@ def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
     assert other.began == {}
     assert log.at("WARNING") == [
         "The window that the trigger mine requested (it is time, on rank 1 after step 1) is not recorded on this rank: all "
-        "ranks begin it with step 15, and this rank is already at step 33."
+        "ranks begin it with step 15, but this rank is already at step 33."
     ]
 
 

@@ -190,7 +190,7 @@ def test_a_function_that_turns_wrong_ends_the_schedule_and_nothing_else(
     ]
     (said,) = log.at("WARNING")
     assert said.startswith("profiler.schedule fails for step 35 (")
-    assert said.endswith("): no step is recorded from there on.")
+    assert said.endswith("): no step is recorded from that step on.")
 
 
 def test_a_list_shorter_than_what_is_asked_ahead_will_do(tmp_path: Path) -> None:
@@ -548,7 +548,7 @@ def test_a_checkpoints_step_number_moves_on_in_it(tmp_path: Path) -> None:
     [
         (
             "soon",
-            "profiler.schedule is 'soon', but it must be a function from steps to torch's ProfilerAction, as ",
+            "profiler.schedule is 'soon', but it must be a function from steps to torch's ProfilerAction, such as ",
         ),
         ({"wait": 1}, "profiler.schedule is {'wait': 1}, but it must be a function "),
         (
@@ -588,6 +588,6 @@ def test_what_stands_beside_a_function_is_refused_or_named() -> None:
 def test_torchs_callback_is_answered_with_sinks() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^profiler\.on_trace_ready is not an option: sinks process each window: choose some",
+        match=r"^profiler\.on_trace_ready is not an option: choose sinks instead, which process each window",
     ):
         Session(on_trace_ready=print)

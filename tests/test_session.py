@@ -570,9 +570,9 @@ def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.M
         first.step()
         Session(output_dir=str(tmp_path)).start().stop()  # the first one records no more
     assert str(raised.value) == (
-        "Another session is recording in this process, and only one can: stop that one first. "
-        "If a trainer has two callbacks, use one, with the windows (profiler.at_steps) and the "
-        "sinks (profiler.sinks) of both."
+        "Another session is recording in this process, and only one can record at a time: stop "
+        "that session first. If a trainer has two callbacks, use one callback with the windows "
+        "(profiler.at_steps) and the sinks (profiler.sinks) of both."
     )
     assert len(first.captures) == 1
 
@@ -619,7 +619,7 @@ def test_torchs_own_profiler_at_the_start_is_refused(tmp_path: Path) -> None:
     with torch.profiler.profile(), pytest.raises(CaptureError) as raised:
         Session(output_dir=str(tmp_path)).start()
     assert str(raised.value) == (
-        "torch's own profiler is running in this process, and only one can: stop that one first."
+        "torch's own profiler is running in this process, and only one profiler can run at a time: stop torch's profiler first."
     )
 
 

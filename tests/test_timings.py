@@ -578,7 +578,7 @@ def test_what_is_no_file_of_timings_gets_one_sentence(
     assert main(["show", str(tmp_path), "--timings"]) == 2
     assert (
         capsys.readouterr().err
-        == f"instrument: {tmp_path} holds no timings: record some with profiler=timings.\n"
+        == f"instrument: {tmp_path} holds no timings: record them with profiler=timings.\n"
     )
     with pytest.raises(CaptureError, match="cannot be read: No such file or directory"):
         read_timings(tmp_path / "gone.jsonl")

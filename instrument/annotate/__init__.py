@@ -1,1 +1,1 @@
-"""Annotations: `profiled` functions and modules, and the ranges that they open."""
+"""Annotations mark functions, modules and blocks; each call then opens a named range."""

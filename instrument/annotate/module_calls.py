@@ -1,7 +1,8 @@
-"""Opens ranges around calls of modules: wraps `nn.Module.__call__` while annotations are armed.
+"""Opens ranges around calls of modules: wraps `nn.Module.__call__` while something records ranges.
 
-This does not use hooks: they would be copied and saved with their module, TorchScript refuses them,
-they switch torch's inference fast path off, and Dynamo recompiles modules whose hooks change.
+Module hooks would not do: a copy or a saved file of a module contains its hooks, TorchScript does
+not accept hooks, torch's inference fast path is off with hooks, and Dynamo recompiles a module if
+its hooks change.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MARK = "_profiled_as"
 
 # Python 3.13 stops caching the attributes of a class that was changed 1,000 times. From then on,
 # each call of a module takes 0.6 µs longer. So after 800 changes the wrapper stays, which costs
-# 0.2 µs.
+# 0.2 µs per call.
 _MOST_CHANGES = 800
 
 
@@ -33,7 +34,7 @@ _MOST_CHANGES = 800
 class ModuleRange:
     """The range of one module, and how often the module was called.
 
-    `type` is the name of the module's class; None if the module has its own `@profiled`.
+    `type` is the name of the module's class; None if the user marked the module with `profiled`.
     """
 
     name: str
@@ -45,12 +46,12 @@ class ModuleRange:
         self.label = to_trace(self.name)
 
 
-# by the module's id: the caller of `attach` keeps the module alive
+# by the id of the module, which stays valid because the caller of `attach` keeps the module alive
 _attached: dict[int, ModuleRange] = {}
 _marked: WeakSet[nn.Module] = WeakSet()
 _ranges_by_mark: dict[str, ModuleRange] = {}  # copies of a module share its mark
 _torch_call: Callable[..., Any] = nn.Module.__call__
-_wrapper: Callable[..., Any] | None = None  # the one in use
+_wrapper: Callable[..., Any] | None = None  # the wrapper in use
 _changes = 0
 
 
@@ -116,7 +117,7 @@ def _set_call(call: Callable[..., Any]) -> None:
 
 
 def _unwrap(call: Any) -> Callable[..., Any]:
-    """Remove the wrappers of `_wrap` from a function; another tool may have put an old one back."""
+    """Remove the wrappers of `_wrap` from a function; another tool may have restored an old one."""
     while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
         call = call.__wrapped__
     return call  # type: ignore[no-any-return]
@@ -124,10 +125,10 @@ def _unwrap(call: Any) -> Callable[..., Any]:
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Remove the wrapper during the block.
+    """Restore torch's own `nn.Module.__call__` during the block.
 
-    The first profiler of a process that records stacks looks up the code of `nn.Module.__call__`,
-    and uses that code until the process ends.
+    When a process records stacks for the first time, torch looks up the code of
+    `nn.Module.__call__`, and uses that code until the process ends.
     """
     before: Callable[..., Any] = nn.Module.__call__
     _set_call(_unwrap(before))
@@ -141,7 +142,7 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest opens ranges."""
 
     def ranged(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # checked first: Dynamo inlines this, and must not guard on values that change (`call`)
+        # checked first: Dynamo inlines this function, and must not guard on `call`, which changes
         if is_dynamo_compiling():
             return _torch_call(self, *args, **kwargs)
         own, mark_name = _attached.get(id(self)), self.__dict__.get(_MARK)
@@ -181,4 +182,4 @@ def skip_in_dynamo(function: Callable[..., Any]) -> None:
 
 
 _torch_call_wrapper = _wrap(_torch_call)
-skip_in_dynamo(_torch_call_wrapper)  # all wrappers share its code
+skip_in_dynamo(_torch_call_wrapper)  # all wrappers share one code object

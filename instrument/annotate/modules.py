@@ -1,4 +1,4 @@
-"""`instrument_model`: a range for each submodule of a model, without a change to its code."""
+"""`instrument_model` gives each submodule of a model a range, without changes in the model."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def instrument_model(
 ) -> M:
     """Give each submodule of `model` a range with its qualified name in every recorded window.
 
-    The model does not change: while a window is open, `nn.Module.__call__` is wrapped, so copies,
-    saved files and TorchScript see the model as it is. The range of the model itself has the name
-    of its class. A module with several names has a range with the first of them. A container that
-    is never called, such as `nn.ModuleList`, has no range. A second call for the same model
-    replaces the selection of the first.
+    While a window is open, `nn.Module.__call__` is wrapped. The model itself does not change, so
+    its copies, saved files and TorchScript are as before. The range of the model itself has the
+    name of the model's class. A module with several names has a range with the first name. A
+    container that is never called, such as `nn.ModuleList`, has no range. A second call for the
+    same model replaces the selection of the first call.
 
     Args:
         model: returned as it is.
@@ -80,7 +80,7 @@ def instrument_model(
     environment, this does nothing.
 
     Raises:
-        ConfigError: no submodule is selected, or a glob matches none; similar names are listed.
+        ConfigError: the options select no submodule, or a glob matches no submodule.
     """
     if not backends.disabled:
         _instrument({"": model}, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
@@ -100,8 +100,8 @@ def any_instrumented() -> bool:
 def named_models(given: Any) -> dict[str, nn.Module]:
     """A session's models, by the prefix of their ranges' names.
 
-    The prefix is empty for a single model. In a mapping it is the key; in a list it is index and
-    class, such as `0.Generator`.
+    The prefix of a single model is empty. In a mapping, the prefix of a model is its key; in a
+    list, its index and class, such as `0.Generator`.
 
     Raises:
         ConfigError: `given` is neither a module nor a list, tuple or mapping of modules.
@@ -132,7 +132,7 @@ def instrument_models(
     exclude: Sequence[str],
     types: Sequence[str],
 ) -> list[nn.Module]:
-    """Instrument those models that are not instrumented yet, and return them.
+    """Give ranges to the submodules of models that are not instrumented yet; return these models.
 
     `models` is a result of `named_models`. The options and the ConfigError are those of
     `instrument_model`.
@@ -158,7 +158,7 @@ def forget(model: nn.Module) -> None:
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    If timings of the whole run have already given a submodule a range, it keeps that range.
+    If timings of the whole run have already given a submodule a range, the submodule keeps it.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class ModuleRanges:
         return names - {each.name for each, calls in before.items() if each.calls > calls}
 
     def types(self) -> dict[str, str]:
-        """The class of each submodule whose range opened, by name, such as "Linear or Conv2d"."""
+        """By range name, the class of the submodules whose ranges opened, as "Linear or Conv2d"."""
         found: dict[str, set[str]] = {}
         for each, calls in self._calls_before.items():
             if each.calls > calls and each.type is not None:

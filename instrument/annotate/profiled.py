@@ -1,4 +1,4 @@
-"""`profiled` marks code, so that its calls are named ranges; also `range_push` and `mark`."""
+"""`profiled`, `range_push` and `mark`: mark code, so that the trace shows it under a name."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Range:
     def __init__(self, name: str) -> None:
         self.name = name
         self._label = to_trace(name)
-        # by thread, innermost last: the function that closes the range, and its handle; None for an
-        # entry that was not recorded
+        # by thread, the ranges that are open, innermost last: the function that closes the range,
+        # and its handle. None if nothing recorded when the range was entered.
         self._open: dict[int, list[tuple[Callable[[Any], None], Any] | None]] = {}
 
     def __call__(self, target: T) -> T:
@@ -131,11 +131,11 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     side, properties, callable objects, `functools.partial`, `nn.Module` classes and instances (each
     `forward`), `torch.autograd.Function` classes (`forward` and `backward`), and classes with a
     `__call__`. An instance of `nn.Module` is marked in place: an attribute holds the name as plain
-    text, so copies keep it and a process without this package can load it.
+    text. So copies keep the name, and a process without this package can load the module.
 
     A name may be a format string over the parameters, as in `@profiled("layer{self.index}")`. The
-    option `name=` also takes a function of the arguments. Both are evaluated only while a window
-    records or timings run.
+    option `name=` also takes a function of the arguments. The format or the function is evaluated
+    only while a window records or timings run.
 
     The result has the signature and the docstring of the marked object, and behaves like it under
     `pickle` and `inspect`. A call costs one check of a flag while nothing records, about 3 µs while
@@ -167,7 +167,7 @@ _pushed = _PushedRanges()
 
 
 def range_push(name: str) -> int:
-    """Open a range on this thread that `range_pop` closes; returns its depth, from 0.
+    """Open a range on this thread that `range_pop` closes; returns its nesting depth, from 0.
 
     Like `torch.cuda.nvtx.range_push`, for code in which no `with` block fits. A window does not
     show ranges that were pushed before the window began. While nothing records, a call costs
@@ -181,7 +181,7 @@ def range_push(name: str) -> int:
 
 
 def range_pop() -> int:
-    """Close the range that this thread pushed last; returns its depth, or -1 if there is none."""
+    """Close the range that this thread pushed last; returns its depth, or -1 if none is open."""
     if is_dynamo_compiling() or not _pushed.ranges:
         return -1
     _pushed.ranges.pop().__exit__()
@@ -189,11 +189,12 @@ def range_pop() -> int:
 
 
 def mark(message: str) -> None:
-    """Record a moment in the trace and `Capture.moments`, and in NVTX and ITT if `emit` names them.
+    """Record a moment: a point in time with a name.
 
-    In the trace, a moment is a very short range named `message (mark)`, because Kineto has no
-    moments for users. While nothing records, a call costs 0.2 µs. Inside compiled regions it does
-    nothing.
+    The trace and `Capture.moments` show the moment, and so do NVTX and ITT if `profiler.emit` names
+    them. In the trace, a moment is a very short range named `message (mark)`, because Kineto has no
+    moments for users. While nothing records, a call costs 0.2 µs. Inside compiled regions, a call
+    does nothing.
     """
     if is_dynamo_compiling() or backends.disabled:
         return
@@ -205,7 +206,7 @@ def mark(message: str) -> None:
 
 
 def put_in_range(target: Any, name: Name | None) -> Any:
-    """Put the calls of a callable, a class or a descriptor in a range; see `profiled`."""
+    """Mark a callable, a class or a descriptor, so that each call is in a range; see `profiled`."""
     if backends.disabled:
         return target
     if isinstance(target, staticmethod | classmethod):
@@ -250,7 +251,7 @@ def _mark_class(cls: type, name: Name) -> type:
 
 
 def _mark_autograd_function(cls: type, name: Name) -> None:
-    """Mark the methods that `cls` defines; torch refuses both `backward` and `vjp`."""
+    """Mark the methods that `cls` defines; torch allows only one of `backward` and `vjp`."""
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method

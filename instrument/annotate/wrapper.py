@@ -1,9 +1,9 @@
 """Wraps a function so that its calls are in a range.
 
-A plain function gets a wrapper with its own signature, compiled from source: passing the arguments
-by name costs a third of what `*args, **kwargs` cost, and tools that inspect the wrapper see the
-signature. The wrapper lives in the namespace of `backends`, where the flag that it checks on every
-call is a plain global.
+A plain function gets a wrapper with the function's signature, compiled from source: passing the
+arguments by name costs a third of what `*args, **kwargs` cost, and tools that inspect the wrapper
+see the signature. The wrapper's globals are those of `backends`, so that the flag `armed`, which
+each call checks, is a plain global.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from instrument.range_names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
 
-# is_dynamo_compiling comes first: Dynamo knows its value, so it never reads `armed`. If Dynamo read
-# `armed`, it would compile again whenever `armed` changes.
+# is_dynamo_compiling() comes first: Dynamo knows the result, so Dynamo never reads `armed`. If
+# Dynamo read `armed`, it would compile again whenever `armed` changes.
 _PLAIN = """
 def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
@@ -103,7 +103,7 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     """Wrap a function so that each of its calls is in a range.
 
     `name` may be a format over the parameters (`"layer{self.index}"`) or a function of the
-    arguments; both are evaluated only when a range opens. Coroutines and generators get one range
+    arguments, which is evaluated only when a range opens. Coroutines and generators get one range
     for each slice between two suspensions.
     """
     exact = _signature_source(function.__code__) if isinstance(function, FunctionType) else None
@@ -160,7 +160,7 @@ def _wrapper_factory(
 
 
 def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
-    """The source text of a function's parameters, of a call's arguments, and of a dict of them.
+    """The source of a function's parameters, of a call's arguments, and of a dict of these.
 
     None if the parameters cannot be written as source. Default values are not included: the wrapper
     gets them from the function.
@@ -205,7 +205,10 @@ def _fallback(function: Any, name: Name) -> str:
 
 
 class _CallSlices:
-    """The ranges of one call's slices: `name`, and after each suspension `name (resumed)`."""
+    """Opens a range for each slice of one call, from one suspension to the next.
+
+    The first range has the label as its name; the later ones have `LABEL (resumed)`.
+    """
 
     def __init__(self, label: Callable[[], str]) -> None:
         self._label = label
@@ -238,12 +241,12 @@ class _CallSlices:
                 resume, value = inner.throw, error
 
     def awaitable(self, inner: Any) -> _Awaitable:
-        """Like `drive`, for `await`."""
+        """Like `drive`; the result is an object for `await`."""
         return _Awaitable(self.drive(inner))
 
     @staticmethod
     def without_own_frames(error: BaseException) -> BaseException:
-        """Remove this module's frames from a traceback; the wrapper adds one when it raises."""
+        """Remove this module's frames from the start of a traceback; raising adds one again."""
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
             trace = trace.tb_next

@@ -11,7 +11,7 @@ ROWS = 15
 
 
 def path_or_url(text: str) -> Path | str:
-    """Return a path, or a URL as text."""
+    """Return the text as a path, or unchanged if it is a URL."""
     return text if "://" in text else Path(text)
 
 
@@ -24,7 +24,7 @@ def positive(text: str) -> int:
 
 
 def row_count(text: str) -> int:
-    """Return a number of rows; the largest integer for -1, as in torch's `row_limit`."""
+    """Return a number of rows; -1 means all rows, as in torch's `row_limit`."""
     return sys.maxsize if text == "-1" else positive(text)
 
 

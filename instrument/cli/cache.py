@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     where = "also find the files that older versions wrote beside traces, at or below PATH"
     add("path", metavar="PATH", type=Path, nargs="?", help=where)
-    add("--clear", action="store_true", help="remove the cache and these files")
+    add("--clear", action="store_true", help="remove the cache and the files of older versions")
 
 
 def run(arguments: argparse.Namespace) -> str:
@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> str:
 
     if arguments.path is not None and not arguments.path.exists():
         raise ConfigError(
-            f"There is nothing at {arguments.path}: give a trace, a capture, or a folder above."
+            f"There is nothing at {arguments.path}: give a trace, a capture, or a folder that "
+            "holds them."
         )
     old = cache.leftovers(arguments.path)
     if arguments.clear:

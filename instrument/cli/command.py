@@ -1,8 +1,8 @@
 """The command `instrument`: its parser, and how errors of commands are shown.
 
-Each command is a module with three members: `HELP`, its line in the list of commands;
-`add_arguments`; and `run`, which returns text or parts. Importing these modules loads neither torch
-nor numpy.
+Each command is a module with three members: `HELP`, the command's line in the list of commands;
+`add_arguments`; and `run`, which returns text, or a list of text and tables. Importing these
+modules loads neither torch nor numpy.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
         "Without --sink, export the captures that a run recorded but did not export, and upload "
-        "the captures that it did not upload. If you ran it on this machine, its own "
-        "configuration is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
-        "Instructions inside a capture are ignored. With --sink, run one sink on a capture, on "
+        "the captures that it did not upload. If you recorded the run on this machine, the run's "
+        "own config is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
+        "Nothing inside a capture decides what is run. With --sink, run one sink on a capture, on "
         "all captures below a folder, or on a Chrome trace. KEY=VALUE are options of the sink, in "
         "YAML, with dots for nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
     )
@@ -51,16 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return a sentence on the captures that were exported, or on which the sink ran.
+    """Export captures, or run a sink on captures; return a sentence that names the captures.
 
     Raises:
-        CaptureError: at least one capture could not be exported; all others were.
+        CaptureError: at least one capture could not be exported; all other captures were exported.
         ConfigError: there is no such sink or option.
     """
     if arguments.sink is None:
         if arguments.options:
             raise ConfigError(
-                f"{arguments.options[0]} is an option of a sink, but there is no --sink NAME."
+                f"{arguments.options[0]} is an option of a sink: add --sink NAME, or remove it."
             )
         from instrument.worker.leftovers import finish_all
 
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> str:
     if failures:
         count = len(chosen) + len(finished)
         others = (
-            f" ({len(failures)} of {count} captures failed; this was the first.)"
+            f" ({len(failures)} of {count} captures failed; this is the first error.)"
             if count > 1
             else ""
         )

@@ -1,4 +1,4 @@
-"""The part of `instrument graph` that needs torch: make a model and inputs, and time its nodes."""
+"""The part of `instrument graph` that needs torch: make a model and inputs, and time its graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """Return the table of a model's nodes, as the options ask, and remarks below it.
+    """Return the table of a model's nodes that the options ask for, and remarks below the table.
 
     Raises:
         ConfigError: there is no such model, input, or column, or the picture cannot be written.
@@ -44,7 +44,8 @@ def report(options: argparse.Namespace) -> Parts:
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
     remarks = [profile.foot]
-    remarks += [f"The bounds follow from the rates of {machine}."] if options.roofline else []
+    if options.roofline:
+        remarks.append(f"The bounds are computed from the rates of {machine}.")
     remarks += (
         [f"The picture is in {_written(profile, options.html, machine)}."] if options.html else []
     )
@@ -67,7 +68,7 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
 
 
 def named_model(name: str) -> nn.Module:
-    """Return the model that `module:name` names; a class or function is called to make it.
+    """Return the model that `module:name` names; a class or function is called to make the model.
 
     Raises:
         ConfigError: there is no such model, or it cannot be made.
@@ -80,7 +81,8 @@ def named_model(name: str) -> nn.Module:
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ImportError) and not f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{module} cannot be imported ({error}): install or correct what it needs."
+                f"{module} cannot be imported ({error}): install the missing package, or correct "
+                "the module."
             ) from None
         raise ConfigError(
             f"There is no model {name!r} ({error}): give it as package.module:name."
@@ -100,7 +102,7 @@ def _called(name: str, found: Callable[..., Any]) -> Any:
     except TypeError as error:
         why = (
             f"{name!r} cannot be called without arguments ({error}): "
-            "name a function that makes the model."
+            "name a function that makes the model without arguments."
         )
         raise ConfigError(why) from None
     except ValueError:  # some built-ins have no signature
@@ -137,8 +139,8 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
         dtype = None
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
         raise ConfigError(
-            f"--input {text} is not a shape with a type: write it as 1,3,224,224 or "
-            "input_ids=8,128:int64."
+            f"--input {text} is not a shape: write a shape such as 1,3,224,224, or with a name and "
+            "a type, such as input_ids=8,128:int64."
         )
     try:
         if dtype.is_floating_point or dtype.is_complex:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "model",
         metavar="MODULE:NAME",
-        help="a module, its class, or a function that makes it: my_package.models:build",
+        help="an nn.Module, its class, or a function that makes it: my_package.models:build",
     )
     shape = (
         "the shape of an input (1,3,224,224), with a type (8,128:int64), or for a keyword "
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone(
         "--roofline",
         action="store_true",
-        help="show what limits each node on this machine, and its time at that limit",
+        help="show what limits each node on this machine, and the node's time at that limit",
     )
     add(
         "--depth",
@@ -77,13 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns to show (default: the main ones); all: every column",
+        help="columns to show (default: the main columns); all: every column",
     )
     add(
         "--html",
         metavar="FILE",
         type=Path,
-        help="also write a picture of the graph, with a row for each node",
+        help="also write an HTML page with a picture of the graph and a table of its nodes",
     )
     add(
         "--refresh",

@@ -12,14 +12,14 @@ from instrument.printable import printable_lines
 if TYPE_CHECKING:
     from instrument.report.section import Section
 
-# The result of a command that shows tables.
+# The result of a command that shows tables: text and tables, in the order of printing.
 Parts: TypeAlias = "Sequence[str | Section]"
 
 
 def show_result(result: str | Parts) -> None:
-    """Print text unchanged, and draw parts with tables for a terminal.
+    """Print the result of a command: text unchanged, and tables drawn to fit the terminal.
 
-    A file, a pipe and a terminal without control sequences (TERM=dumb) get plain text.
+    A file, a pipe and a terminal without control sequences (TERM=dumb) get plain tables.
     """
     if isinstance(result, str):
         print(printable_lines(result), flush=True)

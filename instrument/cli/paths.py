@@ -13,12 +13,12 @@ from instrument.files import exists
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# How many of the captures that are not shown are listed.
+# The most captures that are listed when another capture is shown.
 _OTHERS = 10
 
 
 def newest_capture(path: Path | str, graph_captures: Sequence[Path | str] = ()) -> Capture:
-    """Return the newest capture at a path or URL; if there are several, list them on stderr.
+    """Return the newest capture at a path or URL; list other captures on stderr.
 
     `graph_captures` is the argument of `Capture.load`.
     """
@@ -71,7 +71,7 @@ def captures_in(folder: Path) -> list[Path]:
 
 
 def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
-    """Name on stderr the newest of several captures or windows, and list the next newest ones."""
+    """Print on stderr which capture or window is shown, and list others, the newest first."""
     if others:
         listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
         listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""

@@ -15,9 +15,9 @@ HELP = "compare the ranks of a run, and merge their traces"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Compare the ranks of a run's newest window: the step of each rank, the stragglers, and "
-        "the ranges over all ranks. Captures or traces of several ranks can be given instead of "
-        "a folder; torch.profiler may have recorded the traces."
+        "Compare the ranks of a run's newest window: the step times of each rank, the stragglers, "
+        "and the ranges over all ranks. Captures or traces of several ranks can be given instead "
+        "of a folder; torch.profiler may have recorded the traces."
     )
     add = parser.add_argument
     of = "a folder of captures, a capture or trace of each rank, or a URL"
@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="FILE",
         type=Path,
-        help="also merge the ranks' traces into this file, for Perfetto; .gz compresses it",
+        help="also merge the ranks' traces into this file, for Perfetto; a name that ends in .gz "
+        "compresses the file",
     )
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--sort",
         metavar="KEY",
-        help="column to sort by, also under torch's name (default: operators by self time)",
+        help="column to sort by; torch's names work too (default: operators by self time)",
     )
     add(
         "--rows",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns",
         metavar="A,B",
         type=column_names,
-        help="columns to show (default: the main ones); all: every column with values",
+        help="columns to show (default: the main columns); all: every column with values",
     )
     for option, name in OPTIONS.items():
         add(f"--{option}", dest="views", action="append_const", const=name, help=VIEWS[name].help)
@@ -71,10 +71,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help="with --cuda-graph-nodes: traces in which the graphs were captured, to take the names "
-        "of the nodes from",
+        help="with --cuda-graph-nodes: traces recorded while the graphs were captured; the nodes "
+        "get their names from these traces",
     )
-    timings = "only the timings of the whole run by profiler.timings; PATH may be their file"
+    timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
     add(
         "--json",
@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     Raises:
         CaptureError: there is no capture, or the trace does not hold the property of `--by`.
-        ConfigError: an option names no existing column, or applies to no view that is shown.
+        ConfigError: an option names a column that does not exist, or needs a view that is not
+            shown.
         TraceError: the trace cannot be read.
     """
     from instrument.analysis.table import ALL
@@ -150,7 +151,7 @@ def _timings(arguments: argparse.Namespace) -> Parts:
 def _timings_file(path: Path | str) -> Path:
     """Return the timings file at a path.
 
-    In a folder, return the newest one, and list all others on stderr.
+    In a folder, return the newest timings file, and list the other files on stderr.
     """
     if isinstance(path, str):
         from instrument.storage import fetch
@@ -161,7 +162,7 @@ def _timings_file(path: Path | str) -> Path:
     files = (file for file in regular_files(path) if fnmatch(file.name, "timings_rank*.jsonl"))
     found = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file))
     if not found:
-        raise CaptureError(f"{path} holds no timings: record some with profiler=timings.")
+        raise CaptureError(f"{path} holds no timings: record them with profiler=timings.")
     *others, newest = found
     tell_others(newest, others, "files of timings")
     return newest

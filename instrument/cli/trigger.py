@@ -13,9 +13,9 @@ HELP = "ask a running job to record its next steps"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Ask the runs in or below a folder to record their next steps, from another shell or "
-        "node. The runs must have been started with the file trigger: "
-        "'profiler/triggers=[file]'. Every rank with this trigger records."
+        "Ask the runs in or below a folder to record their next steps. This works from another "
+        "shell, or from another machine that has the folder. The runs must have been started with "
+        "the file trigger: 'profiler/triggers=[file]'. Every rank with this trigger records."
     )
     add = parser.add_argument
     add(
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return a sentence that names the runs that were asked for a window.
+    """Ask runs for a window, and return a sentence that names the folders of these runs.
 
     Raises:
         CaptureError: no run below the folder has the file trigger.

@@ -1,8 +1,8 @@
-"""The option `activities`: what torch records, and optionally only some types of an activity.
+"""The option `activities`: whether torch records the CPU, CUDA and so on, and which events of each.
 
 The option is a list of names. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` selects
-some types of that activity. The types have Kineto's names, which differ by device and version;
-torch checks them when a session starts.
+some types of the activity's events. The types have Kineto's names, which differ by device and
+version; torch checks the names when a session starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
 Activities: TypeAlias = list[str | dict[str, list[str]]]
 
-# Each option, the experimental flag that breaks it, and the type of cpu that it needs.
+# For each option: the experimental flag that breaks the option, and the type of cpu events that the
+# option needs.
 _CONFLICTS = (
     ("with_stack", "trace_only", "PYTHON_FUNCTION"),
     ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
@@ -34,8 +35,8 @@ def checked(given: Any) -> Activities:
     """Validate the option: names become lower case and unique, types stay as given.
 
     Raises:
-        ConfigError: the value is not such a list, is empty, names an unknown activity, or names an
-            activity twice with different types.
+        ConfigError: the value is not a list of activities, is empty, names an unknown activity, or
+            names an activity twice with different types.
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(
@@ -51,8 +52,8 @@ def checked(given: Any) -> Activities:
                 )
     if not chosen:
         raise ConfigError(
-            "profiler.activities is empty, but a window needs at least one: name one, or use "
-            "profiler=disabled."
+            "profiler.activities is empty, but a window needs at least one activity: name one, or "
+            "use profiler=disabled."
         )
     return [name if types is None else {name: types} for name, types in chosen.items()]
 
@@ -63,7 +64,7 @@ def names(activities: Activities) -> list[str]:
 
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
-    """The selected types by activity, without the activities that are recorded as a whole."""
+    """By activity, the selected types; without the activities of which all types are recorded."""
     return {
         name: types
         for each in activities or ()
@@ -102,7 +103,7 @@ def _known(given: Any) -> str:
     if name not in ACTIVITIES:
         raise ConfigError(
             f"profiler.activities holds {name!r}, which is no activity: choose from "
-            f"{', '.join(ACTIVITIES)}, or leave it null for what this machine has."
+            f"{', '.join(ACTIVITIES)}, or set it to null to record all that this machine has."
         )
     return name
 

@@ -2,8 +2,9 @@
 
 `_target_` is the import path of a class. There is no other registry, but built-in classes also have
 short names. Hydra builds the mappings of a config, because they may hold interpolations and nested
-`_target_` mappings. The mappings of the command line and of a worker's job hold neither of them.
-`sink_of_class` builds those, and calls nothing but classes of sinks.
+`_target_` mappings. The mappings of the command line and of a worker's job hold neither
+interpolations nor nested mappings. `sink_of_class` builds these without Hydra, and calls only
+classes of sinks.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
     """Build the sink or trigger that `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
 
     Args:
-        kind: whether it is a sink or a trigger.
-        name: its name in the config.
+        kind: what to build, a sink or a trigger.
+        name: the name of the sink or trigger in the config.
         given: a `_target_` mapping, the options of a built-in class, or an instance, which is
             returned unchanged.
 
     Raises:
-        ConfigError: `given` is none of these, cannot be built, or lacks the method of a sink or
-            trigger.
+        ConfigError: `given` is none of these three, cannot be built, or lacks the method of a sink
+            or trigger.
     """
     path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
     if isinstance(given, Mapping):
@@ -46,7 +47,7 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             known = shipped(f"{kind}s")
             if name not in known:
                 raise ConfigError(
-                    f"{path} is no {kind} that ships (those are {', '.join(known)}), and has no "
+                    f"{path} is none of the {kind}s that ship ({', '.join(known)}), and has no "
                     f"_target_{suggestion(name, known) or ', the class to build.'}"
                 )
             given = {"_target_": known[name], **given}
@@ -96,7 +97,7 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
     known, (method, signature) = shipped("sinks"), _METHODS["sink"]
     if target not in known and "." not in target:
         hint = suggestion(target, known) or "; give one of these, or the import path of a class."
-        raise ConfigError(f"{target!r} is no sink that ships (those are {', '.join(known)}){hint}")
+        raise ConfigError(f"{target!r} is none of the sinks that ship ({', '.join(known)}){hint}")
     try:
         kind = _imported(known.get(target, target))
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
@@ -142,7 +143,7 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A mapping from which any process can build this sink; if there is none, the sink."""
+    """A mapping from which any process can build this sink; if none can, the sink itself."""
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
         return sink
@@ -165,7 +166,7 @@ def _imported(target: str) -> Any:
 
     Raises:
         ImportError, AttributeError: there is no such object.
-        Exception: the module raised it while it was imported.
+        Exception: any exception that the module raises while it is imported.
     """
     module, _, attribute = target.rpartition(".")
     return getattr(import_module(module), attribute)

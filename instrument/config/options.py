@@ -33,7 +33,7 @@ class Options(BaseModel):
     """A model whose fields are checked when it is built.
 
     Raises:
-        ConfigError: when built with an option that does not exist or has a value that cannot work.
+        ConfigError: an option does not exist, or has a value that cannot work.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -88,7 +88,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
 
 
 def _sentence(model: type[Options], error: ValidationError) -> str:
-    """One sentence for the first of pydantic's errors; unknown names come first."""
+    """A sentence about an unknown option if there is one, else about pydantic's first error."""
     errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     first = errors[0]
     where = [str(part) for part in first["loc"]]

@@ -37,14 +37,14 @@ def preset(name: str) -> dict[str, Any]:
         raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
         raise ConfigError(
-            f"{name!r} is no preset (those are {', '.join(presets())})"
+            f"{name!r} is none of the presets ({', '.join(presets())})"
             f"{suggestion(name, presets()) or '.'}"
         )
     return _composed(f"{name}.yaml")
 
 
 def _composed(path: str) -> dict[str, Any]:
-    """A file of the config group, merged with the files that its defaults list names."""
+    """The options of a config file, merged with the options of the files in its defaults list."""
     options = _yaml(path)
     merged: dict[str, Any] = {}
     for entry in options.pop("defaults", []):
@@ -78,6 +78,6 @@ def _yaml(path: str) -> dict[str, Any]:
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """By name, the `_target_` of each class that ships; `group` is sinks or triggers."""
+    """By name, the `_target_` of each sink or trigger that ships; `group` is sinks or triggers."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

@@ -1,6 +1,7 @@
-"""Computes windows from step numbers: which steps are warm-up, and which are recorded.
+"""Computes windows from the options of a schedule and a step number.
 
-Steps count from 0, as in `torch.profiler.schedule`.
+A window is a number of consecutive recorded steps, perhaps after steps of warm-up. Steps count from
+0, as in `torch.profiler.schedule`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any, Protocol
 # A step number that is never reached.
 NEVER = sys.maxsize
 
-# Each of the `_WINDOW_OPTIONS` replaces the cycles. The options in `_CYCLE_DEFAULTS` must then have
-# their defaults. `wait` may have any value, because presets set it.
+# If one of the `_WINDOW_OPTIONS` is given, it replaces the cycles of wait, warmup and active steps.
+# The options in `_CYCLE_DEFAULTS` must then have their defaults. `wait` may have any value, because
+# presets set it.
 _WINDOW_OPTIONS = ("schedule", "at_steps", "every_n_steps")
 _CYCLE_DEFAULTS = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
 
@@ -47,11 +49,12 @@ class Window:
     """Consecutive recorded steps.
 
     Attributes:
-        warmup_from: the first step of the warm-up; equals `first` without one.
+        warmup_from: the first step of the warm-up; equals `first` if there is no warm-up.
         first: the first recorded step.
         last: the last recorded step; None if the window lasts until the session stops.
-        trigger: the name of the trigger that requested it; None for a window of the schedule.
-        trigger_reason: why the trigger requested it; None if it gave no reason.
+        trigger: the name of the trigger that requested the window; None for a window of the
+            schedule.
+        trigger_reason: why the trigger requested the window; None if the trigger gave no reason.
     """
 
     warmup_from: int
@@ -70,14 +73,14 @@ class Window:
         return f"step {self}" if self.first == self.last else f"steps {self}"
 
     def done_in_words(self, ended: int) -> str:
-        """The whole steps of a window that ended before step `ended`, for a sentence."""
+        """The complete steps of a window that ended before step `ended`, such as "steps 3–4"."""
         if ended == self.first:
             return f"a part of step {self.first}"
         last = ended - 1
         return f"step {last}" if last == self.first else f"steps {self.first}–{last}"
 
     def cut_short(self, done: int, reason: str) -> str:
-        """A sentence: the window ended after `done` steps for this reason."""
+        """A sentence that says why the window ended early, and after how many steps (`done`)."""
         planned = done if self.last is None else self.last - self.first + 1
         steps = f"{done}" if self.last is None else f"{done} of {planned}"
         steps += " step" if planned == 1 else " steps"
@@ -153,7 +156,7 @@ def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Windo
 
 
 def triggers_ask(schedule: Schedule) -> bool:
-    """Whether any trigger may request a window; a trigger that never does has `asks = False`."""
+    """Whether any trigger may request a window; a trigger with `asks = False` requests none."""
     return any(getattr(trigger, "asks", True) for trigger in schedule.triggers.values())
 
 
@@ -183,7 +186,8 @@ def _cycle(schedule: Schedule, number: int) -> Window:
 def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
     """A window of `active` steps that begins at `first`.
 
-    Its warm-up begins after the window that begins at `before`, if that is not None.
+    `before` is the first step of the previous window, or None. The warm-up begins after that
+    window.
     """
     active = schedule.active or 1
     free_from = 0 if before is None else before + active
@@ -193,8 +197,8 @@ def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
 def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
     """Like `next_window`, for a function from a step to the name of torch's action.
 
-    A window ends with RECORD_AND_SAVE. It also ends before a step that is not recorded, although
-    torch warns of that. A window that began before `step` is left out.
+    A window ends with RECORD_AND_SAVE. It also ends before a step that is not recorded; torch's own
+    profiler would warn there. A window that began before `step` is left out.
     """
     begin = step
     if step and action(step - 1) == "RECORD":
@@ -219,7 +223,7 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step, at or after `step`, without RECORD; at most `_LONGEST` steps later."""
+    """The first step from `step` on whose action is not RECORD; at most `_LONGEST` steps later."""
     return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
 
@@ -343,7 +347,7 @@ def remedy(
 
 
 def _options_to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
-    """The options that make the window begin late; if the run ends within it, also end late."""
+    """The options that, if lowered, make the window begin earlier, or with `within` end earlier."""
     if window.trigger is not None:
         return []
     late = [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]

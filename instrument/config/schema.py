@@ -74,13 +74,15 @@ class ProfilerConfig(BaseModel):
     without end) of `wait` idle, `warmup` discarded and `active` recorded steps; `skip_first_wait`
     other than 0 leaves out the wait of the first cycle. Unlike torch, `repeat` is 1 by default: one
     window. `active=None` records until the session stops. With triggers, `active=None` records only
-    the windows that they request, of one step unless they request more. Instead of cycles,
-    `at_steps` or `every_n_steps` give the first step of each window; `wait` is then ignored.
+    the windows that the triggers request; such a window has one step, unless its trigger requests
+    more. Instead of cycles, `at_steps` or `every_n_steps` give the first step of each window. Then
+    `wait` is ignored.
 
     Attributes:
         enabled: False: the session does nothing, and most other options are not checked.
-        at_steps: the first steps of the windows. Each window has `active` steps, after a warm-up if
-            there is room for it. An empty list: only triggers request windows.
+        at_steps: the first steps of the windows. Each window has `active` steps, after a warm-up of
+            as many steps as the previous window leaves, at most `warmup`. An empty list means that
+            only triggers request windows.
         every_n_steps: a window begins at each multiple of this number, without end.
         schedule: replaces cycles, `at_steps` and `every_n_steps`: `torch.profiler.schedule(…)`,
             another function from a step to torch's `ProfilerAction`, or a `_target_` mapping that
@@ -89,20 +91,21 @@ class ProfilerConfig(BaseModel):
             fourth window. A call of torch's function takes 0.4 µs. A window of more than 10,000
             steps lasts until the session stops.
         total_steps: how many steps the run has, counted from 0. If given, the session warns at its
-            start of a window that does not fit.
-        phases: the phases that follow the schedule: train, validation, test, predict. Each counts
-            its own steps.
+            start of a window that does not fit into the run.
+        phases: the phases that follow the schedule: train, validation, test, predict. Each phase
+            counts its own steps.
         max_window_s: a window that has recorded for so many seconds ends with the current step,
             labelled truncated; later windows are still recorded. If no step ends, as in a server
-            without requests, the window ends after twice the time. With `profile_memory` it does
-            not, because only one thread can end it. None means no limit.
+            without requests, the window ends after twice the time. With `profile_memory`, it then
+            stays open, because only the thread that began it can end it. None means no limit.
         max_window_memory: a window during which the process has grown by so many bytes ends in the
             same way as with `max_window_s`. A number, or text such as "4GB". The limit is at most
             an eighth of the machine's memory, because torch needs six times as much when it stops.
             Linux only. None means no limit.
         activities: a list of cpu, cuda, xpu, mtia and hpu; None means all that this machine has. In
             place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only these types of
-            the activity (torch 2.13). Steps and ranges have the type USER_ANNOTATION of cpu.
+            the activity's events (torch 2.13). Steps and ranges are cpu events of the type
+            USER_ANNOTATION.
         record_shapes: record the operators' input shapes.
         profile_memory: record every allocation and free.
         memory_categories: write memory by torch's categories (parameters, gradients, activations,
@@ -115,19 +118,20 @@ class ProfilerConfig(BaseModel):
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
         capture_overload_names: record operators with their overload, as `aten::add.Tensor`, so that
-            they can be grouped by overload. Tables show operators without it.
+            they can be grouped by overload. By default, tables show operators without overload.
         communication: regular expressions for kernel names, ignoring case. Kernels that match count
-            as communication, in addition to the known ones. The capture stores the expressions.
+            as communication, and so do known kernels such as NCCL's. The capture stores the
+            expressions.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
             precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
-            float32, tf32, float16, bfloat16, float8 and int8. The capture stores it. Peaks that are
-            not given come from a table of devices. None: all of them.
-        memory_snapshot: write the snapshot of CUDA's allocator, with its allocations and frees
-            during the window, to the capture as memory_snapshot.pickle, which
-            pytorch.org/memory_viz opens. If the program records a memory history with
-            `torch.cuda.memory`, the window ends that history.
-        execution_trace: write torch's execution trace (Chakra) of the window's steps to the capture
-            as execution_trace.json, for replay and simulation. Costs about 8 µs and 1 kB per
+            float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Peaks
+            that are not given come from a table of devices; None means that all peaks do.
+        memory_snapshot: write `memory_snapshot.pickle` to the capture: the snapshot of CUDA's
+            allocator, with the allocations and frees during the window. pytorch.org/memory_viz
+            opens it. If the program records a memory history with `torch.cuda.memory`, the window
+            ends that history.
+        execution_trace: write `execution_trace.json` to the capture: torch's execution trace
+            (Chakra) of the window's steps, for replay and simulation. Costs about 8 µs and 1 kB per
             operator.
         experimental_config: options of torch's `_ExperimentalConfig`, checked when the session
             starts.
@@ -144,29 +148,31 @@ class ProfilerConfig(BaseModel):
         export: `process`: a separate export process compresses the traces and runs the sinks while
             training continues; `inline`: the session does both at the end of each window, for short
             scripts and notebooks.
-        export_queue: how many windows may wait for the export process; further ones are dropped.
+        export_queue: how many windows may wait for the export process; further windows are dropped.
         export_timeout_s: seconds that the export process may take for one window, and that `stop`
             waits for the unfinished windows.
-        keep: how many captures of this run and rank are kept, the newest ones; None means all.
+        keep: how many captures of this run and rank are kept; the oldest are removed. None means
+            all.
         disk_budget: bytes that the captures of this run and rank may take: a number, or text such
-            as "2GB". The oldest are removed first; the newest always stays.
-        upload_to: an fsspec URL such as s3://bucket/run, to which each finished capture is
-            uploaded, as a folder with its name. If another run has a capture of that name there,
-            the new one is called NAME-2. Captures that are not uploaded yet are kept regardless of
-            `keep` and `disk_budget`; `stop` waits `export_timeout_s` for them. None means no
-            upload.
+            as "2GB". The oldest capture is removed first; the newest capture always stays.
+        upload_to: an fsspec URL such as s3://bucket/run. Each finished capture is uploaded there,
+            as a folder with the capture's name. If another run has uploaded a capture NAME to this
+            URL, the new folder is called NAME-2. Captures that are not uploaded yet are kept
+            regardless of `keep` and `disk_budget`; `stop` waits up to `export_timeout_s` for their
+            upload. None means no upload.
         upload_options: options of the URL's file system, such as `endpoint_url`. Put credentials
             into the environment instead: of these options, capture.json keeps only addresses and
-            booleans. If `instrument export` uploads a capture later, it has only the kept options.
+            booleans. An upload by `instrument export` has only the kept options.
         preemption_grace_s: seconds from SIGTERM until the process is killed. An open window is
-            saved within half of them. None: SIGTERM is not handled.
+            saved within half of this time. None means that SIGTERM is not handled.
         sinks: by name, the sinks, which write files from each capture. A value is an instance, or a
             mapping with `_target_`; the sinks that ship need no `_target_`.
         triggers: by name, the triggers, which may request a window after a step. The values are
             like those of `sinks`.
 
     Raises:
-        ConfigError: an option is unknown, has a value that cannot work, or conflicts with another.
+        ConfigError: an option is unknown, has a value that cannot work, or conflicts with another
+            option.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -217,7 +223,8 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    _portable: dict[str, Any] = PrivateAttr(default_factory=dict)  # by sink, from `for_any_process`
+    # by the name of the sink, the result of `for_any_process`
+    _portable: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -234,7 +241,7 @@ class ProfilerConfig(BaseModel):
     def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
         """By name, the `_target_` mappings of the sinks that the worker can build.
 
-        They may hold secrets.
+        The mappings may hold secrets.
         """
         return {
             name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
@@ -301,9 +308,9 @@ class ProfilerConfig(BaseModel):
             for given in names:
                 if not isinstance(given, str):
                     raise ConfigError(
-                        f"profiler.{info.field_name} is a list that holds {given!r}, but a list "
-                        "holds only names of classes that ship: give a mapping from a name that "
-                        "you choose to it."
+                        f"profiler.{info.field_name} is a list that holds {given!r}, but such a "
+                        f"list holds only names of {info.field_name} that ship: give a mapping "
+                        "instead, whose keys are names that you choose."
                     )
             return {name: {} for name in names}
         return (
@@ -323,15 +330,15 @@ class ProfilerConfig(BaseModel):
         if self.with_flops and not self.record_shapes:
             self.record_shapes = True
             self._notes.append(
-                "profiler.with_flops=true turned profiler.record_shapes on: it computes FLOPs from "
-                "shapes."
+                "profiler.with_flops=true turned profiler.record_shapes on: FLOPs are computed "
+                "from shapes."
             )
         needed = ("record_shapes", "profile_memory", "with_stack")
         if self.memory_categories and not all(getattr(self, name) for name in needed):
             self.record_shapes = self.profile_memory = self.with_stack = True
             self._notes.append(
                 "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and "
-                "with_stack on: torch classifies memory by them."
+                "with_stack on: torch classifies memory by what these options record."
             )
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
@@ -360,7 +367,7 @@ class ProfilerConfig(BaseModel):
     def plain(self) -> dict[str, Any]:
         """The options as JSON values; sinks and triggers become `_target_` mappings.
 
-        Values that may be secrets are left out: most of `upload_options`, and those that
+        Values that may be secrets are left out: most of `upload_options`, and the values that
         `redact.redact` hides.
         """
         options = self.model_dump(mode="json", exclude={"sinks", "triggers", "schedule"})
@@ -382,8 +389,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
     Each of the `options` replaces the option of the same name in `source`. If `source` is None
-    and there are no options, nothing is recorded. `cfg.get("profiler")` is None if an application's
-    config has no profiler.
+    and there are no options, nothing is recorded: so `cfg.get("profiler")` may be passed even if
+    the application's config has no profiler.
 
     Raises:
         ConfigError: as for `ProfilerConfig`; or the source has another type, or no such preset
@@ -433,11 +440,11 @@ _self = Parameter("self", Parameter.POSITIONAL_ONLY)
 _parameters = [_self, *signature(ProfilerConfig).parameters.values()]
 ProfilerConfig.__init__.__signature__ = Signature(_parameters)  # type: ignore[attr-defined]
 
-# What follows "is not an option" for names from torch or from an earlier version.
+# The end of the error "NAME is not an option", for options of torch or of an earlier version.
 _HINTS = {
     "profiler.graph": f" any more: {NO_GRAPH}",
-    "profiler.on_trace_ready": ": sinks process each window: choose some, as sinks=[chrome_trace], "
-    "or write one; session.captures holds the windows, too.",
+    "profiler.on_trace_ready": ": choose sinks instead, which process each window, as in "
+    "sinks=[chrome_trace], or write your own; session.captures also holds the recorded windows.",
 }
 _MODELS: dict[str, type[BaseModel]] = {
     "": ProfilerConfig,

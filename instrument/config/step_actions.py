@@ -15,8 +15,8 @@ from instrument.errors import ConfigError, reason_of
 
 _MOST_CACHED = 50_000  # a few MB
 _EXPECTED = (
-    "a function from steps to torch's ProfilerAction, as torch.profiler.schedule(wait=1, warmup=1, "
-    "active=3)"
+    "a function from steps to torch's ProfilerAction, such as torch.profiler.schedule(wait=1, "
+    "warmup=1, active=3)"
 )
 
 
@@ -26,8 +26,8 @@ class StepActions:
     `given` is that function, or a `_target_` mapping that builds it.
 
     The function is called once per step; up to 50,000 results are cached. If it raises, or
-    returns something other than torch's actions, that is logged and all further results are NONE:
-    the error never reaches the training loop. Pickling stores the function or mapping as given.
+    returns something other than torch's actions, the error is logged and never reaches the training
+    loop; all further results are NONE. Pickling stores the function or mapping as given.
 
     Raises:
         ConfigError: `given` is neither a function nor a mapping, or fails for step 0.
@@ -62,7 +62,7 @@ class StepActions:
     def described(self) -> Any:
         """The mapping, or the name of the function, for `capture.json`."""
         if isinstance(self._given, Mapping):
-            with suppress(TypeError, ValueError):  # JSON cannot hold it
+            with suppress(TypeError, ValueError):  # JSON cannot hold the mapping
                 return json.loads(json.dumps(dict(self._given)))
         kind = type(self._given)
         return str(getattr(self._given, "__qualname__", kind.__qualname__))
@@ -76,7 +76,7 @@ class StepActions:
         except Exception as error:
             self._failed = True
             logger.warning(
-                "profiler.schedule fails for step {} ({}): no step is recorded from there on.",
+                "profiler.schedule fails for step {} ({}): no step is recorded from that step on.",
                 step,
                 reason_of(error),
             )

@@ -9,7 +9,8 @@ from typing import Any
 from instrument.errors import ConfigError
 from instrument.files import encodable
 
-# The top-level keys that torch and Kineto write. They would hide a user's key of the same name.
+# The trace's top-level keys that torch and Kineto write. They would hide a user's key of the same
+# name.
 _RESERVED = frozenset(
     {
         "DISABLE_CUPTI_LAZY_REINIT",

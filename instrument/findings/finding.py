@@ -10,10 +10,11 @@ from instrument.errors import CaptureError
 
 if TYPE_CHECKING:
     from instrument.analysis.views import Views
+    from instrument.runs.run import Ranks
     from instrument.whatif.scenario import Scenario
 
 
-class NotRecorded(CaptureError):  # noqa: N818
+class NotRecorded(CaptureError):
     """A check cannot run because the capture lacks something.
 
     The message says what is missing and which option records it, as in "The trace has no Python
@@ -81,3 +82,18 @@ class Check(NamedTuple):
     code: str
     passed: str
     find: Callable[[Views, Scenario], Iterator[Finding]]
+
+
+class RanksCheck(NamedTuple):
+    """A kind of problem that only shows if the ranks of a window are compared.
+
+    Attributes:
+        code: as in `Finding`.
+        passed: the sentence for a window without this problem.
+        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if it
+            cannot tell.
+    """
+
+    code: str
+    passed: str
+    find: Callable[[Ranks], Iterator[Finding]]

@@ -7,11 +7,11 @@ most 50 µs). The layers of a model do not repeat like this: their patterns are 
 has a range of its own name.
 
 Threshold: 5 % of the steps lie in such loops, counted from the first to the last operator of each
-loop, and the simulation without them does not deny it (it saves 2 % of a step or more): where a
-device is busy anyway, tiny launches cost nothing.
+loop, and the simulation without them saves 2 % of a step or more. While a device is busy anyway,
+tiny launches cost nothing.
 
-Not seen: loops in which each round differs, and loops inside backward nodes, which follow those of
-the forward.
+Not seen: loops whose rounds differ, and loops inside backward nodes. A loop in the forward causes
+the loop in the backward, so one finding is enough.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
-from instrument.links.intervals import sweep
+from instrument.links.intervals import Intervals, sweep
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
-from instrument.trace.events import Events, Ints, decoded, flags, is_runtime
+from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
 
 # A name or path is told as the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
@@ -185,16 +185,48 @@ def has_sources(capture: Views) -> bool:
     return len(capture.links.frames) > 0 or bool((capture.events.call_stack >= 0).any())
 
 
+def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
+    """The time that a thread spent in each function of the user within some spans, in ns.
+
+    A function's time includes what it calls in torch and other libraries. Empty if the trace has no
+    Python frames as events.
+    """
+    frames, table = capture.links.frames, capture.events
+    own = frames.thread == thread
+    if not own.any():
+        return {}
+    cuts = np.unique(np.concatenate([*spans, frames.start_ns[own], frames.end_ns[own]]))
+    begin, end = cuts[:-1], cuts[1:]
+    timeline = sweep([spans])
+    inside_ns = timeline.within(timeline.active[0], begin, end)
+    begin, inside_ns = begin[inside_ns > 0], inside_ns[inside_ns > 0]
+    middle = begin + 1  # the end of a frame belongs to the frame, as its start does
+    name = _users_frame_at(capture.links, np.full(len(begin), thread, np.int32), middle)
+    names, groups = groupby(name)
+    totals: dict[str, int] = {}
+    for code, total in zip(names.tolist(), groups.sum(inside_ns).tolist()):
+        source = users_source(table.names[code]) if code >= 0 else None
+        if source is not None:
+            totals[source] = totals.get(source, 0) + total
+    return totals
+
+
 def _source_of_frames(links: Links, events: Ints) -> Ints:
     """The name of the innermost frame of a user around each event; -1 for none."""
+    table = links.events
+    known = np.flatnonzero(events >= 0)
+    found = np.full(len(events), -1)
+    inside = events[known]
+    found[known] = _users_frame_at(links, table.thread[inside], table.start_ns[inside])
+    return found
+
+
+def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
+    """The name of the innermost frame of a user at each time on a thread; -1 for none."""
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
-    nearest = np.append(frames.nearest(is_users), -1)
-    known = np.flatnonzero(events >= 0)
-    at = np.full(len(events), -1)
-    inside = events[known]
-    at[known] = nearest[frames.node_at(table.thread[inside], table.start_ns[inside])]
-    found: Ints = np.where(at >= 0, table.name[np.append(frames.index, -1)[at]], -1)
+    node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
+    found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
     return found
 
 

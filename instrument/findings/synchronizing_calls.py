@@ -6,12 +6,11 @@ launch more, and meanwhile the device is idle. Found from the runtime calls that
 (`instrument.links.synchronisation`), and from the idle time of the device that begins inside them
 and ends when the next launch has returned.
 
-Threshold: 3 % of the steps is such idle time, and the simulation without these waits does not deny
-it: it saves 1 % of a step or more. So a call that waits for a busy device is no problem, however
-long it waits.
+Threshold: 3 % of the steps is such idle time, and the simulation without these waits saves 1 % of a
+step or more. So a call that waits for a busy device is no problem, however long it waits.
 
-Copies to the device that wait are no part of this; they are another kind of finding. Not seen:
-waits inside other calls, such as `cudaFree`, and, in a trace without device work, all.
+Copies to the device that wait are another kind of finding. Not seen: waits inside other calls, such
+as `cudaFree`. Without device work in the trace, nothing can be said.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ code, or of code that torch does not know.
 
 Threshold: a fifth of the steps. Losses, metrics and logging between the ranges rarely take more.
 
+With Python stacks, the evidence names the functions that this part is spent in.
+
 There is no saving: marking code makes nothing faster, but shows what could be.
 """
 
@@ -21,7 +23,14 @@ from instrument.analysis.coverage_rows import CPU_IN_RANGES
 from instrument.analysis.views import Views
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.loader_wait import waits_for_data
-from instrument.findings.places import Measured, evidence, measured, percent
+from instrument.findings.places import (
+    Measured,
+    evidence,
+    measured,
+    percent,
+    time_by_source,
+    users_source,
+)
 from instrument.links.intervals import Intervals, Timeline, merged, sweep
 from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
 from instrument.units import duration
@@ -53,13 +62,14 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     share, outside = span.share(unmarked_ns), span.share(outside_ns)
     if share < _LEAST_SHARE:
         return
+    rows = tuple(_rows(capture, timeline.merged(unmarked & ~in_operator), span))
     yield Finding(
         code="unmarked-time",
         title=f"{percent(share)} of the step is in no range"
         + (f", {percent(outside)} in no operator either" if outside >= _LEAST_SHARE / 2 else ""),
         change=_change(capture),
         verify="instrument show CAPTURE --ranges",
-        evidence=tuple(_rows(capture, outside_ns, span)),
+        evidence=rows,
         coverage=(CPU_IN_RANGES,),
     )
 
@@ -93,11 +103,28 @@ def _joined(*parts: Intervals) -> Intervals:
     return merged(start, end)
 
 
-def _rows(capture: Views, outside_ns: int, span: Measured) -> Iterator[Evidence]:
-    """The time outside of operators, and the outermost operators in no range."""
+def _rows(capture: Views, outside: Intervals, span: Measured) -> Iterator[Evidence]:
+    """The time outside of operators by function, and the outermost operators in no range."""
+    outside_ns = int((outside[1] - outside[0]).sum())
     where = f"{duration(outside_ns / span.count)} a step"
     yield Evidence("(no range, no operator)", span.count, outside_ns, detail=where)
+    by_source = time_by_source(capture, _thread(capture), outside)
+    for source in sorted(by_source, key=lambda each: -by_source[each])[:_SHOWN]:
+        calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
+        yield Evidence(source, calls, by_source[source], detail="outside of operators")
     yield from evidence(capture, _outermost_outside(capture, span), _SHOWN)
+
+
+def _thread(capture: Views) -> int:
+    """The thread of the last step."""
+    return int(capture.events.thread[capture.links.steps[-1]])
+
+
+def _calls(capture: Views, span: Measured, source: str) -> int:
+    """How often a function of the user was called within the steps."""
+    frames, events = capture.links.frames, capture.events
+    is_called = events.named(lambda name: users_source(name) == source)[frames.index]
+    return int((is_called & (span.holds(frames.start_ns) >= 0)).sum())
 
 
 def _outermost_outside(capture: Views, span: Measured) -> Ints:

@@ -37,7 +37,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class Traced(NamedTuple):
-    """The graph of a model, for calls like the call that it was captured from.
+    """The graph of a model, captured from one call.
 
     Attributes:
         graph: the nodes.
@@ -63,12 +63,12 @@ class Traced(NamedTuple):
 def trace(model: nn.Module, inputs: Inputs) -> Traced:
     """Capture the graph that a call of the model with these inputs runs, and restore the model.
 
-    `torch.fx` tracing is tried first, because it keeps modules and functions as the user wrote
-    them. Its graph must give the same results and gradients as the model, and leave the same
-    buffers and inputs. If it does not, or if tracing fails, `torch.export` is tried, whose nodes
-    are operators. In a graph, values that the forward pass reads from Python attributes are
-    constants, and so are random numbers from generators other than torch's. See
-    `side_effects.unchanged` for what is restored.
+    `torch.fx` tracing is tried first, because its graph keeps modules and functions as the user
+    wrote them. The graph must give the same results and gradients as the model, and leave the same
+    buffers and inputs. If tracing fails, or if its graph differs from the model, `torch.export` is
+    tried: the nodes of its graph are operators. In both graphs, values that the forward pass reads
+    from Python attributes are constants. Random numbers are constants too, unless they come from
+    torch's generators. See `side_effects.unchanged` for what is restored.
 
     Cost: the model runs once, and each graph once, with a backward pass if gradients are enabled.
     Hooks of modules and tensors see these runs.
@@ -81,9 +81,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            # stderr is redirected because torch.export prints the graph of a failed attempt. With
-            # the seed, random numbers that tracing turned into constants differ from those of
-            # `expected`, so that the comparison finds such constants.
+            # stderr is redirected because torch.export prints the graph of a failed attempt. The
+            # seed gives other random numbers than the run for `expected`. So the comparison fails
+            # if tracing turned random numbers into constants.
             with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, _copied(inputs))
             why = _hooks_left_out(traced.graph, model) or mismatch(traced, model, inputs, expected)
@@ -120,7 +120,7 @@ class Outcome(NamedTuple):
 def outcome(
     run: Callable[..., Any], model: nn.Module, inputs: Inputs, *, strict: bool = False
 ) -> Outcome:
-    """Run a call, restore the model and inputs, and return its results and side effects.
+    """Run a call and return its results and side effects; restore the model and the inputs.
 
     Raises:
         GraphError: with `strict`, a graph cannot represent such a call. Errors of `run` are not
@@ -136,7 +136,7 @@ def outcome(
             leaves = _leaves(run(*args, **kwargs))
         why = _changed_containers(inputs, (args, kwargs)) or _packed(leaves, packing)
         if strict and why is not None:
-            raise GraphError(f"{type(model).__name__} {why}, which no graph does.")
+            raise GraphError(f"{type(model).__name__} {why}; a graph cannot represent such a call.")
         left = [tensor.detach().clone() for tensor in written_tensors(model, inputs)]
         gradients = _gradients(leaves, [*model.parameters(), *pytree.tree_leaves(inputs)])
         results = [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -165,9 +165,9 @@ def _saving_hooks() -> Any:
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """The reason why a graph cannot represent the call if it checkpoints or offloads activations.
+    """Say that a call checkpoints or offloads activations; None if the call does neither.
 
-    None if it does neither. A graph of such a call would use more or less memory than the model.
+    A graph of such a call would use more or less memory than the model.
     """
     nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
@@ -178,14 +178,14 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
             nodes += [each for each, _ in node.next_functions]
     reentrant = any(node.name() == "CheckpointFunctionBackward" for node in seen)
     if packing.seen or reentrant:
-        return "packs what autograd saves (checkpointing, offloading)"
+        return "packs tensors that autograd saves (checkpointing, offloading)"
     return None
 
 
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
-    """The reason why a graph cannot represent the call if it changed dicts or lists in `copies`.
+    """Say that a call changed dicts or lists of its inputs; None if the call changed none of them.
 
-    None if it changed none. `copies` are copies of `inputs`, which the call was given.
+    The call was given `copies`, which are copies of `inputs`.
     """
     (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
     same = spec == other and all(one is another for one, another in zip(leaves, others))
@@ -193,10 +193,10 @@ def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
 
 
 def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
-    """How the outcome of the graph differs from that of the model; None if they agree.
+    """How the outcome of the graph differs from the outcome of the model; None if both agree.
 
-    Values are compared by `torch.testing.assert_close`. Gradients may differ by a hundredth of the
-    largest value.
+    Values are compared by `torch.testing.assert_close`. The values of a gradient may differ by a
+    hundredth of the gradient's largest value.
     """
     interpreter = traced.interpreter(model)
 
@@ -300,12 +300,15 @@ class _Tracer(fx.Tracer):
         return call, [self.root]
 
     def result(self, output: Any) -> Any:
-        """The result of the model, from that of the output node."""
+        """The result of the model, made from the value of the output node."""
         return output if self._spec.is_leaf() else pytree.tree_unflatten(list(output), self._spec)
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of the inputs: its parameter, then keys and indices in the argument."""
+    """A name for each leaf of the inputs: the parameter's name, then keys and indices in its value.
+
+    For example, `batch_images_0` is the first item of `batch["images"]`.
+    """
     parameters = list(inspect.signature(function).parameters.values())[1:]
     names = []
     for path, _ in pytree.tree_flatten_with_path(inputs)[0]:
@@ -339,7 +342,7 @@ def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | 
     """
     outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
-    # Without gradients enabled, a view of a parameter still has `requires_grad`.
+    # A view of a parameter has `requires_grad` even if gradients are disabled.
     if not outputs or not inputs or not torch.is_grad_enabled():
         return [None for _ in inputs]
     weights = [
@@ -357,10 +360,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """What the graph leaves out if a submodule that it does not call has hooks.
-
-    None if there is no such submodule.
-    """
+    """Say which submodule has hooks that the graph does not call; None if there is none."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):
@@ -383,10 +383,10 @@ def _difference(given: Outcome, expected: Outcome) -> str | None:
     if len(given.left) != len(expected.left) or any(
         _value_difference(*pair) for pair in zip(given.left, expected.left)
     ):
-        return "leaves other buffers or inputs than the model"
+        return "changes buffers or inputs differently than the model"
     if given.changed != expected.changed:
         _, name = next(key for key, _ in given.changed.items() ^ expected.changed.items())
-        return f"leaves another {name} in a module than the model"
+        return f"leaves another value of {name} in a module than the model"
     return None
 
 
@@ -413,7 +413,7 @@ def _agree(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _failure(error: Exception) -> str:
-    """Where in the user's code capturing failed, and why."""
+    """The line of the user's code at which the capture of a graph failed, and the error."""
     line = line_of(error.__traceback__)
     what = f"cannot follow {line}" if line else "failed"
     return f"{what} ({type(error).__name__}: {_first_line(error)})"

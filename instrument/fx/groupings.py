@@ -1,4 +1,4 @@
-"""The columns by which `NodeTable.by` groups nodes; `instrument graph` reads them without torch."""
+"""The columns by which `NodeTable.by` groups nodes, for code that must not load torch."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class NodeInterpreter(fx.Interpreter):
     There are three ways to time a node:
 
     - Without `device`, by the clock of the CPU.
-    - With `device`, by events in the stream of the device, so that times are those of the device.
-      The events are read after the run.
+    - With `device`, by events in the stream of the device: they measure device time. The events are
+      read after the run.
     - With `device` and `sync`, or if the device has no such events, by the clock of the CPU. The
       interpreter then waits for the device before and after each node.
 

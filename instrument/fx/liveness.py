@@ -17,21 +17,21 @@ class Liveness:
 
     A value dies after its last use, as in the interpreter; the result and unused values live to the
     end. A view, an item of a tuple or a value written in place has no memory of its own: it keeps
-    alive the value that it was made from. Sizes are those that tensors request, without the
-    rounding of an allocator.
+    alive the value that it was made from. Sizes are the bytes that tensors request; allocators may
+    round them up.
 
     Not included are: parameters and buffers (`model_bytes`); the inputs, which the caller holds
     (`input_bytes`); memory that a node allocates and frees while it runs, such as workspaces; and
     tensors that autograd keeps for the backward pass.
 
     Attributes:
-        nodes: a row for each node. `new_bytes` is the memory that the node allocates, `alive_bytes`
-            the memory alive when the node returns, its arguments included, and `freed_bytes` the
-            memory that is freed after the node.
+        nodes: a row for each node. `new_bytes` is the memory that the node allocates. `alive_bytes`
+            is the memory that is alive when the node returns, including the node's arguments.
+            `freed_bytes` is the memory that is freed after the node.
         peak_bytes: the maximum of `alive_bytes`; 0 for a graph that allocates nothing.
-        peak_node: the first node at the maximum.
-        at_peak: the nodes whose values are alive at the peak, the largest first: `name alive_bytes
-            last_use`. `last_use` is None for values that live to the end.
+        peak_node: the first node at which `alive_bytes` has its maximum.
+        at_peak: the nodes whose values are alive at the peak, the largest first. The columns are
+            `name alive_bytes last_use`; `last_use` is None for values that live to the end.
         input_bytes: the memory of the inputs.
         model_bytes: the memory of the parameters and buffers.
     """
@@ -50,7 +50,7 @@ class Liveness:
             f"Activations take up to {size(self.peak_bytes)}, at {self.peak_node}"
             f"{f' (held by {held})' if held else ''}, plus {size(self.input_bytes)} of inputs and "
             f"{size(self.model_bytes)} of parameters and buffers. Not counted: memory that a node "
-            "frees again, and what autograd keeps."
+            "frees before it returns, and tensors that autograd keeps."
         )
 
     __repr__ = __str__
@@ -75,8 +75,8 @@ def liveness(
 
     Args:
         nodes: a table with the columns `name op inputs`; a node comes after its inputs.
-        storages: for each row, a number and the bytes for the memory of each of its tensors.
-            Tensors in the same memory have the same number.
+        storages: for each row, the memory of the node's tensors: pairs of a number and a size in
+            bytes. Tensors in the same memory have the same number.
         model_bytes: the memory of the parameters and buffers.
     """
     names, ops = nodes.column("name"), nodes.column("op")

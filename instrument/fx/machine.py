@@ -32,8 +32,8 @@ class Machine:
     Attributes:
         device: the name of the device, with the other things that the rates depend on: threads,
             torch version, float32 precision.
-        flops_per_second: for each type, such as `{"float32": ...}`; a multiplication and an
-            addition count as two.
+        flops_per_second: the rate of matrix products for each type, such as `{"float32": ...}`; a
+            multiplication and an addition count as two FLOPs.
         bytes_per_second: the bandwidth of a memory copy; bytes read and bytes written both count.
     """
 
@@ -59,7 +59,7 @@ def measured(
     Args:
         device: such as `cpu` or `cuda`.
         dtypes: names from `MEASURED`.
-        refresh: measure all of these rates again.
+        refresh: measure the rates again, even if they are in the cache.
 
     Cost: about half a second for each type that is measured, and 512 MiB of memory meanwhile.
 
@@ -95,7 +95,7 @@ def _name(device: str) -> str:
 
 
 def _processor() -> str:
-    with suppress(OSError, StopIteration):  # platform.processor() is empty on most of Linux
+    with suppress(OSError, StopIteration):  # platform.processor() is empty on most Linuxes
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(
             line.partition(":")[2].strip() for line in lines if line.startswith("model name")
@@ -105,7 +105,7 @@ def _processor() -> str:
 
 @torch.no_grad()
 def _matmul_rate(device: str, dtype: str) -> int:
-    """FLOPs per second: 2 n³ for a product of matrices of n rows and columns."""
+    """The FLOPs per second of matrix products; a product of n × n matrices has 2 n³ FLOPs."""
     rows, took_ns = 128, 0
     while took_ns < _LONG_NS and rows < _LARGEST:
         rows *= 2
@@ -120,15 +120,15 @@ def _matmul_rate(device: str, dtype: str) -> int:
 
 @torch.no_grad()
 def _copy_rate(device: str) -> int:
-    """Bytes per second, read and written together."""
+    """The bytes per second of a copy; bytes read and bytes written both count."""
     source, target = (torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * _COPIED_BYTES * 10**9 // _best_ns(lambda: target.copy_(source), device)
 
 
 def _best_ns(run: Callable[[], object], device: str) -> int:
-    """The shortest of several times from the call until the device is done.
+    """The time of `run`, until the device is done: the shortest of several measurements.
 
-    The shortest time counts, because disturbances only lengthen times.
+    The shortest measurement is the best, because other work on the machine only adds time.
     """
     kind = torch.device(device).type
     wait: Callable[[], object] = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None

@@ -37,13 +37,14 @@ class NodeTable(Table):
       runs. The percentiles are by nearest rank.
     - `share`: `median_ns` divided by the sum of `median_ns` over all nodes. The sum does not
       include the time between nodes.
-    - `output_shape output_dtype output_bytes`: of the tensors that the node returns, views
-      included.
+    - `output_shape output_dtype output_bytes`: the shapes, types and bytes of the tensors that the
+      node returns, including views.
     - `new_bytes`: the memory that the node allocated for these tensors; 0 for views and for writes
       in place.
-    - `moved_bytes`: the fewest bytes that the node must move. It reads each of its input tensors
-      and parameters once, and writes each of its output tensors once; 0 for a view.
-    - `flops`: the FLOPs, by formula, of the operators that have a formula; None if none has.
+    - `moved_bytes`: the fewest bytes that the node must move, if it reads each input tensor and
+      each parameter once, and writes each output tensor once; 0 for a view.
+    - `flops`: the FLOPs of the node's operators, by formula. Operators without a formula do not
+      count; None if no operator has a formula.
     - `flops_per_second`: `flops` divided by `median_ns`.
     - `intensity`: `flops` divided by `moved_bytes`.
     """
@@ -66,15 +67,15 @@ class NodeTable(Table):
         )
 
     def by(self, what: Grouping, *, depth: int | None = None) -> Table:
-        """Group the nodes: one row for each group, in the order of their first nodes.
+        """Group the nodes: one row for each group, in the order of the groups' first nodes.
 
         The column `nodes` is the number of nodes in a group. In each run, the times of the nodes of
         a group are summed; `mean_ns median_ns p95_ns` are statistics of these sums.
 
         Args:
             what: the column to group by.
-            depth: with `module_path`, group by the ancestor at this depth; 1 is the children of the
-                model.
+            depth: with `module_path`, group by the ancestor module at this depth; the children of
+                the model have depth 1.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -127,7 +128,7 @@ def _times(times_ns: Ints) -> dict[str, list[Any]]:
 
 
 def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Sequence[Any]]:
-    """The columns of work, and the rates that follow from them and the times."""
+    """The columns of `facts`, and the rates: FLOPs per second, and FLOPs per moved byte."""
     times = _times(times_ns)["median_ns"]
     flops, moved = facts["flops"], facts["moved_bytes"]
     return {
@@ -182,7 +183,7 @@ def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
         path = str(stack[-1][0]) if stack else ""
     try:
         return path, type(model.get_submodule(path)).__name__
-    except AttributeError:  # a constant of the graph
+    except AttributeError:  # the node reads a constant, which the model does not hold
         return None, None
 
 

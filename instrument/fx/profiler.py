@@ -36,11 +36,12 @@ def profile_graph(
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
     These are restored afterwards: buffers, attributes of modules, tensors among the inputs, and the
-    random number generators of torch, NumPy and Python. These are not restored: parameters, files
-    and the user's lists. Hooks see every run. If the forward pass waits for other ranks, all ranks
-    must make the same call. The modes of the model and the caller apply: for inference, call
-    `model.eval()` first, and call this function under `torch.no_grad()`. Before each run of the
-    graph, the model runs once without its graph, for `overhead`.
+    random number generators of torch, NumPy and Python. These are not restored: parameters, files,
+    and the content of lists and dicts that an attribute holds. Hooks see every run. If the forward
+    pass waits for other ranks, all ranks must make the same call. The modes of the model and the
+    caller apply: for inference, call `model.eval()` first, and call this function under
+    `torch.no_grad()`. Before each run of the graph, the model runs once without its graph, for
+    `overhead`.
 
     Args:
         model: a module; it is not changed.
@@ -58,9 +59,9 @@ def profile_graph(
 
     Raises:
         GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a graph cannot
-            represent the call. A graph cannot represent a call that takes other objects, changes
-            the dicts and lists among its inputs, or checkpoints activations. Errors of the model
-            itself are not caught.
+            represent the call. A graph cannot represent a call that takes inputs of other types,
+            changes the dicts and lists among its inputs, or checkpoints activations. Errors of the
+            model itself are not caught.
         ConfigError: `runs` is not positive, or `warmup` is negative.
     """
     if runs < 1 or warmup < 0:
@@ -135,7 +136,7 @@ class NodeProfiler:
         return self._timed(self._model_ns, lambda: self._model(*inputs, **kwargs))
 
     def profile(self) -> GraphProfile:
-        """The measurements so far.
+        """Return the measurements of the runs so far.
 
         Raises:
             GraphError: there was no run yet.
@@ -194,7 +195,7 @@ class NodeProfiler:
             flops = counted_flops(lambda: plain.run_timed(traced.values(inputs)), names)
         graded = torch.is_grad_enabled()
         # torch does not count writes to inference tensors. So the inspection runs outside inference
-        # mode, unless the model has inference tensors, which can only be used in that mode.
+        # mode. A model with inference tensors is the exception: it runs only in inference mode.
         needed = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
         mode = torch.inference_mode(needed and torch.is_inference_mode_enabled())
         with unchanged(model, inputs), mode, torch.set_grad_enabled(graded):

@@ -39,16 +39,15 @@ class Overhead:
     """The cost of running a model node by node: medians over the runs, in nanoseconds.
 
     Attributes:
-        model_ns: the time of a run of the model without its graph; None if the model did not run
-            so.
+        model_ns: the time of a run of the model without its graph; None if there was no such run.
         interpreted_ns: the time of a run of the graph node by node.
         nodes_ns: the sum of the times of the nodes in a run.
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
         of_model: the sum of the times of the nodes, less the time that measuring adds, divided by
-            the time of a run of the model without its graph. Each run of the graph is compared with
-            the model's run next to it, so that other work on the machine slows both; this is the
-            median of all such pairs.
+            the time of a run of the model without its graph. There is a ratio for each pair of
+            neighbouring runs, one with the graph and one without, because other work on the machine
+            slows both. This is the median of the ratios.
         quartiles: the first and third quartile of these ratios; None for fewer than two pairs of
             runs.
     """
@@ -74,8 +73,11 @@ class Overhead:
             low, high = self.quartiles
             spread = f" ({100 * low:.1f}–{high:.1%})"
             doubt = ", but the runs differ too much to tell" if high - low > _UNEQUAL else ""
-        model = f"the {duration(self.model_ns)} of the model itself"
-        return f"{text} Without measuring, they take {self.of_model:.1%}{spread} of {model}{doubt}."
+        share, model = f"{self.of_model:.1%}{spread}", duration(self.model_ns)
+        return (
+            f"{text} Without measuring, the nodes take {share} of the {model} of the model "
+            f"itself{doubt}."
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,9 +90,8 @@ class GraphProfile:
             why tracing failed.
         overhead: the cost of running node by node.
         outputs: the result of the model in the first run, detached.
-        storages: for each node, a number and the bytes for the memory of each of its tensors,
-            except parameters and buffers. A view has the number of the tensor that it was made
-            from.
+        storages: for each node, the memory of its tensors, except parameters and buffers: pairs of
+            a number and a size in bytes. A view has the number of the tensor that it was made from.
         model_bytes: the memory of the parameters and buffers.
         device: the kind of device that the model or its inputs are on, such as `cuda`, else `cpu`.
         model: the name of the model's class.
@@ -121,7 +122,7 @@ class GraphProfile:
         return liveness(self.nodes, self.storages, self.model_bytes)
 
     def roofline(self, machine: Machine | None = None) -> Table:
-        """A row for each node: what limits it on a machine, and its time at that limit.
+        """A row for each node: what limits the node on a machine, and its time at that limit.
 
         See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply. They are
         measured at the first use, which takes a second or two, and cached.
@@ -129,14 +130,14 @@ class GraphProfile:
         return roofline.roofline(self.nodes, machine or self.machine())
 
     def machine(self, *, refresh: bool = False) -> Machine:
-        """The rates of this machine for the types of the nodes; `refresh` measures them again."""
+        """The rates of this machine for the types of the nodes; `refresh` measures again."""
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
 
         The table also has columns for the memory and the bounds of the nodes. The page loads
-        nothing, and is the same for the same profile. For `machine`, see `roofline`.
+        nothing. The same profile gives the same page. For `machine`, see `roofline`.
         """
         return self._page(machine or self.machine())
 
@@ -164,5 +165,5 @@ class GraphProfile:
         if machine is not None:
             bounds = self.roofline(machine)
             columns |= {name: bounds.column(name) for name in roofline.COLUMNS}
-            notes.append(f"The bounds follow from the rates of {machine}.")
+            notes.append(f"The bounds are computed from the rates of {machine}.")
         return page(Table(columns), self.model, notes)

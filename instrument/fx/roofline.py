@@ -17,7 +17,7 @@ COLUMNS = ("bound_by", "bound_ns", "bound_share")
 
 
 def roofline(nodes: Table, machine: Machine) -> Table:
-    """A row for each node: what limits it on a machine, and its time at that limit.
+    """A row for each node: what limits the node on a machine, and its time at that limit.
 
     The columns are `name median_ns flops moved_bytes intensity bound_by bound_ns bound_share`:
 
@@ -25,10 +25,11 @@ def roofline(nodes: Table, machine: Machine) -> Table:
       compute `flops` at the machine's rate for the type of the result, and the time to move
       `moved_bytes` at the machine's bandwidth.
     - `bound_by`: which of these two times is longer, `compute` or `bandwidth`; `compute` if they
-      are equal. Operators without a rule for FLOPs (elementwise operators, norms, pooling) compute
-      little for each byte, so they get `bandwidth`. This is wrong for operators that compute much,
-      such as an FFT or a custom kernel; but `bound_ns` is still a time that they cannot beat. None
-      if the rate for the type is not known, or if the node neither computes nor moves anything.
+      are equal. Operators without a formula for FLOPs (elementwise operators, norms, pooling) get
+      `bandwidth`, because they compute little for each byte. This is wrong for operators that
+      compute much, such as an FFT or a custom kernel. These operators still take at least
+      `bound_ns`. None if the rate for the type is not known, or if the node has no FLOPs and moves
+      no bytes.
     - `bound_share`: `bound_ns` divided by `median_ns`; 0.5 means that half the time would be
       enough. It is above 1 if the data was in a cache.
     """
@@ -39,7 +40,7 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The result types of the nodes with FLOPs, without types whose rate cannot be measured."""
+    """The types in `MEASURED` that nodes with FLOPs return: `measured` needs their rates."""
     found = (dtype_of(row) for row in nodes if row.flops)
     return sorted({dtype for dtype in found if dtype is not None})
 

@@ -86,10 +86,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """The value and length of each attribute of each module, by position of the module and name.
+    """The value and length of each attribute of each module.
 
-    The length is None for values that are not lists, dicts or sets, and for torch's own dicts, such
-    as `_buffers`.
+    The keys are the position of the module and the name of the attribute. The length is None for
+    values that are not lists, dicts or sets, and for torch's own dicts, such as `_buffers`.
     """
     return {
         (position, name): (
@@ -109,7 +109,7 @@ def changed(model: nn.Module, before: dict[tuple[int, str], Any]) -> dict[tuple[
     after = attributes_of(model)
     found: dict[tuple[int, str], Any] = dict.fromkeys(before.keys() - after.keys(), "deleted")
     for key, (value, size) in after.items():
-        was, size_was = before.get(key, (found, None))  # no attribute is this object
+        was, size_was = before.get(key, (found, None))  # no attribute has the value `found`
         if size != size_was or (value is not was and not (_is_plain(value) and value == was)):
             found[key] = value if _is_plain(value) else size
     return found
@@ -172,7 +172,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
         return bool(
             torch.equal(one, other) or ((one == other) | ((one != one) & (other != other))).all()
         )
-    except (RuntimeError, NotImplementedError):  # sparse and meta tensors count all writes
+    except (RuntimeError, NotImplementedError):
+        # Sparse and meta tensors cannot be compared, but torch counts all writes to them.
         return True
 
 

@@ -19,11 +19,11 @@ from instrument.fx.side_effects import tensors_of
 from instrument.range_names import to_trace
 from instrument.record.recorder import Recorder
 
-#: The memory of a node's tensors: a number that identifies the storage, and its size in bytes, for
-#: each storage. Storages of the model's parameters and buffers are left out.
+#: The memory of a node's tensors. For each storage: a number that identifies the storage, and the
+#: size of the storage in bytes. Storages of the model's parameters and buffers are left out.
 Storages = tuple[tuple[int, int], ...]
 
-#: Modules, functions, methods and operators that read only the elements which they return.
+#: Modules, functions, methods and operators that read only the elements that they return.
 _SELECTING = frozenset({"embedding", "gather", "getitem", "index", "index_select", "take"})
 
 
@@ -105,14 +105,14 @@ class Inspection(NodeInterpreter):
 
 
 def _stored(value: Any) -> list[Tensor]:
-    """The tensors in a value that have one storage each, so no sparse or nested tensors."""
+    """The tensors in a value, without sparse and nested tensors."""
     return [
         leaf for leaf in tensors_of(value) if leaf.layout is torch.strided and not leaf.is_nested
     ]
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
-    """The bytes that a node must read: it reads each tensor that it takes once.
+    """The bytes that a node must read, if it reads each of its tensors once.
 
     A node that selects elements of a tensor reads at most as many bytes as it returns.
     """
@@ -143,8 +143,8 @@ def _version(tensor: Tensor) -> int:
 def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int | None]:
     """Count the FLOPs of each node of a graph in a trace of `run`, which must run each node once.
 
-    The FLOPs of a node are None if none of its operators has a rule. If another profiler is active
-    in this process, they are None for all nodes.
+    The FLOPs of a node are None if none of its operators has a formula for FLOPs. If another
+    profiler is active in this process, the FLOPs of all nodes are None.
     """
     with TemporaryDirectory() as folder:
         config = ProfilerConfig(record_shapes=True)

@@ -29,28 +29,29 @@ _COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
 
 
 def unsupported(model: nn.Module, inputs: Any) -> str | None:
-    """Why a graph cannot represent such a call, as the end of a sentence about the model.
+    """Why a graph cannot represent a call with these inputs; None if no reason is known.
 
-    None if no reason is known before the model runs.
+    The reason is the end of a sentence about the model.
     """
     other = next(_other_types(inputs), None)
     if other is not None:
         return (
             f"takes a {other}, and a graph cannot read its content: "
-            "pass tensors, numbers, dicts, lists"
+            "pass tensors, numbers, dicts or lists"
         )
     if isinstance(model, torch.jit.ScriptModule):
         return "is TorchScript, which has a graph of its own"
     if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        return "has lazy parameters, which its first call creates: call the model once before"
+        return "has lazy parameters, which the first call creates: call the model once before"
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
-            return f"has code by torch.compile in {name or 'it'}, which a graph would leave out"
+            where = f" in {name}" if name else ""
+            return f"has code compiled by torch.compile{where}, which a graph would leave out"
     return None
 
 
 def _other_types(value: Any) -> Iterator[str]:
-    """The types of all values that are not tensors, plain values or the containers in `_COPIED`."""
+    """The names of the types in a value that a graph cannot represent."""
     if isinstance(value, (Tensor, *_FIXED)):
         return
     if type(value) in _COPIED or (isinstance(value, tuple) and hasattr(value, "_fields")):

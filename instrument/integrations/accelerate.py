@@ -1,4 +1,4 @@
-"""Accelerate: a sink that logs windows to the accelerator's trackers; `Session` works as it is."""
+"""Accelerate: a sink for the accelerator's trackers; `Session` itself needs no integration."""
 
 from __future__ import annotations
 

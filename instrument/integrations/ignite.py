@@ -47,7 +47,7 @@ def attach(
         ConfigError: the engine has a session already, or an option cannot work.
     """
     if isinstance(vars(engine).get("run"), Attached):
-        raise ConfigError("This engine has a session attached already: detach(engine) first.")
+        raise ConfigError("This engine has a session attached already: call detach(engine) first.")
     given = config[0] if config and isinstance(config[0], Session) and not options else None
     session = given or Session(*config, **options)
     if session.config.enabled:
@@ -65,8 +65,8 @@ def detach(engine: Engine) -> None:
 class Attached:
     """Replaces `engine.run`, and drives the session by the engine's events.
 
-    Wrapping `run` is the only way to see an exception that leaves it: a handler of EXCEPTION_RAISED
-    would stop the exception.
+    Wrapping `run` is the only way to see an exception that ends the run: a handler of
+    EXCEPTION_RAISED would stop the exception.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Attached:
         self._engine, self._session, self._phase, self._model = engine, session, phase, model
         self._own, self._run = vars(engine).get("run"), engine.run
         self._data = profiled("data")
-        # these handlers take no arguments: for others, Ignite keeps a weak reference to this
-        # engine, which copies of the engine share
+        # These handlers take no arguments. For handlers with arguments, Ignite would keep a weak
+        # reference to this engine, and copies of the engine would use the same reference.
         self._handlers: dict[Any, Callable[[], object]] = {
             Events.GET_BATCH_STARTED: self._data.__enter__,
             Events.GET_BATCH_COMPLETED: self._data.close_all,
-            # with a loader of unknown length, ends the last wait, which found no batch
+            # if the loader has no length, the last wait finds no batch; this handler ends its range
             Events.EPOCH_COMPLETED: self._data.close_all,
             Events.ITERATION_COMPLETED: self._step,
         }
@@ -90,7 +90,7 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine within the session, or within a phase of a session that runs."""
+        """Run the engine within the session, or within a phase of a session that already runs."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)

@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[ProfilerCallback(…)])`, or `profiler=InstrumentProfiler(…)`.
 
 The package is `lightning` or `pytorch_lightning`. If both are installed, both classes derive from
-both packages, so that a Trainer of either accepts them.
+both packages, so that the Trainer of each package accepts them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
-    Takes and raises what `Session` does. The session is `self.session`, its captures
-    `self.session.captures`. Steps count from 0, and each batch is one, even if gradients
+    Takes the arguments of `Session`, and raises the same errors. The session is `self.session`, its
+    captures `self.session.captures`. Steps count from 0. Each batch is a step, even if gradients
     accumulate. The parts of a step are ranges: `data`, `batch_to_device`, `training_step`,
     `backward`, `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
     `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If
@@ -79,7 +79,7 @@ class ProfilerCallback(Callback):
             trainer.callbacks = [each for each in trainer.callbacks if each is not self]
 
     def on_train_start(self, trainer: Any, pl_module: LightningModule) -> None:
-        """Start the session, with ranges for submodules as `profiler.modules` says."""
+        """Start the session, with ranges for the submodules that `profiler.modules` selects."""
         self.session.step_number = trainer.fit_loop.epoch_loop.total_batch_idx + 1
         self.session.loop.loaders.add(trainer.train_dataloader, "train")
         self._start(trainer, pl_module, _batches(trainer, pl_module))
@@ -101,7 +101,8 @@ class ProfilerCallback(Callback):
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; the loss is what `training_step` returned."""
-        self._close_ranges()  # still open if a gradient scaler has skipped the optimizer's step
+        # a range is still open here if a gradient scaler has skipped the optimizer's step
+        self._close_ranges()
         self.session.step(loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
     def on_train_end(self, *args: Any) -> None:
@@ -143,7 +144,7 @@ class ProfilerCallback(Callback):
         self._stop(exception)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
-        """Stop the session if no other hook did, for example when Lightning's tuner ends a run."""
+        """Stop the session if it still runs, for example when Lightning's tuner ends a run."""
         self._stop(None)
 
     def _start(
@@ -179,9 +180,9 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Replaces Lightning's `PassThroughProfiler` while a session runs; opens ranges in a step.
+    """Opens ranges for the parts of a step, in place of Lightning's `PassThroughProfiler`.
 
-    While nothing is recorded, it costs less than the `PassThroughProfiler`.
+    While nothing is recorded, this class costs less than the `PassThroughProfiler`.
     """
 
     def __init__(self, module: LightningModule | None = None) -> None:
@@ -190,7 +191,7 @@ class _Parts(Profiler):
         self._find_marked_steps(module)
 
     def _find_marked_steps(self, module: LightningModule | None) -> None:
-        """Note the steps that the user marked; they get no second range."""
+        """Find the methods `training_step` etc. that the user marked; they get no second range."""
         self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
         self._ranges.clear()
 
@@ -227,11 +228,11 @@ class _Parts(Profiler):
 class InstrumentProfiler(_Parts):
     """Records windows as `ProfilerCallback` does, with a range for every action of Lightning's.
 
-    Takes what `Session` takes. Ranges that the callback also has keep their names; all others have
-    Lightning's names, such as `[Callback]ModelCheckpoint.on_train_batch_end`. It adds a
-    `ProfilerCallback` to its trainer. If the trainer already has one, that callback records, with
-    its own config. Unlike Lightning's profilers, it prints no summary: the session's
-    sinks do that.
+    Takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have the same names
+    as there; all other ranges have Lightning's names, such as
+    `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
+    trainer. If the trainer already has such a callback, that callback records, with its own config.
+    Unlike Lightning's profilers, this profiler prints no summary: the session's sinks do that.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -244,7 +245,7 @@ class InstrumentProfiler(_Parts):
         return self.callback.session
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add the callback to the trainer; Lightning has set this profiler's module before."""
+        """Add the callback to the trainer; Lightning has set `_lightning_module` before."""
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
         self._find_marked_steps(module)
@@ -265,7 +266,8 @@ class InstrumentProfiler(_Parts):
             or action == "optimizer_step"
             or (hook == "backward" and "[Strategy]" in owner)
         )
-        if own or has_range or action == "run_training_epoch":  # the last is not part of a step
+        # `run_training_epoch` is longer than a step
+        if own or has_range or action == "run_training_epoch":
             return None
         return re.sub(r"\{.*\}", "", action)  # removes the state of a callback, which can be long
 
@@ -277,7 +279,7 @@ def _batches(trainer: Any, module: LightningModule) -> int | None:
     )
     most = trainer.num_training_batches * epochs
     if module.automatic_optimization:  # otherwise the number of optimizer steps is unknown
-        # Lightning raises if the accumulation changes; that must not end the fit
+        # Lightning raises here if gradient accumulation changes during the fit; the fit must go on
         with suppress(Exception):
             steps = trainer.estimated_stepping_batches * trainer.accumulate_grad_batches
             most = min(most, steps) if steps > 0 else most

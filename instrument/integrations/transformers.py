@@ -27,19 +27,19 @@ class ProfilerCallback(TrainerCallback):
     """Records windows of `trainer.train()`; a step is an optimizer step.
 
     The number of a step is `state.global_step`. With gradient accumulation, a step includes all its
-    batches. Logging, evaluating and saving after a step belong to the next step. `data`, `forward`,
-    `backward` and `optimizer` are ranges, and so are the submodules, without any annotation.
+    batches. Logging, evaluating and saving after a step belong to the next step. The ranges `data`,
+    `forward`, `backward` and `optimizer`, and a range for each submodule, need no annotation.
     Evaluation is the session's phase `validation`, whose batches count separately.
     `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
     `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last
     batch, as `training_step` returns it.
 
     The first enabled callback replaces `Trainer.train` and `Trainer.evaluation_loop` for the rest
-    of the process, because Transformers does not pass exceptions to callbacks; Trainers without
+    of the process, because Transformers does not pass exceptions to callbacks. Trainers without
     such a callback behave as before.
 
-    Takes and raises what `Session` does. The session is `self.session`, its captures
-    `self.session.captures`. While no window is open, a step costs a few µs.
+    Takes the arguments of `Session`, and raises the same errors. The session is `self.session`, its
+    captures `self.session.captures`. While no window is open, a step costs a few µs.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -106,7 +106,7 @@ class ProfilerCallback(TrainerCallback):
     def evaluation(
         self, trainer: Trainer, dataloader: Any, description: str, *args: Any, **kwargs: Any
     ) -> Iterator[None]:
-        """Enter a phase during `trainer.evaluation_loop`; outside `train()`, also start."""
+        """Enter a phase during `trainer.evaluation_loop`; start the session if needed."""
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:
             if not self.session.running:
@@ -146,7 +146,7 @@ def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
     Transformers does not tell a callback about an exception that ends the training, or about the
-    begin of an evaluation. It also does not pass the Trainer to a callback.
+    begin of an evaluation. Transformers also does not pass the Trainer to a callback.
     """
     for method, context in (
         ("train", ProfilerCallback.training),

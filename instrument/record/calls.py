@@ -1,4 +1,4 @@
-"""`RecordedCalls`: each call of some functions is a step of a session, without a loop."""
+"""`RecordedCalls` makes each call of chosen functions a step of a session; no loop is needed."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class _CountedCall(NamedTuple):
 class RecordedCalls:
     """Makes each call of the wrapped functions a step of a session.
 
-    The first call starts the session, unless the session is already running. A session that was
-    started in this way stops after its last window; a window without a planned end lasts as long as
+    The first call starts the session, unless the session is already running. A session that the
+    first call started stops after its last window; a window without a planned end lasts as long as
     the first call. Calls in all threads and asynchronous tasks count, so a step lasts from the end
     of one call to the end of the next, even on another thread. Two kinds of calls do not count: a
     call inside another call, and a call that began before the window in which it ends.
@@ -52,7 +52,9 @@ class RecordedCalls:
         self._owns_session = False  # whether the first call started the session
 
     def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """Wrap a function so that each call is a step, in a range named `name` or as the function.
+        """Wrap a function so that each call is a step, in a range.
+
+        The range is named `name`, or like the function if `name` is None.
 
         Raises:
             ConfigError: `function` is not a function, or is an asynchronous generator.
@@ -82,7 +84,7 @@ class RecordedCalls:
             if self.over:
                 return (yield from function(*args, **kwargs))
             call = self._begin_call()
-            try:  # does not set `_enclosing`, because other code runs while it is suspended
+            try:  # without `_enclosing`, because other code runs while the generator is suspended
                 return (yield from ranged(*args, **kwargs))
             finally:
                 self._end_call(call)
@@ -137,7 +139,7 @@ class RecordedCalls:
             self._session.stop()
 
     def _end_step(self, call: _CountedCall) -> bool:
-        """End the step that this call ends; returns whether the session must stop now."""
+        """End a step at the end of a call; return whether the session must stop now."""
         session = self._session
         if self.over or not session.running:
             return False

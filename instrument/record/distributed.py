@@ -2,10 +2,10 @@
 
 The ranks exchange messages of some hundred bytes through the job's store, which listens at
 MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it on the training
-thread. There is no collective. No lock is shared with training.
+thread. No collective is called, and no lock is shared with training.
 
-The store outlives a restart of the job, and its entries carry no time. So old messages must be told
-apart from new ones: each rank sends a join message, and the leading rank, if its process is alive,
+The store outlives a restart of the job, and its entries carry no time. To separate new messages
+from old messages, each rank first sends a join message. The leading rank, if its process is alive,
 answers with a new name for the session. All later messages are stored under this name.
 
 Limits of torch's store: if its server hangs, a thread that uses the store hangs too. If the server
@@ -39,7 +39,7 @@ from instrument.worker import queue
 
 # How often the polling thread looks for messages, files and so on.
 POLL_SECONDS = 0.5
-# A window is announced so many polls ahead, so that every rank has seen it before it begins.
+# A window is announced so many polls ahead, so that every rank knows of it before it begins.
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
-    """Whether `profiler.ranks` names this rank; logs if it does not.
+    """Whether `profiler.ranks` includes this rank; logs a message if not.
 
     Rank 0 warns of ranks that do not exist.
     """
@@ -111,14 +111,14 @@ class StepProgress(NamedTuple):
 
 
 class RankCoordinator:
-    """One rank's connection to the other recording ranks. The lowest recording rank leads.
+    """One rank's connection to the other recording ranks; the lowest of them is the leading rank.
 
     Only the polling thread uses this object. If a method raises, the store or the leading rank is
     gone.
 
     Attributes:
         rank: this rank.
-        leads: whether this rank is the leading one.
+        leads: whether this rank is the leading rank.
         ended: whether the leading rank has ended its session.
     """
 
@@ -149,7 +149,7 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """On the leading rank, the requests of all ranks since the last call; elsewhere nothing.
+        """On the leading rank, all ranks' requests since the last call; none on other ranks.
 
         Requests wait until the leading rank has timed a step. Requests that were made before the
         end of the last announced window are skipped, because that window serves them.
@@ -162,7 +162,7 @@ class RankCoordinator:
             self._store.add("read", self._requests.read - read_before)
         while self._waiting and self._progress().step_ns is not None:
             request = self._waiting.pop(0)
-            # the user has set the step number back, so the same numbers come again
+            # true if the user has set the step number back: the same numbers then come again
             set_back = self._progress().step < self._announced_at
             if request.after_step > self._announced_until or set_back:
                 yield request
@@ -221,7 +221,7 @@ class _Messages:
         return number
 
     def unread(self) -> Iterator[Any]:
-        """The messages since the last call. Without any, this costs one request to the store."""
+        """The new messages since the last call. If there are none, this costs one request."""
         from torch.distributed import DistStoreError
 
         written = self._store.add(self._name, 0)
@@ -229,7 +229,7 @@ class _Messages:
             self.read += 1
             try:  # waits for a rank that is between the two requests of `append`
                 message = json.loads(self._store.get(f"{self._name}/{self.read}"))
-            except (DistStoreError, ValueError):  # that rank was killed between the two
+            except (DistStoreError, ValueError):  # the rank was killed between these two requests
                 continue
             yield message
 
@@ -287,7 +287,7 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """Connect to the store; return the session's part of it, and the leading rank's folder.
+    """Connect to the store; return the session's part of the store, and the leading rank's folder.
 
     `own` is the folder of this rank. The leading rank waits for no other rank.
 
@@ -311,7 +311,10 @@ def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) 
 
 
 def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
-    """Call `act` on a thread: torch's store ignores its time limit if its server is silent."""
+    """Call `act` on a thread, for at most `seconds`.
+
+    The time limit of torch's store does not do this: it has no effect if the server is silent.
+    """
     outcome: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -329,7 +332,7 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
 
 
 def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
-    """Make a name for the session; a thread sends it and the folder to the other ranks."""
+    """Make a name for the session; a thread sends the name and `own` to the other ranks."""
     name, over = uuid4().hex, Event()
     answers = Thread(
         target=_answer_joins,
@@ -345,8 +348,8 @@ def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
 def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
     """Answer join messages with the session's name and folder, until all ranks have joined.
 
-    Messages from before a restart are answered too. Nobody reads those answers, so they do not
-    count as joined.
+    Messages from before a restart are answered too. No rank reads those answers, so no rank counts
+    as joined by them.
     """
     joins, began = _Messages(store, "joins"), time.monotonic()
     with suppress(Exception):  # the store may be gone
@@ -414,7 +417,7 @@ def _connection_error(address: str, port: int) -> OSError | None:
 
 
 def _connect(address: str, port: int, session: str) -> Any:
-    """Connect to the job's store; return the part of it for this session of this job."""
+    """Connect to the job's store; return the store's part for this session of this job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=_CONNECT_S)

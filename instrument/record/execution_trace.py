@@ -14,9 +14,9 @@ from torch.profiler import ExecutionTraceObserver
 class ExecutionTrace:
     """The execution trace of one window, which torch writes to a hidden file while it records.
 
-    The file's name holds the id of the run. The lock of that run shows other processes that the
-    file is in use. On torch 2.13 each operator takes about 8 µs, five times as long as without an
-    execution trace, and 1 kB of disk. If the execution trace fails, the error is logged and the
+    The file's name holds the id of the run. So other processes can check with the run's lock that
+    the file is in use. On torch 2.13 each operator takes about 8 µs, five times as long as without
+    an execution trace, and 1 kB of disk. If the execution trace fails, the error is logged and the
     window is still recorded. If a range's name holds a quote, a backslash or a line break, torch
     writes invalid JSON.
 
@@ -38,7 +38,7 @@ class ExecutionTrace:
             return
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():
-            # torch reports success even if another observer is in use, and would remove both
+            # torch reports success even if another observer is in use; its cleanup removes both
             self.observer._registered = False
             self.observer = None
             logger.warning(

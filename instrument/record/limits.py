@@ -1,4 +1,4 @@
-"""The limits of a window: how long it may record, and by how much the process may grow."""
+"""The limits of a window: how long it may record, and how much the process may grow meanwhile."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from instrument import threads
 from instrument.config.schema import ProfilerConfig
 
 _LOOK_S = 0.5
-# If no step ends, a window ends at twice its time limit, and at least this much later.
+# If no step ends, a window ends at twice its time limit, and at least this long after the limit.
 _LEAST_EXTRA_S = 1.0
-# While torch stops, it needs about six times as much memory as the window took.
+# A window may take at most this share of the machine's memory, because torch, while it stops, needs
+# about six times as much memory as the window took.
 _SHARE_OF_MACHINE = 1 / 8
 
 
@@ -41,7 +42,7 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Why the window must end; None while it is below `times` its limits."""
+        """Why the window must end; None while it is below `times` each of its limits."""
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
             return f"profiler.max_window_s={self._max_s:g} was reached"

@@ -9,7 +9,7 @@ from loguru import logger
 
 
 class LossReader:
-    """Reads the losses for triggers, each one step late.
+    """Reads the losses for triggers, each at least one step late.
 
     A tensor on a device is copied into pinned memory asynchronously, and read when the copy is
     done. While a copy is in progress, further losses are skipped.
@@ -18,7 +18,7 @@ class LossReader:
     def __init__(self) -> None:
         self._known: tuple[float, int] | None = None
         self._copied: Any = None  # the event after the copy; None while no copy is in progress
-        self._copied_step = 0  # the step of that loss
+        self._copied_step = 0  # the step of the loss that is copied
         self._pinned: torch.Tensor | None = None
         self._warned = False
 

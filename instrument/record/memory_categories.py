@@ -16,9 +16,9 @@ from instrument.errors import reason_of
 def write(profile: _KinetoProfile, folder: Path) -> None:
     """Write two files for each device, as torch's `export_memory_timeline` does.
 
-    One holds the bytes of each category over time, the other every change. Call this while torch
-    still holds the recording. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
-    An error is logged, and these files are not written.
+    The first file holds the bytes of each category over time, the second file every change. Call
+    this while torch still holds the recording. Cost: 0.2 to 0.3 ms per operator of the window, with
+    the GIL held. An error is logged; then none of these files is written.
     """
     try:
         # imported here, because torch will remove it in a later version

@@ -78,7 +78,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
         scopes = _run_git(folder, "config", "--list", "--show-scope", "--name-only")
         own = [line for line in scopes.splitlines() if line.startswith(("local\t", "worktree\t"))]
         if any(line.partition("\t")[2].startswith("filter.") for line in own):
-            # to compare files, git would run the programs that the repository names
+            # to find changed files, git would run the programs that the repository's config names
             return {"commit": commit, "dirty": None}
         changed = _run_git(
             folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all"
@@ -89,7 +89,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return its output, without programs that the repository names.
+    """Run git in a folder and return its output; git runs no program that the repository names.
 
     Raises:
         OSError, subprocess.SubprocessError, UnicodeError: there is no git, no repository, or no

@@ -1,4 +1,4 @@
-"""Tracks torch's one profiler per process: who uses it, and whether a dropped window left it on."""
+"""Tracks torch's profiler, of which a process has only one: who uses it, and who left it on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Owner(Protocol):
         """Stop the profiler on this thread."""
 
     def release(self) -> None:
-        """Note that torch does not record any more."""
+        """Update this object after torch's profiler has stopped."""
 
 
 #: Held while the profiler is prepared, started and stopped.
@@ -36,7 +36,7 @@ _owner: weakref.ref[Owner] | None = None
 
 
 def set_owner(owner: Owner) -> None:
-    """Store the user of the profiler, which it remains while `owner.prepared` is true."""
+    """Store that `owner` uses the profiler, for as long as `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 
@@ -48,7 +48,7 @@ def current_owner() -> Owner | None:
 
 
 def abandon(owner: Owner) -> None:
-    """Leave the profiler on, because this thread cannot stop it."""
+    """Store that `owner` leaves the profiler on, because this thread cannot stop it."""
     global abandoned
     abandoned = owner
     atexit.register(stop_abandoned)  # otherwise torch would crash at exit
@@ -112,16 +112,16 @@ def require_idle() -> None:
         raise CaptureError(why)
     if current_owner() is not None:
         raise CaptureError(
-            "Another session is recording in this process, and only one can: stop that one first. "
-            "If a trainer has two callbacks, use one, with the windows (profiler.at_steps) and the "
-            "sinks (profiler.sinks) of both."
+            "Another session is recording in this process, and only one can record at a time: stop "
+            "that session first. If a trainer has two callbacks, use one callback with the windows "
+            "(profiler.at_steps) and the sinks (profiler.sinks) of both."
         )
     if torch._C._autograd._profiler_enabled() or getattr(
         torch.autograd.profiler, "_is_profiler_enabled", False
     ):
         raise CaptureError(
-            "torch's own profiler is running in this process, and only one can: stop that one "
-            "first."
+            "torch's own profiler is running in this process, and only one profiler can run at a "
+            "time: stop torch's profiler first."
         )
 
 

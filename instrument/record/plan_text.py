@@ -1,4 +1,4 @@
-"""Sentences about which steps a session will record, and why it recorded none."""
+"""Sentences that say which steps a session will record, or why it has recorded no step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
 def unreachable_window(
     config: ProfilerConfig, train: StepCounter, total_steps: int | None
 ) -> str | None:
-    """At the start, a sentence about windows that the run cannot reach; None if it can."""
+    """At the start, a sentence about windows that the run cannot reach; None if there are none."""
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
         return (
@@ -54,7 +54,7 @@ def unreachable_window(
 def unreachable_in_first_pass(
     config: ProfilerConfig, train: StepCounter, batches: int | None
 ) -> str | None:
-    """Like `unreachable_window`, for a run that is one loop over a loader of `batches`."""
+    """Like `unreachable_window`, for a run of one loop over a loader with this many `batches`."""
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
     run = "If the run is one pass over the loader, it"
@@ -77,7 +77,7 @@ def nothing_recorded(
     """
     if not entered:
         name = config.phases[0]
-        return f"profiler.phases names {name}, but the run never came to session.phase({name!r})."
+        return f"profiler.phases names {name}, but the run never entered session.phase({name!r})."
     counter = max(entered, key=lambda each: each.step_number - each.began_at)
     window, skipped = counter.window, counter.skipped
     if counter.planned is None:

@@ -10,7 +10,7 @@ from loguru import logger
 
 
 class ProfileHook:
-    """The profile hook of the current thread, and the one for new threads, to restore them."""
+    """Keeps the profile hooks of the current thread and of new threads, to restore them later."""
 
     def __init__(self) -> None:
         self._hook: Any = sys.getprofile()
@@ -18,7 +18,7 @@ class ProfileHook:
         self._thread = threading.get_ident()
 
     def restore(self) -> None:
-        """Set the hook again if torch removed it. Log a warning if only its owner can set it."""
+        """Set the hook again if torch removed it; warn if only the hook's owner can set it."""
         if self._thread != threading.get_ident() or sys.getprofile() is self._hook:
             return
         if self._hook is None or callable(self._hook):
@@ -26,7 +26,7 @@ class ProfileHook:
         else:  # a hook in C, such as that of cProfile before Python 3.12
             logger.warning(
                 "profiler.with_stack=true has stopped {!r}, and only the code that started it can "
-                "start it again: use one of the two.",
+                "start it again: use only one of the two.",
                 self._hook,
             )
         if self._hook_of_threads is not None:

@@ -52,11 +52,11 @@ _SNAPSHOT_EVENTS = 100_000
 _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 
 # How long to wait until other threads have left torch's callbacks, which take a microsecond each.
-# In 900 windows with busy threads on two cores, no process crashed with 30 ms, and one with 10 ms.
-# Without the wait, nearly every process crashed within 100 windows.
+# In 900 windows with busy threads on two cores, no process crashed with a wait of 30 ms, and one
+# process crashed with 10 ms. Without the wait, nearly every process crashed within 100 windows.
 _CALLBACKS_S = 0.05
-# All activities that torch can switch off within a window. Given only some of them, torch warns on
-# each call.
+# All activities that torch can switch off within a window. If one is left out, torch warns on each
+# call.
 _TOGGLED = [
     member
     for name, member in ProfilerActivity.__members__.items()
@@ -65,7 +65,7 @@ _TOGGLED = [
 
 
 class Recorder:
-    """Records one window; each window needs a new one.
+    """Records one window; each window needs a new `Recorder`.
 
     All threads are recorded, and any thread may continue and stop the window. With
     `profile_memory`, or with an older torch, only the thread that prepares the window is recorded,
@@ -151,7 +151,7 @@ class Recorder:
         """Begin to keep what torch records; calls `prepare` first if needed.
 
         Raises:
-            CaptureError: as for `prepare`, or this thread cannot stop the window, as for `stop`.
+            CaptureError: for the reasons of `prepare`, or this thread cannot stop the window.
         """
         if not self.prepared:
             self.prepare()
@@ -202,7 +202,7 @@ class Recorder:
             self._step_range = None
 
     def stop(self) -> RecordedWindow | None:
-        """End the window, remove all hooks from the program, and return the recording.
+        """End the window, stop opening ranges in the program, and return the recording.
 
         Returns None if only the warm-up ran, or if the window was already stopped.
 
@@ -229,7 +229,7 @@ class Recorder:
         )
 
     def stop_here(self) -> None:
-        """Stop on this thread. Needs `can_stop_here`, and the caller holds `one_profiler.lock`."""
+        """Stop torch's profiler. The caller holds its lock and has checked `can_stop_here`."""
         self._detach()
         if self._takes_snapshot and self.started_at is not None:
             self._take_snapshot()
@@ -245,7 +245,7 @@ class Recorder:
             if not self._disturbed:  # if disturbed, older torch raises here; `save` says why
                 self.release()
                 raise
-        self.release()  # skipped by KeyboardInterrupt, so that the cleanup stops again
+        self.release()  # not reached after Ctrl-C, so that the cleanup can stop the profiler again
         self._close_step()
         backends.release_outlived()
 
@@ -303,7 +303,7 @@ class Recorder:
         )
 
     def release(self) -> None:
-        """Note that torch does not record any more, and restore the profile hook."""
+        """Update this object after torch's profiler has stopped, and restore the profile hook."""
         self.prepared = False
         if self._profile_hook is not None:
             self._profile_hook.restore()
@@ -345,9 +345,9 @@ class RecordedWindow:
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: for `capture.json`, facts about the ranges that the trace does not hold.
-            `compiled_ranges` are ranges that Dynamo traced into a compiled region, with that
-            region. `module_types` are the classes of the submodules whose ranges opened.
+        ranges: for `capture.json`, what the trace does not say about ranges.
+            `compiled_ranges` are ranges that Dynamo traced into a compiled region, each with the
+            region's name. `module_types` are the classes of the submodules whose ranges opened.
             `modules_not_seen` are the submodules whose ranges never opened, because they were not
             called or are inside a compiled region; marked modules are listed only if this process
             compiles code. `graphs_compiled` is the number of graphs that Dynamo compiled since the
@@ -403,7 +403,7 @@ class RecordedWindow:
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        # frees the events here, so that the caller's measurement includes it: a tenth of the whole
+        # free the events here, so that the time that the caller measures includes it: about a tenth
         self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(
@@ -417,7 +417,7 @@ class RecordedWindow:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
         except OSError as error:  # the trace is already saved
             logger.error(
-                "The memory snapshot cannot be written ({}): make room for the next one.", error
+                "The memory snapshot cannot be written ({}): make room for the next window.", error
             )
 
     def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:
@@ -470,8 +470,8 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_early() -> None:
-    """Import early the 818 modules that torch's first window needs, in 1.4 s of CPU time."""
-    with suppress(Exception):  # if it fails, torch's profiler does not need it
+    """Import now what torch's first window would import: 818 modules, 1.4 s of CPU time."""
+    with suppress(Exception):  # if this import fails, torch's profiler does not need the module
         import torch._inductor.config  # noqa: F401
 
 
@@ -507,7 +507,7 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """Yield `path`, or, if Kineto cannot open it, a temporary file that is then moved there."""
+    """Yield `path`; if Kineto cannot open it, yield a temporary file and then move it to `path`."""
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path
         return

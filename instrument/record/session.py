@@ -1,4 +1,4 @@
-"""`Session`: records windows of a run between `start`, `step` and `stop`."""
+"""`Session` records windows of a training run, between its `start` and its `stop`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ PHASES = ("train", "validation", "test", "predict")
 
 
 class Session:
-    """Records windows of a run and runs the sinks on each.
+    """Records windows (consecutive steps) of a training run, and runs the sinks on each window.
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
-    override it. None alone records nothing. Without any option, everything from `start` to `stop`
-    is recorded. With only triggers, only the windows that they request are recorded.
+    override it. `Session(None)` records nothing. `Session()` records everything from `start` to
+    `stop`. If only triggers are given, only the windows that they request are recorded.
 
     With `model`, each submodule gets a range while a window warms up or records. If `model` is a
     list, the names of the ranges begin with index and class, such as `0.Generator`; if it is a
@@ -62,7 +62,7 @@ class Session:
         captures: the captures of this rank so far, oldest first.
         step_number: the current training step, counted from 0. The trace shows these numbers. Set
             it when training resumes from a checkpoint, before the start or later; the schedule then
-            continues from there. Steps of other phases do not change it.
+            continues from this number. Steps of other phases do not change the number.
         activities: what is recorded, such as cpu and cuda; empty before the start.
         output_dir: the folder for captures; None before the start.
         timings: the timings of the whole run, see `timings.table()`. None before the start, or if
@@ -143,7 +143,7 @@ class Session:
                 The session warns of windows that do not fit into the run. None means unknown.
 
         Raises:
-            ConfigError: the output folder cannot be written, or torch refuses one of its options.
+            ConfigError: the output folder cannot be written, or torch refuses an option.
             CaptureError: the session is already running, another session is recording, or torch's
                 own profiler is running.
         """
@@ -194,7 +194,8 @@ class Session:
         """End a training step; `loss` (a number or a tensor of one element) is for triggers.
 
         A tensor is read one step later, so that training hardly ever waits for the device. A loop
-        over `session.steps` ends the steps itself; inside it, this call only passes the loss on.
+        over `session.steps` ends the steps itself; inside such a loop, this call only passes the
+        loss on.
         """
         loop = self._loop
         counter = loop.current
@@ -240,11 +241,12 @@ class Session:
                 self._loop.leave(before, time.perf_counter_ns() - began_ns, reason)
 
     def steps(self, loader: Iterable[T]) -> Batches[T]:
-        """Give the batches of a loader; after each batch, a step ends.
+        """Iterate over the batches of a loader; after each batch, a step ends.
 
         The wait for a batch is a range `data`; the wait for batch k belongs to step k. Call
         `session.step(loss=…)` inside the loop to pass the loss to triggers. If a loop over
-        `session.steps` is inside another one, for example for validation, it ends no steps.
+        `session.steps` is inside another such loop, for example for validation, the inner loop ends
+        no steps.
         """
         loop = self._loop
         if loop.running and loop.total_steps is None and loop.current is loop.train:
@@ -319,7 +321,7 @@ class Batches(Generic[T]):
         self._loop = loop
 
     def __getattr__(self, name: str) -> Any:
-        # a copy is asked for special methods, and for its slots before they are set
+        # while a copy is made, Python asks for special methods, and for slots that are not set yet
         if name.startswith("__") or name in Batches.__slots__:
             raise AttributeError(name)
         return getattr(self._loader, name)
@@ -351,7 +353,7 @@ class Batches(Generic[T]):
 
     def _give_batches(self) -> Iterator[T]:
         counter = self._loop.current
-        if counter.batch_open and not counter.loop_left:  # a loop within a loop
+        if counter.batch_open and not counter.loop_left:  # inside another loop over `session.steps`
             yield from self._loader
             return
         self._loop.close_batch(counter)
@@ -368,7 +370,7 @@ class Batches(Generic[T]):
             try:
                 yield batch
             finally:
-                # set by `break` and by an exception alike: a generator cannot tell them apart
+                # both `break` and an exception end here: a generator cannot tell them apart
                 counter.loop_left = True
             self._loop.close_batch(counter)
 

@@ -44,17 +44,17 @@ class Preemption:
         self._timer: threading.Timer | None = None
 
     def install(self, grace_s: float | None) -> None:
-        """Handle SIGTERM from now on, unless `grace_s` is None; only works on the main thread."""
+        """Handle SIGTERM from now on; does nothing if `grace_s` is None or on another thread."""
         self.noticed, self._grace_s = False, grace_s
         if self._grace_s is not None and _on_main_thread():
             self._installed, self._process = True, os.getpid()
             self._previous = signal.signal(signal.SIGTERM, self._handle)
 
     def uninstall(self) -> None:
-        """Restore the previous handler, unless another one was set since.
+        """Restore the previous handler, unless another handler was set since.
 
-        Only the main thread can do that. On another thread the handler stays installed, and passes
-        every signal on.
+        Only the main thread can restore a handler. On another thread our handler stays installed,
+        and passes every signal on.
         """
         self._cancel_timer()
         if (

@@ -73,16 +73,16 @@ class OverheadTimer:
         return took
 
     def exclude(self, elapsed_ns: int) -> None:
-        """Exclude time that another phase took from the current step."""
+        """Subtract the time of another phase from the duration of the current step."""
         self._began_ns += elapsed_ns
 
     def begin_window(self) -> None:
-        """Reset the durations that belong to a single window."""
+        """Forget the durations that were measured for the previous window."""
         self._recorded, self._paused_ns = [], {}
 
     @contextmanager
     def pausing(self, part: str) -> Iterator[None]:
-        """Measure how long the loop waits for the block; `part` is start, stop or save."""
+        """Measure how long training waits for the block; `part` is start, stop or save."""
         began = time.perf_counter_ns()
         try:
             yield
@@ -90,7 +90,7 @@ class OverheadTimer:
             self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began
 
     def unrecorded_ns(self) -> int | None:
-        """The median duration of the last unrecorded steps, at most 50; None before the second.
+        """The median duration of the last unrecorded steps, at most 50; None for fewer than two.
 
         The oldest stored step is left out. It may be the first step of the run, in which data
         workers start and code is compiled.
@@ -104,7 +104,7 @@ class OverheadTimer:
         `recorded_step_ns` is the median duration of the window's steps. `unrecorded_step_ns` is
         the median over the last steps before the window, and `unrecorded_steps` is their number,
         at most 50. A median is None if there are no such steps. `start_ns`, `stop_ns` and
-        `save_ns` are how long the training loop waited; `save_ns` is torch's own export.
+        `save_ns` are how long training waited while torch started, stopped and wrote the trace.
         """
         return {
             "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
@@ -133,7 +133,7 @@ class StepCounter:
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
-        loss: the loss that was passed to `session.step` in the step of that batch.
+        loss: the loss that was passed to `session.step` for this batch.
         overhead: measures the steps of the phase.
     """
 
@@ -164,7 +164,7 @@ class StepCounter:
         self.skip_to(step_number)
 
     def advance(self) -> None:
-        """Plan the next window, because the planned one is over or cannot be recorded."""
+        """Plan the next window, because the planned window is over or cannot be recorded."""
         if self.planned is not self._following[0]:
             self.look_ahead()
         self.planned = self._following[1]
@@ -176,7 +176,7 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip planned windows that begin before `step`, for example after a jump of the number."""
+        """Skip planned windows that begin before `step`, for example if the step number jumped."""
         planned = self.planned
         if (
             planned is None
@@ -195,7 +195,7 @@ class StepCounter:
         return None if self.schedule is None else next_window(self.schedule, step)
 
     def folder_name(self, first: int, last: int | None, rank: int) -> str:
-        """The name of the capture of steps `first` to `last`, or of `first` alone if it is None."""
+        """The name of the capture of steps `first` to `last`, or of one step if `last` is None."""
         prefix = "" if self.name == "train" else f"{self.name}_"
         return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
 
@@ -260,7 +260,7 @@ class StepLoop:
         self.loaders = Loaders()
         self._counters = {"train": self.train}
         self._limits: Limits | None = None
-        # the last window that was skipped because the run begins after its first step
+        # the last window that was skipped because the run begins after the window's first step
         self._skipped_at_start: Window | None = None
         self._preemption = Preemption(self)
         self._logged: set[str] = set()
@@ -293,11 +293,11 @@ class StepLoop:
 
     def begin(self, run: Run, total_steps: int | None) -> None:
         """Begin a run at the current training step, and log which steps it will record."""
-        # a later run begins at 0, unless the user has set the number
+        # a second run of this session begins at step 0, unless the user has set the number
         if self.step_number == self.ended_at:
             self.train.step_number = 0
         self.run, self._logged = run, set()
-        # `current` too: the session may start inside a `session.phase` block
+        # also the current phase: the session may start inside a `session.phase` block
         self._counters = {each.name: each for each in (self.train, self.current)}
         for counter in self._counters.values():
             counter.begin(self.config, counter.step_number if counter is self.train else 0)
@@ -377,7 +377,10 @@ class StepLoop:
         before.overhead.exclude(elapsed_ns)
 
     def go_to(self, number: int) -> None:
-        """Set the number of the current training step. An open window ends: it can have no gap."""
+        """Set the number of the current training step.
+
+        An open window ends, because its steps must be consecutive.
+        """
         counter = self.train
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")
@@ -491,7 +494,7 @@ class StepLoop:
     # Between two steps.
 
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
-        """End the step, and perhaps the window; begin the next step. Returns True."""
+        """End the step, and perhaps the window; begin the next step. Always returns True."""
         counter.step_number += 1
         recorder = self.recorder
         recorded = recorder is not None and recorder.started_at is not None
@@ -508,7 +511,7 @@ class StepLoop:
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
-        """Ask the triggers after a step of train outside windows."""
+        """Ask the triggers after a step of the phase train, outside windows."""
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if requested is not None:
             self._guarded(self._begin_next_step, requested)
@@ -730,7 +733,7 @@ class StepLoop:
                 self._guarded(self._end_window, reason)
 
     def _finish(self, reason: str | None, ended: str) -> None:
-        """End the open window early, because of `reason`, or because of `ended` if it is None."""
+        """End the open window early; `reason` says why, or `ended` if `reason` is None."""
         counter, recorder = self.owner, self.recorder
         window = counter.window
         if recorder is None or window is None:
@@ -766,7 +769,7 @@ class StepLoop:
             self._drop_window(self.recorder)
 
     def _drop_window(self, recorder: Recorder | None) -> None:
-        """Stop recording without saving; `recorder` is None if none was created yet."""
+        """Stop recording without saving; `recorder` is None if there was no recorder yet."""
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None
             self.owner.advance()

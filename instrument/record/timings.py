@@ -1,8 +1,8 @@
 """Times every range and step of a whole run, without Kineto and in constant memory.
 
-A range costs two readings of the clock and an append to a list; batches of 256 go into a histogram.
-Every n steps a line is added to `timings_rank0.jsonl`, with one summary of the time since the last
-line and one of the whole run. TensorBoard can get the first of these two summaries too.
+A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
+histogram. Every n steps a line is added to `timings_rank0.jsonl`, with a summary of the time since
+the last line and a summary of the whole run. TensorBoard can get the first of these summaries too.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from instrument.files import make_folder, open_to_append
 from instrument.range_names import from_trace
 from instrument.runs.timings_file import FORMAT, summary_table
 
-#: The row of whole steps; the operator table uses the same name.
+#: The name of the row for whole steps; the operator table uses the same name.
 STEP = "ProfilerStep*"
-#: The common row of all ranges whose names come after the first `_MOST_NAMES` names.
+#: The name of the common row for all ranges whose names come after the first `_MOST_NAMES` names.
 OTHERS = "(other ranges)"
 _MOST_NAMES = 1000
 _BATCH = 256  # at most 10 kB per name; counting a batch takes 14 µs
 _GROWTH = 1.04
-_BINS = 900  # the last one begins at 23 days
-_MOST_WAITING = 16_384  # so many ranges may wait for the device; further ones are not timed
+_BINS = 900  # the last bin begins at 23 days
+_MOST_WAITING = 16_384  # so many ranges may wait for the device; further ranges are not timed
 
 
 class DurationHistogram:
@@ -58,7 +58,7 @@ class DurationHistogram:
         self._bins = np.zeros(_BINS, np.int64)
 
     def add(self, durations_ns: list[int]) -> None:
-        """Count durations, at least one."""
+        """Add durations to the histogram; needs at least one."""
         values = np.array(durations_ns, np.int64)
         self.calls += len(values)
         self.total_ns += int(values.sum())
@@ -81,7 +81,7 @@ class DurationHistogram:
         return min(round(middle_ns), self.max_ns)
 
     def summary(self) -> dict[str, int]:
-        """The statistics that are written; needs at least one duration."""
+        """The statistics that go into a summary; needs at least one duration."""
         return {
             "calls": self.calls,
             "mean_ns": round(self.total_ns / self.calls),
@@ -106,7 +106,7 @@ class Row:
         self._counting = Lock()
 
     def count(self) -> None:
-        """Move `uncounted` into the histogram, unless another call of this is already doing so."""
+        """Move `uncounted` into the histogram, unless another call of `count` is moving it now."""
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -129,7 +129,7 @@ class Row:
 
 
 class Rows:
-    """A row of durations for each of the first 1,000 range names, and one for further names."""
+    """A row of durations for each of the first 1,000 range names, and a row for all other names."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
@@ -189,7 +189,7 @@ class DeviceTimes:
         self.rows = Rows()
         self.backend = backends.Backend(self._open, self._close)
         self._cuda = cuda
-        # by device: an event belongs to the device that it was first recorded on
+        # unused events by device: an event belongs to the device that it was first recorded on
         self._spare: dict[int, list[Any]] = {}
         self._waiting: deque[tuple[str, int, Any, Any]] = deque()
         self._failed = False
@@ -273,7 +273,7 @@ class Timings:
         self._cpu = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
         self._ranges = self._cpu.backend
-        if self._device:  # the CPU's times are inner, so that they exclude the cost of events
+        if self._device:  # CPU ranges are inside, so that their times exclude the cost of events
             self._ranges = backends.both(self._device.backend, self._cpu.backend)
         self._step: Any = None
         self._last_step: int | None = None
@@ -306,7 +306,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the current step, if any; every n steps, write a line."""
+        """Count the step that `begin_step` began, if any; every n steps, write a line."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number
@@ -316,7 +316,7 @@ class Timings:
             self._write()
 
     def stop(self) -> None:
-        """Stop timing, write the rest, and log the table of the whole run."""
+        """Stop timing, write the last line, and log the table of the whole run."""
         backends.disarm(self._ranges)
         if self._modules is not None:
             self._modules.__exit__()
@@ -344,7 +344,10 @@ class Timings:
         return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
-        """By name, for ranges called since the last write: summaries since then and of the run."""
+        """By name, the summaries of the ranges that were called since the last write.
+
+        `since` summarizes the time since that write, and `run` the whole run.
+        """
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -418,7 +421,7 @@ def _tensorboard_writer(
 
 
 def _tagged(summaries: dict[str, dict[str, int]]) -> dict[str, float]:
-    """The scalars by tag, such as `timings/<range>/p50_ms`; `calls` have no unit."""
+    """The summaries as scalars, by tag, such as `timings/<range>/p50_ms` or `…/calls`."""
     return {
         f"timings/{name}/{key.removesuffix('_ns')}{'_ms' if key.endswith('_ns') else ''}": (
             value / 1e6 if key.endswith("_ns") else value

@@ -1,4 +1,4 @@
-"""Finds what this torch can record on this machine, by trying it instead of by its version."""
+"""Finds what this torch can record on this machine, by trying instead of by torch's version."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def available_activities() -> list[str]:
 def usable_activities(wanted: Activities | None) -> list[str]:
     """The activities in `wanted` that this machine can record; a warning names missing ones.
 
-    If `wanted` is None, all that the machine can record.
+    If `wanted` is None, returns all activities that the machine can record.
     """
     available = available_activities()
     if wanted is None:
@@ -74,7 +74,7 @@ def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list
 
 
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
-    """The experimental options of a window: the defaults that this torch knows, and the user's.
+    """The experimental options of a window: our defaults if this torch has them, and the user's.
 
     `verbose` puts the call stack on every operator. `trace_only` skips events that are never read
     here. `profile_all_threads` records every thread, but torch then loses all memory events.
@@ -101,8 +101,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
             raise ConfigError(_error_sentence(name, value))
     if activities.chosen_types(config.activities) and not _takes_types():
         raise ConfigError(
-            f"profiler.activities chooses types of an activity, which torch {torch.__version__} "
-            "cannot do and torch 2.13 can: name the activities alone."
+            "profiler.activities chooses types of an activity, which needs torch 2.13, but this is "
+            f"torch {torch.__version__}: name the activities without types."
         )
 
 

@@ -38,8 +38,8 @@ class _ActiveTrigger:
     warned: bool = False
 
     def may_record(self, number: int) -> bool:
-        """Whether the trigger may get a window after this step; warns once if none is left."""
-        # no cooldown if the user has set the step number back: the difference is then larger
+        """Whether the trigger may get a window after this step; warns once if no window is left."""
+        # if the user has set the step number back, the difference is too large for a cooldown
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:
@@ -63,9 +63,9 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
-    With a `coordinator`, all ranks record a window that a trigger of any rank requests. It begins
-    at the step that the leading rank announces. Cooldown and number of windows then count for all
-    ranks together.
+    With a `coordinator`, all ranks record a window that a trigger of any rank requests. The window
+    begins at the step that the leading rank announces. Cooldown and number of windows then count
+    for all ranks together.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TriggerRunner:
     ) -> None:
         self._coordinator = coordinator
         self._unsent: dict[str, TriggerRequest] = {}  # not yet sent to the leading rank
-        self._announced: list[AnnouncedWindow] = []  # for all ranks, at steps still to come
+        self._announced: list[AnnouncedWindow] = []  # of all ranks; they have not begun yet
         self._triggers: list[_ActiveTrigger] = []
         # by trigger, the last request made between steps
         self._pending_requests: dict[str, Request] = {}
@@ -125,7 +125,7 @@ class TriggerRunner:
         Args:
             number: the step that has ended.
             took_ns: its duration.
-            loss: as given to `session.step`.
+            loss: the loss that was given to `session.step`.
             recorded: whether a window is open; then no other window can begin.
 
         Returns:
@@ -176,7 +176,7 @@ class TriggerRunner:
             return window.trigger, Request(window.why, window.steps)
         logger.warning(
             "The window that the trigger {} requested ({}) is not recorded on this rank: all ranks "
-            "begin it with step {}, and this rank is already at step {}.",
+            "begin it with step {}, but this rank is already at step {}.",
             window.trigger,
             window.why,
             window.begin,
@@ -185,7 +185,7 @@ class TriggerRunner:
         return None
 
     def _named(self, name: str) -> _ActiveTrigger | None:
-        """The trigger of that name; None if only another rank has it."""
+        """The trigger with this name; None if only another rank has such a trigger."""
         return next((trigger for trigger in self._triggers if trigger.name == name), None)
 
     def _count_window(self, name: str, number: int) -> None:
@@ -193,7 +193,7 @@ class TriggerRunner:
             trigger.count_window(number)
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """The first request made between steps whose trigger may get a window; drops the rest."""
+        """Take all requests made between steps; return the first whose trigger may get a window."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._triggers:
             if trigger.name in pending and trigger.may_record(number):
@@ -213,7 +213,7 @@ class TriggerRunner:
     def end(self) -> None:
         """Stop polling, and let each trigger remove what it installed."""
         self._over.set()
-        # if a thread uses the store when the interpreter ends, the process aborts
+        # wait, because the process aborts if a thread uses the store when the interpreter ends
         if self._coordinator is not None:
             self._thread.join(_JOIN_S)
         for trigger in self._triggers:
@@ -237,7 +237,7 @@ class TriggerRunner:
             return
         try:
             self._exchange(coordinator)
-        except Exception as error:  # the store raises various types
+        except Exception as error:  # the store raises errors of various types
             self._coordinator = None
             logger.log(
                 "INFO" if coordinator.ended else "WARNING",
@@ -268,7 +268,7 @@ class TriggerRunner:
             raise ConnectionError("the leading rank has ended its session")
 
     def _call(self, trigger: _ActiveTrigger, act: Callable[[], None]) -> bool:
-        """Call a callback of a trigger; gives False if it raised."""
+        """Call a callback of a trigger; return False if the callback raised."""
         try:
             act()
         except BaseException as error:

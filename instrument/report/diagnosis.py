@@ -15,6 +15,7 @@ from typing import Any
 
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence, Finding
+from instrument.findings.places import percent
 from instrument.printable import printable
 from instrument.units import duration
 
@@ -23,8 +24,8 @@ VERSION = 1
 
 _WIDTH = 80
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
-# A model reads about one token for each three bytes, so this stays below 2,000 tokens.
-_MARKDOWN_BYTES, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 5_000, 300, 3
+# Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
+_MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
 _NAME_IN_MARKDOWN = 80
 
 
@@ -40,8 +41,10 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     parts += [_finding(number, finding) for number, finding in enumerate(findings, 1)]
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
-    notes = [("Passed", diagnosis.passed), ("Not checked", diagnosis.not_checked)]
-    notes += [("Savings", diagnosis.notes)] if findings else []
+    if diagnosis.passed:
+        parts.append("\n".join(_wrapped(" ".join(diagnosis.passed), "Passed: ", "  ")))
+    notes = [("Not checked", diagnosis.not_checked)]
+    notes += [("How sure the savings are", diagnosis.notes)] if findings else []
     parts += [_listed(title, sentences) for title, sentences in notes if sentences]
     return "\n\n".join(parts)
 
@@ -97,7 +100,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     """
     parts = [_markdown_heading(diagnosis)]
     tail = [
-        f"{title}: {' '.join(map(_escaped, sentences))}"
+        f"{title}: {_few(sentences)}"
         for title, sentences in (
             ("Passed", diagnosis.passed),
             ("Not checked", diagnosis.not_checked),
@@ -146,7 +149,7 @@ def _saving(finding: Finding) -> str:
         return "not known"
     low, high = sorted((saving.low_ns, saving.high_ns))
     bounds = f", between {duration(low)} and {duration(high)}" if low != high else ""
-    share = f" ({saving.saving_ns / saving.baseline_ns:.0%})" if saving.baseline_ns else ""
+    share = f" ({percent(saving.saving_ns / saving.baseline_ns)})" if saving.baseline_ns else ""
     return (
         f"{duration(saving.saving_ns)} of a step{share}{bounds}: "
         f"a step would take {duration(saving.step_ns)}"
@@ -188,13 +191,16 @@ def _listed(title: str, sentences: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(text: str, prefix: str = "") -> list[str]:
-    """The lines of a text; the first begins with the prefix, the others with blanks."""
+def _wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]:
+    """The lines of a text: the first begins with the prefix, the others with the indent.
+
+    Without an indent, they begin with as many blanks as the prefix has characters.
+    """
     return textwrap.wrap(
         printable(text),
         _WIDTH,
         initial_indent=prefix,
-        subsequent_indent=" " * len(prefix),
+        subsequent_indent=" " * len(prefix) if indent is None else indent,
         break_on_hyphens=False,
     ) or [prefix.rstrip()]
 
@@ -237,6 +243,17 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
         detail = f", {_code(row.detail)}" if row.detail else ""
         lines.append(f"   - {_code(row.name)}: {row.calls:,} calls{total}{detail}")
     return "\n".join(lines)
+
+
+def _few(sentences: Sequence[str]) -> str:
+    """The first sentences, as many as fit, and how many more there are."""
+    text, shown = "", 0
+    for sentence in sentences:
+        if _bytes([text, sentence]) > _MARKDOWN_LIST:
+            break
+        text, shown = f"{text} {_escaped(_cut(sentence))}", shown + 1
+    more = f" … and {len(sentences) - shown} more." if shown < len(sentences) else ""
+    return f"{text.strip()}{more}"
 
 
 def _cut(text: str) -> str:

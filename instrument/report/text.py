@@ -175,7 +175,7 @@ def _findings(capture: Views) -> str:
 
     checks = [check for check in CHECKS if check != unmarked_time.CHECK]
     try:
-        found = diagnose([cast("Capture", capture)], checks).findings
+        found = diagnose([cast("Capture", capture)], checks, ranks_checks=()).findings
     except Exception as error:  # the tables are worth more than the findings
         return f"The capture could not be diagnosed: {printable(reason_of(error))}."
     return largest_as_text(found)

@@ -1,8 +1,9 @@
-"""The base class `Sink` of sinks, which write output from captures; a file for each built-in one.
+"""`Sink`, the base class of sinks; a sink writes output from each capture.
 
-Your own sink is a class with `write(capture, folder)`, which the config names by `_target_`. The
-session accepts any object with that method. The options of a subclass of `Sink` are checked before
-the first step.
+Each other file of this folder is one built-in sink, or a part that several sinks share. Your own
+sink is a class with the method `write(capture, folder)`; the config names the class by `_target_`.
+The session accepts any object with this method. The options of a subclass of `Sink` are checked
+before the first step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Sink(Options):
     """The sink's name in error messages; by default its class name without a trailing "Sink"."""
 
     last: ClassVar[bool] = False
-    """Whether this sink runs after those without `last`, because it changes files that they read."""
+    """Whether this sink runs after the others, as it changes files that the other sinks read."""
 
     def __init__(self, **options: Any) -> None:
         if type(self).write is Sink.write:
@@ -38,7 +39,7 @@ class Sink(Options):
         super().__init__(**options)
 
     inline: ClassVar[bool] = False
-    """Whether this sink must run in the training process, on a thread, not in the worker process."""
+    """Whether this sink must run in the training process, on a thread, not in the worker."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -64,23 +65,27 @@ class Sink(Options):
         """
 
     def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
-        """Whether this sink still needs a capture's files after `write`; they stay until False."""
+        """Whether this sink still needs the files of a capture after `write`.
+
+        While the result is true, the session does not remove the capture.
+        """
         return False
 
     def notice(self) -> None:
-        """Read state that only the training thread can read; training waits for it.
+        """Read state that only the training thread can read; training waits meanwhile.
 
-        Called on the training thread when a run starts and when a window ends. It is called only
-        for sinks that are `inline`, and for all sinks with `profiler.export=inline`.
+        The session calls this method on the training thread when a run starts and when a window
+        ends. It calls the method only for sinks that run in the training process: sinks with
+        `inline`, or all sinks if `profiler.export` is `inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:
         """Close files and connections after the last window, in the process that calls `write`.
 
-        The caller logs an exception.
+        If this method raises, the caller logs the error.
 
         Args:
-            timeout_s: the longest time that this method may wait, given if training failed, because
-                other ranks may then be waiting for this process to end. None means that the
-                sink decides.
+            timeout_s: the longest time, in seconds, that this method may wait. A time is given if
+                training failed, because other ranks may then wait for this process to end. None
+                means that the sink decides.
         """

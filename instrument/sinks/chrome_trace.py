@@ -1,4 +1,4 @@
-"""Changes the trace of a capture: compresses it or not, adds metadata, copies or removes it."""
+"""A sink that decompresses, copies or removes a capture's trace file, or adds metadata to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from instrument.trace.rewrite import rewrite
 class ChromeTrace(Sink):
     """Rewrites, copies or removes the window's trace file after the other sinks have run.
 
-    With the default options it does nothing, since every capture has `trace.json.gz` already.
+    With the default options, this sink does nothing: every capture has `trace.json.gz` already.
     Perfetto opens plain and compressed traces, chrome://tracing only plain ones.
 
     Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given;
@@ -33,14 +33,16 @@ class ChromeTrace(Sink):
     """False makes the file a plain `trace.json`, about ten times as large."""
 
     copy_to: str | None = None
-    """A folder for a copy named `<capture name>.json` or `.json.gz`; created if missing."""
+    """A folder for a copy named `<capture name>.json` or `.json.gz`. If the folder is missing, the
+    sink creates it."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Keys for the top level of the trace's JSON object, which Perfetto's info page shows. Keys
-    from `profiler.metadata` or `Session.add_metadata` are there already and keep their values."""
+    """Keys to add to the top level of the trace's JSON object; Perfetto's info page shows them.
+    Keys from `profiler.metadata` or `Session.add_metadata` are in the trace already, and keep their
+    values."""
 
     keep: bool = True
-    """False removes the trace from the capture folder at the end; the copy of `copy_to` stays."""
+    """False removes the trace from the capture folder at the end; the copy in `copy_to` stays."""
 
     @field_validator("metadata")
     @classmethod
@@ -81,6 +83,6 @@ def trace_of(capture: Capture) -> Path:
     """
     if capture.trace_path is None:
         raise CaptureError(
-            f"The trace of {capture.name} has been dropped, so this sink has nothing to read."
+            f"The trace of {capture.name} was removed, so this sink has nothing to read."
         )
     return capture.trace_path

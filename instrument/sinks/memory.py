@@ -1,4 +1,4 @@
-"""Memory over time, as data and as an HTML page."""
+"""A sink that writes the memory in use over time, as data and as an HTML page."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Memory(Sink):
       allocations alive at the peak; the allocations still alive after each step; and the most
       common sizes. With `profiler.memory_categories`, it also shows memory by category. The page is
       one file without scripts, and loads nothing.
-    - `memory.json`: the same as data. If something is missing from it, the key `incomplete` holds
-      the rows of `capture.coverage` that say what.
-    - `memory.raw.json.gz`: every allocation and free; `columns` names the fields of each of
-      `events`.
+    - `memory.json`: the same content as data. If memory events are missing, the key `incomplete`
+      holds the rows of `capture.coverage` that say what is missing.
+    - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
+      fields of an event.
 
     Times in the data are nanoseconds on the trace's own clock. Only memory events are needed;
     recorded shapes, ranges and stacks add detail.
@@ -54,8 +54,8 @@ class Memory(Sink):
     """Which files to write."""
 
     by: By = None
-    """How to split the curve. None means the one of the three that explains the largest part of
-    the peak."""
+    """What to split the curve by. None means the split that explains the largest part of the
+    peak."""
 
     rows: int = Field(15, ge=1)
     """The maximum number of rows in each table of the page."""
@@ -66,7 +66,7 @@ class Memory(Sink):
         return ("profile_memory",)
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write the files.
+        """Write a file for each form in `forms`.
 
         Raises:
             CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
@@ -119,7 +119,7 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _categories(capture: Capture) -> list[Categories]:
-    """The memory by category that torch wrote; an empty list if its files cannot be read."""
+    """The memory by category, from torch's files; an empty list if they cannot be read."""
     try:
         return capture.categories
     except CaptureError as error:

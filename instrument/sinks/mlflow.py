@@ -1,4 +1,4 @@
-"""Windows in MLflow: scalars as metrics, captures as artifacts."""
+"""A sink that logs windows to MLflow: scalars as metrics, files of captures as artifacts."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ class MLflow(Tracker):
     sink_name: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
-    """The tracking server; None means that of `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
+    """The URI of the tracking server. None: as set by `mlflow.set_tracking_uri` or
+    MLFLOW_TRACKING_URI."""
 
     run_id: str | None = None
     """The run to log into; None means the training thread's active run, or MLFLOW_RUN_ID."""
 
     experiment: str | None = None
-    """The experiment of a new run; None: MLFLOW_EXPERIMENT_NAME or MLflow's default."""
+    """The experiment of a new run. None: MLFLOW_EXPERIMENT_NAME or MLflow's default."""
 
     name: str | None = None
-    """The name of a new run; None: MLflow chooses one."""
+    """The name of a new run. None: MLflow chooses a name."""
 
     _active: str | None = PrivateAttr(None)
     _own: str | None = PrivateAttr(None)
@@ -54,7 +55,7 @@ class MLflow(Tracker):
 
     def notice(self) -> None:
         """Remember the active run, which only the training thread can read."""
-        import mlflow  # takes seconds: before the first step
+        import mlflow  # the import takes seconds, so it is done before the first step
 
         run = mlflow.active_run()
         if run is not None and self.tracking_uri in (None, mlflow.get_tracking_uri()):

@@ -1,4 +1,4 @@
-"""The events as a Parquet dataset, for DuckDB, Spark or Trino."""
+"""A sink that writes the events as a Parquet dataset, for DuckDB, Spark or Trino."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
 
-# The key of the file's metadata for what is missing.
+# The key in the file's metadata that says which events are missing.
 _INCOMPLETE = "instrument.incomplete"
 # The value that stands for null in the name of a Hive partition.
 _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
@@ -28,18 +28,18 @@ _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
 class Parquet(Sink):
     """Writes the window's events to `run=…/rank=…/window=…/events.parquet` in the dataset's folder.
 
-    One row for each event with a duration, in the order of the trace, then one for each allocation
-    or free. The partitions are columns too: `run` and `window` are text (`window` is a keyword of
-    SQL: quote it), `rank` is a number. Unknown values are null.
+    The file begins with a row for each event with a duration, in the order of the trace. Rows for
+    allocations and frees follow. The partitions are columns too: `run` and `window` are text
+    (`window` is a keyword of SQL: quote it), `rank` is a number. Unknown values are null.
     `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
 
-    If something is missing from the events, the key `instrument.incomplete` of the file's metadata
-    holds the rows of `capture.coverage` that say what, as JSON.
+    If data is missing from the events, the key `instrument.incomplete` of the file's metadata holds
+    the rows of `capture.coverage` that say what is missing, as JSON.
 
     A file gets its final name once it is complete. Writing the same run, rank and window again
-    replaces it.
+    replaces the file.
 
-    Lost: flows, thread labels, and arguments of events that have no column.
+    Lost: flows, thread labels, and those arguments of events for which there is no column.
 
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 
@@ -53,8 +53,8 @@ class Parquet(Sink):
     """The dataset's folder, which several runs may share. None: `parquet` beside the captures."""
 
     run: str | None = None
-    """The name of the run. None means the name of its folder, or its date and time if Hydra made
-    the folder."""
+    """The name of the run. None means the name of the run's folder, or the date and time of the run
+    if Hydra made the folder."""
 
     rank: int | None = Field(None, ge=0)
     """The rank to write; None means the rank that the capture or the trace states."""
@@ -93,7 +93,10 @@ def _partition(key: str, value: str | int | None) -> str:
 
 
 def _run(capture: Capture, folder: Path) -> str:
-    """The name of a run's folder; `2026-01-02_03-04-05` for `…/2026-01-02/03-04-05/profile`."""
+    """The name of a run, from the folder of its captures.
+
+    The folder `…/2026-01-02/03-04-05/profile` gives `2026-01-02_03-04-05`.
+    """
     home = (capture.folder or folder).absolute().parent
     parts = [part for part in home.parts if part != "profile"][::-1]
     dated = list(takewhile(re.compile(r"[\d-]+").fullmatch, parts))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from instrument.analysis.coverage import incomplete
 from instrument.capture import Capture
 
-# Tags for the cost of recording. Each value is the sum, in ms, of these fields of the capture's
-# cost.
+# Tags for the cost of recording. The value of a tag is the sum of the fields after the tag, in ms;
+# the fields are those of the capture's cost.
 _COSTS = {
     "recorded_step_ms": ["recorded_step_ns"],
     "unrecorded_step_ms": ["unrecorded_step_ns"],
@@ -25,12 +25,12 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
       operators).
     - `ranges/<path>/calls`: calls in the window. `ranges/<path>/cpu_ms` and
       `ranges/<path>/device_ms`: CPU time in the range, and device time launched from it, in ms per
-      finished step. In a window without steps they are totals.
+      finished step. In a window without steps, both times are totals.
     - `cost/…`: the cost of recording: the median time of the recorded steps and of the steps before
       the window; how long the loop was blocked at the start and at the end of the window; how long
       the export has taken so far; and the size of the trace.
-    - `coverage/…`: the share of each row of `capture.coverage` that says that something is missing,
-      such as `coverage/device_time_with_a_launch`. Windows from which nothing is missing have none.
+    - `coverage/…`: the shares in `capture.coverage` that show a loss of data, such as
+      `coverage/device_time_with_a_launch`. Without a loss, there are no such tags.
     """
     steps, operators, cost = capture.steps, capture.operators, capture.about.cost
     yield "window/steps", len(steps)

@@ -1,4 +1,4 @@
-"""Folded stacks, the input of flame graphs."""
+"""A sink that writes folded stacks, the input of flame graphs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _CALLED = {"cpu": "CPU", "device": "device"}
 
 
 class Stacks(Sink):
-    """Writes `stacks.txt`: a line per call path, outermost frame first, with its self time in µs.
+    """Writes `stacks.txt`: a line for each call path, with the self time of the path in µs.
 
-    speedscope.app opens the file. With the option `svg`, the sink also writes the flame graph as
-    `stacks.svg`, whose title says what is missing from it, if anything is. A frame is a Python
-    function, a range or an operator; only its name shows which. Paths below 0.5 µs are left out.
+    The outermost frame of a path comes first. speedscope.app opens the file. With the option `svg`,
+    the sink also writes the flame graph as `stacks.svg`. If data is missing from the graph, its
+    title says what is missing. A frame is a Python function, a range or an operator; the file holds
+    only the names of frames, not their kinds. Paths below 0.5 µs are left out.
 
     Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """
@@ -40,7 +41,7 @@ class Stacks(Sink):
     """`cpu` for CPU time, or `device` for the time of kernels; torch's names work too."""
 
     range: str | None = None
-    """The name or path of a range: only its frames and those of its backward count.
+    """The name or path of a range: only frames in the range and in its backward pass count.
 
     None means all frames.
     """

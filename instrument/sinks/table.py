@@ -1,4 +1,4 @@
-"""The range tree and the operator table as text, in the log and in `table.txt`."""
+"""A sink that writes the range tree and the operator table as text, to the log and a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from instrument.sinks import Sink
 class TableSink(Sink):
     """Logs the range tree and the costliest operators, and writes the same text to `table.txt`.
 
-    Only the lowest rank that records logs the text; the other ranks log the name of the file.
+    Of the ranks that record, only the lowest logs the text. The other ranks log the name of the
+    file.
 
     Cost: reads the whole trace, about 3 s for a million events. Other sinks do not read it again.
     """
@@ -99,11 +100,13 @@ class TableSink(Sink):
             logger.info("\n{}", text)
         else:
             logger.info(
-                "The table of {} is in its table.txt; only rank {} logs one.", capture.name, lowest
+                "The table of {} is in its file table.txt; only rank {} logs its table.",
+                capture.name,
+                lowest,
             )
 
 
 def _lowest_recording_rank(capture: Capture) -> int:
     chosen = capture.metadata.get("config", {}).get("ranks")
     numbers = [each for each in chosen if isinstance(each, int)] if isinstance(chosen, list) else []
-    return min(numbers, default=0)  # rank 0 is the lowest with first_per_node too
+    return min(numbers, default=0)  # also with "first_per_node", which selects rank 0

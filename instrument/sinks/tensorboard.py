@@ -1,4 +1,4 @@
-"""Traces for TensorBoard's profiler plugin, and scalars for TensorBoard itself."""
+"""A sink for TensorBoard: scalars, and traces for TensorBoard's profiler plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TensorBoard(Sink):
     """Writes the traces and scalars of all windows into one folder, so that scalars become curves.
 
     `tensorboard --logdir` shows the scalars, and with the plugin `torch-tb-profiler` the traces.
-    Ranks other than 0 have their scalars in a subfolder, such as `rank1`, which TensorBoard shows
+    The scalars of rank 1 are in the subfolder `rank1`, and so on; TensorBoard shows each subfolder
     as a run.
 
     Cost: the scalars need one reading of the trace. Traces are copied, and decompressed unless
@@ -38,7 +38,8 @@ class TensorBoard(Sink):
     """TensorBoard's log folder; None means the folder `tensorboard` beside the captures."""
 
     worker_name: str | None = None
-    """The start of a trace's file name, one for each process. None: `<host>_<pid>`, as in torch."""
+    """The beginning of a trace's file name; it must differ between processes. None: `<host>_<pid>`,
+    as in torch."""
 
     use_gzip: bool = False
     """Whether to compress traces."""
@@ -76,9 +77,10 @@ class TensorBoard(Sink):
 
 
 def write_scalars(capture: Capture, into: Path) -> Path:
-    """Write an event file with the window's scalars, replacing an earlier one, and return its path.
+    """Write an event file with the window's scalars, and return the path of the file.
 
-    The global step of each scalar is the window's last step.
+    An earlier file of the same window is replaced. The global step of each scalar is the window's
+    last step.
     """
     rank = capture.about.rank
     into = make_folder(into, f"rank{rank}") if rank else make_folder(into)
@@ -94,7 +96,10 @@ def write_scalars(capture: Capture, into: Path) -> Path:
 def append_scalars(
     target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]
 ) -> None:
-    """Append scalars to an event file, which is created if missing; an OSError undoes the write."""
+    """Append scalars to an event file; create the file if it is missing.
+
+    If writing fails with an OSError, the file is cut back to its earlier size.
+    """
     with open_to_append(target) as raw:
         size = raw.seek(0, os.SEEK_END)
         try:
@@ -110,9 +115,9 @@ def append_scalars(
 def event_file_name(started_s: float, host: str, pid: int, name: str) -> str:
     """The name of an event file, in TensorBoard's form.
 
-    TensorBoard reads the event files of a folder once, in the order of their names, so the start
-    time comes first. EventFileWriter is not used: its names end in a counter, where 10 sorts before
-    9, and it writes on a thread.
+    TensorBoard reads the event files of a folder once, in the order of their names, so a name
+    begins with the start time. TensorBoard's own EventFileWriter is not used: its file names end in
+    a counter, where 10 sorts before 9, and it writes on a thread.
     """
     return f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{name}"
 
@@ -131,12 +136,12 @@ def _write_event(
 
 
 def _process(capture: Capture) -> tuple[str, int]:
-    """The host and the process id of the recording; if unknown, those of this process."""
+    """The host and the id of the process that recorded; if unknown, those of this process."""
     return capture.about.host or socket.gethostname(), capture.about.pid or os.getpid()
 
 
 def _started_ns(capture: Capture) -> int:
-    """The start of the recording in ns since 1970; if unknown, the time of the trace file."""
+    """The start of the recording in ns since 1970; if unknown, the trace file's time."""
     started_s = unix_time(capture.about.started_at)
     if started_s is None:
         return trace_of(capture).stat().st_mtime_ns

@@ -19,7 +19,7 @@ from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 
-# After this time, the end of a run logs which windows it is waiting for.
+# If the end of a run waits longer than this, the log names the windows that are still to be sent.
 _SILENT_S = 2.0
 
 
@@ -37,12 +37,12 @@ class Sent(NamedTuple):
 class Tracker(Sink):
     """Sends each window to an experiment tracker: its scalars, and the capture's files.
 
-    It sends from the training process, which holds the tracker's run, on a separate thread. So a
-    slow or unreachable tracker delays neither training nor the next window. An error is reported
-    with the next window or at the end of the run.
+    The tracker's run is open in the training process, so a thread of this process sends. A slow or
+    unreachable tracker delays neither training nor the next window. An error is reported with the
+    next window or at the end of the session.
 
     Tags begin with `profile/` on rank 0, with `profile/rank1/` on rank 1, and so on. Only rank 0
-    may start a new run; other ranks send only into a run that exists.
+    may start a new run of the tracker; other ranks send only into a run that exists.
     """
 
     inline: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class Tracker(Sink):
     timeout_s: float = Field(60, gt=0)
     """The longest time, in seconds, that the end of the run waits until everything is sent."""
 
-    # Either both are set or neither: the thread reads the queue.
+    # The queue of windows to send, and the thread that sends them. Both are None, or neither is.
     _queue: SimpleQueue[Sent | None] | None = PrivateAttr(None)
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)
@@ -70,7 +70,9 @@ class Tracker(Sink):
         """End the run that this sink started, if any; called on the thread of `send`."""
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Queue the window; with inline export, send it now, as its folder will be renamed.
+        """Queue the window for the thread that sends.
+
+        With inline export, the window is sent now, because its folder is renamed afterwards.
 
         Raises:
             CaptureError: an earlier window could not be sent.
@@ -93,17 +95,18 @@ class Tracker(Sink):
         self._queue.put(sent)
         if failures := self._take_failures():
             raise CaptureError(
-                f"this window is queued, but an earlier one could not be sent: {failures}"
+                f"this window is queued, but an earlier window could not be sent: {failures}"
             )
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether a capture is still to be sent."""
+        """Whether the window of a capture is still to be sent."""
         return folder in self._unsent
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until everything is sent; after 2 s, log what is left.
 
-        The wait ends after `timeout_s`, or after the option `timeout_s` if that is shorter.
+        The wait ends after the argument `timeout_s` or the option `timeout_s`, whichever is
+        shorter.
 
         Raises:
             CaptureError: the time was too short, or a window could not be sent.
@@ -118,7 +121,7 @@ class Tracker(Sink):
         thread.join(min(_SILENT_S, timeout_s))
         if thread.is_alive() and timeout_s > _SILENT_S:
             names = ", ".join(folder.name for folder in self._unsent) or "the end of its run"
-            what = "{} has still to send {}: the run waits for that, at most {:g} s in all."
+            what = "{} still has to send {}. The run waits for this, at most {:g} s in all."
             logger.info(what, self.display_name(), names, timeout_s)
             thread.join(timeout_s - _SILENT_S)
         failures = self._take_failures()
@@ -133,7 +136,7 @@ class Tracker(Sink):
         shipped = kind.__module__.startswith("instrument.")
         sink = self.sink_name if shipped else f"{kind.__module__}.{kind.__qualname__}"
         later = "".join(
-            f"; `instrument export {folder} --sink {sink}` sends it later"
+            f"; `instrument export {folder} --sink {sink}` sends this window later"
             for folder in list(self._unsent)
         )
         earlier = f" Before, it could not send {failures}" if failures else ""
@@ -166,7 +169,8 @@ class Tracker(Sink):
         about = capture.about
         rank = about.rank or 0
         prefix = f"profile/rank{rank}/" if rank else "profile/"
-        # The worker has computed them if there is one: reading a large trace here slows training.
+        # A worker process, if there is one, has computed the scalars already. To compute them here,
+        # the trace must be read, which slows training.
         known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
         values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
         return Sent(

@@ -1,4 +1,4 @@
-"""Windows in Weights & Biases: scalars as curves, captures as artifacts."""
+"""A sink that logs windows to Weights & Biases: scalars as curves, captures as artifacts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _STEP = "profile/step"
 class WandB(Tracker):
     """Logs each window into the wandb run that is active in the program, or into a new one.
 
-    The curves' axis is `profile/step`, the window's last training step. The run's own step does not
-    change, so that wandb refuses no `wandb.log(…, step=…)` of the program. Each capture is a
-    version of the artifact `profile-<run id>` of type `profile`, with its name as alias.
+    The x axis of the curves is `profile/step`, the window's last training step. In the program's
+    run, wandb's own step does not change unless `commit` is true. So wandb accepts every
+    `wandb.log(…, step=…)` of the program. Each capture is a version of the artifact
+    `profile-<run id>` of type `profile`; the version's alias is the name of the capture.
 
     The sink finishes only a run that it started, at the end of the session.
 
@@ -31,16 +32,16 @@ class WandB(Tracker):
     sink_name: ClassVar[str] = "wandb"
 
     project: str | None = None
-    """The project of a new run; None: WANDB_PROJECT or wandb's default."""
+    """The project of a new run. None: WANDB_PROJECT or wandb's default."""
 
     name: str | None = None
-    """The name of a new run; if it is None, wandb chooses one."""
+    """The name of a new run. None: wandb chooses a name."""
 
     mode: Literal["online", "offline", "disabled"] | None = None
-    """The mode of a new run; None: WANDB_MODE or online."""
+    """The mode of a new run. None: WANDB_MODE, or else `online`."""
 
     commit: bool = False
-    """Whether each window is a row of its own in the run's history, which advances its step."""
+    """Whether each window is a separate row of the run's history; a row advances wandb's step."""
 
     _active: Any = PrivateAttr(None)  # the program's run
     _own: Any = PrivateAttr(None)
@@ -51,8 +52,8 @@ class WandB(Tracker):
         need_package("The wandb sink", "wandb", "wandb")
 
     def notice(self) -> None:
-        """Remember the active run, so that windows sent after its end go into no other run."""
-        import wandb  # takes seconds: before the first step
+        """Remember the program's run: later windows go into this run, even after its end."""
+        import wandb  # the import takes seconds, so it is done before the first step
 
         self._active = wandb.run or self._active
 

@@ -1,4 +1,4 @@
-"""The base class `Trigger` of triggers, which request windows; a file for each built-in one.
+"""The base class `Trigger`: triggers request windows. Each built-in trigger has its own file.
 
 The fields of a trigger's class are its options. `begin` creates the state of one run, so several
 sessions can use the same config.
@@ -69,8 +69,8 @@ class TriggerCallbacks(NamedTuple):
         fires: called on the training thread after each step; requests a window unless the result is
             false or None.
         poll: called every half second on a separate thread, for work that is too slow for a step.
-        failed: called if an exception leaves the session's block, with the exception and the number
-            of the step.
+        failed: called if an exception leaves the session's `with` block, with the exception and the
+            number of the step.
         end: called when the session stops.
     """
 
@@ -112,7 +112,7 @@ class Trigger(Options):
         super().__init__(**options)
 
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
-        """Whether to record the steps after this one; a text means yes and gives the reason."""
+        """Whether to record the steps after `step`; a text means yes and gives the reason."""
         return None
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""A touched file requests a window, or `ask` requests one from another process."""
+"""A touched file requests a window; `ask` requests a window from another process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REQUEST_BYTES = 20
 
 
 class File(Trigger):
-    """Records a window when the file `record` is touched, or on `instrument trigger`.
+    """Records a window after the file `record` is touched, or after `instrument trigger` is run.
 
     The file is in the session's folder for captures.
 
@@ -35,7 +35,7 @@ class File(Trigger):
     max_windows: int | None = Field(20, ge=1)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
-        """Create the file that `ask` writes into; a `record` from before requests nothing."""
+        """Create the file that `ask` writes into; a file `record` from before requests nothing."""
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
         watched = {
@@ -52,7 +52,7 @@ class File(Trigger):
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
-    """A function that returns the request in a file that has changed since its last call."""
+    """A function that returns the request in a file if the file has changed since the last call."""
     seen = _stamp(path)
 
     def new_request() -> str | None:
@@ -81,7 +81,7 @@ def _request(path: Path) -> str | None:
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Request a window from each run with a file trigger below a folder; return their folders.
+    """Request a window from each run with a file trigger below a folder; return the runs' folders.
 
     Raises:
         CaptureError: there is no such run.

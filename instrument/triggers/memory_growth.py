@@ -26,8 +26,8 @@ class MemoryGrowth(Trigger):
     have grown in at least half of the samples.
 
     With a CUDA device, a sample is the memory that torch's allocator holds at the end of a step.
-    Without one, it is the resident memory of the process (Linux only). Sampling starts again after
-    each window, since recording itself takes memory.
+    Without a CUDA device, it is the resident memory of the process (Linux only). Sampling starts
+    again after each window, since recording itself takes memory.
 
     The windows that this trigger requests are recorded with `profile_memory=true`, whatever the
     run's option is. torch then records only the thread that calls `session.step()`.

@@ -9,10 +9,10 @@ from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 
 
 class NonFiniteLoss(Trigger):
-    """Fires at least a step after the loss in `session.step(loss=…)` becomes infinite or NaN."""
+    """Fires one or more steps after the loss in `session.step(loss=…)` becomes infinite or NaN."""
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
-        """Start as if the loss before the run was finite."""
+        """Start the run as if the previous loss was finite."""
         was_finite = True
 
         def fires(step: Step) -> str | None:

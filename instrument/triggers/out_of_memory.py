@@ -1,4 +1,4 @@
-"""A snapshot of CUDA's allocator when memory runs out."""
+"""Saves a snapshot of CUDA's allocator when memory runs out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from instrument.triggers import RequestWindow, Step, TriggerCallbacks
 
 
 class OutOfMemory(Options):
-    """Saves a snapshot of CUDA's allocator when `torch.OutOfMemoryError` ends the session's block.
+    """Saves a snapshot of CUDA's allocator when `torch.OutOfMemoryError` ends the session.
 
-    The error then propagates as before; no window is requested. The snapshot and the text of the
+    The error must leave the session's `with` block. It then propagates as before; no window is
+    requested. The snapshot and the text of the
     error are written to the folder `out_of_memory_step_…` beside the captures. Open the snapshot,
     `memory_snapshot.pickle`, on pytorch.org/memory_viz.
 

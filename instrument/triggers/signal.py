@@ -35,7 +35,7 @@ class Signal(Trigger):
         return name
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
-        """Set the handler."""
+        """Set the signal's handler, which requests a window."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
                 "The signal trigger does nothing: the session was not started on the main thread."
@@ -51,7 +51,7 @@ class Signal(Trigger):
 
         def restore() -> None:
             on_main = threading.current_thread() is threading.main_thread()
-            # If another handler was set since, it may call this one: leave both.
+            # If another handler was set since, that handler may call `handle`: leave both.
             if on_main and signal.getsignal(number) is handle:
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 

@@ -17,7 +17,7 @@ class SlowStep(Trigger):
 
     The median is that of the last `over` steps outside windows. The first `after` steps of a run
     never fire. A slow step also takes at least `excess_ms` longer than the median, since steps of
-    microseconds vary by large factors. The window holds the steps after the slow one, so it shows
+    microseconds vary by large factors. The window holds the steps after the slow step, so it shows
     only slowness that recurs.
     """
 
@@ -27,7 +27,7 @@ class SlowStep(Trigger):
     after: int = Field(20, ge=2)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
-        """Start without any measured step."""
+        """Start with an empty list of measured steps."""
         recent: deque[int] = deque(maxlen=self.over)
         excess_ns = self.excess_ms * 1e6
         # A step that takes at most `limit` ns is not slow; this is true for the next `valid_steps`

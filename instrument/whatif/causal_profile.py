@@ -26,6 +26,7 @@ _FASTER = (0.1, 0.25, 0.5, 1.0)
 # Rows are made faster together, as many as fit into this many bytes.
 _MOST_BYTES = 2**28
 _LEAST_SHARE = 0.002
+_ANONYMOUS = "(anonymous namespace)::"
 
 CAUSAL_PROFILE: Schema = schema(
     kind="range (with all that runs inside, its backward and its device work), operator (the "
@@ -215,6 +216,6 @@ def _largest(bound: Ints, rows: int) -> list[int]:
 
 def short_name(name: str) -> str:
     """The name of a kernel without return type, template arguments and parameters."""
-    plain = name.removeprefix("void ")
+    plain = name.removeprefix("void ").replace(_ANONYMOUS, "")
     ends = [at for at in (plain.find("<"), plain.find("(")) if at > 0]
     return plain[: min(ends)] if ends else plain

@@ -85,6 +85,10 @@ _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
 # A batch was waited for if its call took more than twice the shortest one and this much.
 _READY_NS = 200_000
+# A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
+_LONGEST_DELAY_NS = 1_000_000
+# Fewer events than this do not make a median that one exception cannot change.
+_FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
@@ -382,7 +386,6 @@ def _finish(
     made: _Builder, moments: Moments, has_steps: bool, step_of: Ints, waits: _WaitMoments
 ) -> Model:
     axis = _axis(made)
-    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
     # Among device events at the same time, the one that started first comes first.
     started = np.zeros(len(moments.time_ns), np.int64)
     started[moments.end_of] = made.work.start_ns
@@ -390,7 +393,7 @@ def _finish(
     started[moments.start_of[has_start]] = made.work.start_ns[has_start]
     on_cpu = moments.phase >= _BEGINS
     order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
-    program, kept = build(order, arcs.target, arcs.source)
+    program, arcs, kept = _built(made, moments, order)
     arcs.fixed_ns[~kept] = NEVER
     typical = np.concatenate(made.typical)
     typical[~kept] = NEVER
@@ -409,6 +412,26 @@ def _finish(
         _typical_ns=typical,
     )
     return replace(found, residue_ns=_residues(found))
+
+
+def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs, Flags]:
+    """The program, its arcs, and which of them it has.
+
+    A moment of which the clocks contradict all arcs happens when it happened.
+    """
+    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
+    program, kept = build(order, arcs.target, arcs.source)
+    alone = np.ones(len(moments.time_ns), np.bool_)
+    alone[arcs.target[kept]] = False
+    if not alone.any():
+        return program, arcs, kept
+    target = np.flatnonzero(alone)
+    row_of = np.full(len(alone), -1)
+    row_of[moments.end_of] = np.arange(len(moments.end_of))
+    lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
+    made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
+    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
+    return (*build(order, arcs.target, arcs.source)[:1], arcs, np.append(kept, alone[target]))
 
 
 def _residues(found: Model) -> Ints:
@@ -481,19 +504,17 @@ def _hand_overs(made: _Builder) -> None:
     links, tree = made.links, made.links.call_tree
     if not len(tree):
         return
-    mains = np.unique(made.events.thread[links.steps])
-    if not len(mains):
-        mains = np.array([np.argmax(np.bincount(tree.thread))])
+    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
+    main = int(np.argmax(np.bincount(threads)))
     engines = np.unique(tree.thread[is_backward(made.events)[tree.index]])
     roots = np.flatnonzero(tree.parent < 0)
     of_thread = Groups(tree.thread[roots].astype(np.int64), len(made.events.threads)).rows()
-    for main in mains.tolist():
-        own = np.flatnonzero(tree.thread == main)
-        bounds = np.unique(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
-        for other, rows in enumerate(of_thread):
-            if len(rows) and other not in mains:
-                mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
-                _hand_over(made, main, bounds, other, mine, is_engine=other in engines)
+    own = np.flatnonzero(tree.thread == main)
+    bounds = np.unique(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
+    for other, rows in enumerate(of_thread):
+        if len(rows) and other != main:
+            mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
+            _hand_over(made, main, bounds, other, mine, is_engine=other in engines)
 
 
 def _hand_over(
@@ -717,7 +738,10 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     follows = (before >= 0) & (np.append(work.end_ns, 0)[before] <= work.start_ns)
     launched = launch_of >= 0
     launch_ns = np.where(launched, np.append(events.start_ns, 0)[work.call], 0)
-    delay, gap = _usual_delays(made, before, follows, launched, launch_ns)
+    earlier, later = _stream_waits(made)
+    waits = np.zeros(count, np.bool_)
+    waits[later] = True
+    delay, gap = _usual_delays(made, before, follows, waits, launch_ns)
     target = np.where(start_of >= 0, start_of, end_of)
     has_start = np.flatnonzero(start_of >= 0)
     # The row of an arc adds its duration if the arc leads to the end.
@@ -746,15 +770,6 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
         rows[free],
         work.event[free],
     )
-    found = made.links.synchronisations
-    row_of = np.full(len(events) + 1, -1)
-    row_of[work.event] = rows
-    across = np.flatnonzero(found.kind[found.wait] == STREAM_WAIT)
-    earlier, later = row_of[found.earlier[across]], row_of[found.later[across]]
-    known = (earlier >= 0) & (later >= 0)
-    earlier, later = earlier[known], later[known]
-    known = work.end_ns[earlier] <= work.start_ns[later]
-    earlier, later = earlier[known], later[known]
     lag = np.maximum(work.start_ns[later] - work.end_ns[earlier], 0)
     usual = int(np.median(lag)) if len(lag) else 0
     made.connect(
@@ -766,34 +781,54 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     made.connect(RANKS, end_of[meets], -1, NEVER, event=work.event[meets])
 
 
+def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
+    """The device rows that a stream waits for on another stream, and the rows that wait."""
+    found, work = made.links.synchronisations, made.work
+    row_of = np.full(len(made.events) + 1, -1)
+    row_of[work.event] = np.arange(len(work.event))
+    across = np.flatnonzero(found.kind[found.wait] == STREAM_WAIT)
+    earlier, later = row_of[found.earlier[across]], row_of[found.later[across]]
+    known = (earlier >= 0) & (later >= 0) & (work.end_ns[earlier] <= work.start_ns[later])
+    return earlier[known], later[known]
+
+
 def _usual_delays(
-    made: _Builder, before: Ints, follows: Flags, launched: Flags, launch_ns: Ints
+    made: _Builder, before: Ints, follows: Flags, waits: Flags, launch_ns: Ints
 ) -> tuple[Ints, Ints]:
     """The usual time from launch to start, and from the predecessor's end to the start.
 
     The first is the median over the events whose stream was free at their launch, for each name of
     a call. The second is the median over the events that were launched before their predecessor had
     ended, for each stream, and apart from them for the events of one call, as in a CUDA graph.
+    Events that wait for another stream count for neither.
     """
     events, work = made.events, made.work
+    launched = work.call >= 0
     free_ns = np.where(follows, np.append(work.end_ns, 0)[before], np.iinfo(np.int64).min)
     name = np.append(events.name, -1)[work.call].astype(np.int64) + 1
-    idle = launched & (free_ns <= launch_ns) & (work.start_ns >= launch_ns)
-    delay = _medians(name, work.start_ns - launch_ns, idle)
+    late_ns = work.start_ns - launch_ns
+    idle = launched & ~waits & (free_ns <= launch_ns)
+    idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
+    delay = _medians(name, late_ns, idle)
     same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
-    queued = follows & (~launched | same_call | (launch_ns + delay <= free_ns))
+    queued = follows & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
     stream = events.thread[work.event].astype(np.int64) * 2 + same_call
     gap = _medians(stream, work.start_ns - free_ns, queued)
     return delay, gap
 
 
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
-    """For each row, the median of the chosen values of its group, or else that of all values."""
-    overall = int(np.median(values[chosen])) if chosen.any() else 0
-    distinct, groups = groupby(group)
+    """For each row, the median of the chosen values of its group.
+
+    In a group with few chosen values, an event that waited for something unknown could decide the
+    median. So such a group gets its least value.
+    """
     rows = np.flatnonzero(chosen)
     if not len(rows):
         return np.zeros(len(group), np.int64)
-    middle = Groups(groups.of[rows], len(distinct)).sorted_by(values[rows]).row(50)
-    found = np.where(middle >= 0, values[rows][middle], overall)
-    return found[groups.of]
+    overall = int(np.median(values[rows]))
+    _, groups = groupby(group)
+    own = Groups(groups.of[rows], groups.count)
+    ordered = own.sorted_by(values[rows])
+    usual = np.where(own.size < _FEW, ordered.row(0), ordered.row(50))
+    return np.where(usual >= 0, values[rows][usual], overall)[groups.of]

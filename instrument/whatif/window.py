@@ -191,15 +191,19 @@ class Window:
         return [model.ends_ns(times[k : k + len(model.moments.time_ns)]) for model, k in bounds]
 
     def steps_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
-        """The duration of each step, which ends when all ranks have ended it."""
-        ends = self.ends_ns(times)
-        starts = [
-            times[model.moments.step_start[:1] + k].astype(np.float64)
-            for model, k in zip(self.models, self.first_moment)
-        ]
+        """The duration of each step, which ends when all ranks have ended it.
+
+        A step begins when the CPU enters it, or when the step before it ends if that is later: a
+        device can still work for the step before.
+        """
+        ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(len(each) for each in ends)
         last = np.maximum.reduce([each[:steps] for each in ends])
-        return np.diff(np.concatenate([np.minimum.reduce(starts), last]), axis=0)
+        entered = [times[model.moments.step_start[:steps] + k] for model, k in bounds]
+        begin = np.minimum.reduce(entered).astype(np.float64)
+        begin[1:] = np.maximum(begin[1:], last[:-1])
+        found: NDArray[np.float64] = last - begin
+        return found
 
 
 def meetings(matches: Sequence[tuple[Ints, Ints]]) -> Meetings | None:

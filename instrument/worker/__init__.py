@@ -1,1 +1,1 @@
-"""From a raw trace to a finished capture, without torch."""
+"""Turn the raw trace of a window into a finished capture, and upload it; does not load torch."""

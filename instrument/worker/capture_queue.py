@@ -34,7 +34,7 @@ class CaptureQueue:
     With `profiler.export=process`, the worker process finishes the windows, and a thread of this
     process adds each capture to the session's `captures`. A capture that is removed from disk is
     removed from this list too. The upload is the last sink. It runs in the worker, unless this
-    process has sinks of its own: then it runs here, after those.
+    process runs sinks itself: then the upload runs in this process, after these sinks.
 
     Attributes:
         output_dir: the folder for captures.
@@ -95,7 +95,7 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """Call `notice` of the sinks that run in this process; must run on the training thread."""
+        """Call `Sink.notice` of the sinks of this process; must run on the training thread."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:
@@ -139,10 +139,10 @@ class CaptureQueue:
 
         After an exception, other ranks may hang in a collective until this process ends. This
         method then waits at most two seconds for the worker, which continues by itself. It does not
-        wait for uploads of this process; `instrument export` can do these later.
+        wait for uploads by this process; `instrument export` can upload the captures later.
 
         Args:
-            reason: why the run ended early; None if it did not.
+            reason: why the run ended early; None after a normal end.
         """
         self.finish_inline()
         began, raised = time.monotonic(), reason is not None and reason.startswith("exception ")
@@ -169,7 +169,7 @@ class CaptureQueue:
             )
 
     def _release(self, unsent: list[str]) -> None:
-        """Release the run's lock; delete its job if no window is left to finish or upload."""
+        """Release the run's lock; delete the saved job if no window is left to finish or upload."""
         done = not unsent and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
         if done and self.taken:
@@ -183,8 +183,8 @@ class CaptureQueue:
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
-                "The exporter continues by itself and has still to finish: {}. If it does not, "
-                "`instrument export {}` does.",
+                "The exporter continues by itself and has still to finish: {}. If it ends before, "
+                "`instrument export {}` finishes the rest.",
                 ", ".join(map(queue.name_of, left)),
                 self.output_dir,
             )
@@ -223,8 +223,8 @@ class CaptureQueue:
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
         """Handle an error of `Exporter.submit`: finish the window on this thread, or log the error.
 
-        RuntimeError means that no thread can be started: then the window is finished here. After
-        any other error `instrument export` must finish it.
+        After a RuntimeError, which means that no thread can be started, the window is finished on
+        this thread. After any other error, `instrument export` must finish the window.
         """
         if isinstance(error, RuntimeError):  # no thread can be started
             is_shutdown = "shutdown" in str(error)

@@ -28,13 +28,13 @@ _LOCK_FILE = ".lock"
 
 
 def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
-    """Compress the trace of a queued folder, write its summary, run the sinks, and rename it.
+    """Compress a queued folder's trace, write a summary, run the sinks, and rename the folder.
 
     Args:
         folder: the queued folder.
         sinks: the sinks, by name.
-        failed: the names of the sinks that have already failed in this run, whose errors are not
-            logged again. The names of sinks that fail now are added.
+        failed: the names of the sinks that have already failed in this run; further errors of these
+            sinks are not logged. The names of sinks that fail now are added.
 
     Returns:
         The folder of the finished capture.
@@ -48,7 +48,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         began = time.perf_counter_ns()
         for half_written in folder.glob(".*.tmp"):  # by a process that was killed
             half_written.unlink()
-        about = dict(Capture.load(folder).metadata)  # a copy: sinks may change the capture's
+        about = dict(Capture.load(folder).metadata)  # a copy: sinks may change it
         raw = folder / RAW
         if files.exists(raw):
             if not files.is_regular(raw):
@@ -77,7 +77,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
             run_sink(name, sinks[name], capture, folder, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         with suppress(InstrumentError):
-            if about.get("sinks_inline"):  # so that they need not read the trace during training
+            if about.get("sinks_inline"):  # inline sinks then do not read the trace during training
                 about["scalars"] = dict(scalars(capture))
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary that compares ranks; log only the first failure of a run."""
+    """Write the summary with which ranks are compared; log only the first failure of a run."""
     try:
         of_rank.write(capture, folder)
     except Exception as error:
@@ -204,10 +204,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def ctrl_c_passes() -> Iterator[None]:
-    """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C in it.
+    """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C during the block.
 
-    The block may catch KeyboardInterrupt, as `run_sink` does. So Ctrl-C ends training although a
-    sink is running, but a KeyboardInterrupt that the sink itself raises does not.
+    The block may catch KeyboardInterrupt, as `run_sink` does. So Ctrl-C ends training even while a
+    sink is running. A KeyboardInterrupt that a sink raises by itself does not end training.
     """
     handler, pressed = signal.getsignal(signal.SIGINT), False
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

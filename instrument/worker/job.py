@@ -1,7 +1,7 @@
 """A run's job, which tells the worker the run's folder, sinks, upload URL and time limit.
 
 The trainer sends the job once, with credentials, through the worker's standard input. No file in a
-folder of captures can change it: `capture.json` describes a capture and never instructs. A copy of
+folder of captures can change the job: `capture.json` is never read as an instruction. A copy of
 the job without secrets is saved in the user's state folder, so that `instrument export` can finish
 the windows of a killed run. The copy is valid only for the folder that the run recorded into. The
 folder is identified by path, device and inode, so a downloaded folder cannot match.
@@ -40,8 +40,8 @@ class Job(msgspec.Struct, kw_only=True):
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.
-        given_up: names of queued folders and captures that an earlier worker died on; the worker
-            skips them.
+        given_up: names of the queued folders and captures that an earlier worker worked on when it
+            died; the worker skips them.
         world_size: the number of ranks. If there are several, the lowest rank that records writes
             the table of all ranks.
         ranks: the ranks that record, as in `profiler.ranks`.
@@ -95,7 +95,7 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The saved job of a run; None unless this user recorded the run here into `folder`."""
+    """The saved job of a run, if this user recorded the run into `folder`; otherwise None."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:

@@ -1,9 +1,10 @@
 """`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
 The sinks come from the command line or from the run's job in the user's state folder (see
-`instrument.worker.job`), never from the capture, which anybody may have made. If there is neither,
-`table` and `chrome_trace` run with their default options, and so do `stacks` and `memory` if the
-data that they need was recorded. These four sinks write only into the capture's folder.
+`instrument.worker.job`), never from the capture, which anybody may have made. Without sinks on the
+command line and without a job, `table` and `chrome_trace` run with their default options, and so do
+`stacks` and `memory` if the data that they need was recorded. These four sinks write only into the
+capture's folder.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
     Args:
         path: a folder.
-        url: the URL to upload to. None means the URL in the job of each capture, if its job has
-            one.
+        url: the URL to upload to. None means the URL in each capture's job; without a URL there,
+            the capture is not uploaded.
 
     Raises:
         CaptureError: there is no such folder, or a folder could not be finished or uploaded.
@@ -55,7 +56,8 @@ def finish_all(path: Path | str, url: str | None) -> str:
         count = len(folders) + len(sent) + len(unsent)
         reasons = "; ".join([*errors, *unsent])
         raise CaptureError(
-            f"{len(errors) + len(unsent)} of {count} captures could not be finished or sent. {reasons}"
+            f"{len(errors) + len(unsent)} of {count} captures could not be finished or sent. "
+            f"{reasons}"
         )
     if not folders and not sent:
         done = [
@@ -68,7 +70,7 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
 
 def queued_at(path: Path) -> list[Path]:
-    """The queued folder at a path, or those below it."""
+    """The queued folder at a path, or the queued folders below the path."""
     return [path] if queue.is_queued(path) else queue.queued(path, DEPTH)
 
 
@@ -81,7 +83,7 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Finish queued folders with `sinks`; if that is None, with the job's sinks or the defaults."""
+    """Finish queued folders with `sinks`; if None, with the sinks of each job or the defaults."""
     done, notes, errors = list[Path](), list[str](), list[str]()
     # The sinks of each job, by run: built once and closed at the end.
     jobs: dict[str, dict[str, Any]] = {}
@@ -111,7 +113,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The default sinks, without those whose data was not recorded."""
+    """The default sinks, without the sinks that need data that was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink
@@ -151,8 +153,8 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
         wanted = about.get("config", {}).get("upload_to")
         if target is None and wanted:
             notes.append(
-                f"{folder.name} was recorded with upload_to={wanted}, which is not trusted; add "
-                "--upload-to URL to upload it."
+                f"{folder.name} was recorded with upload_to={wanted}, but a URL in a capture is "
+                "not trusted: add --upload-to URL to upload the capture."
             )
         if target is None or upload.has_arrived(folder, target):
             continue

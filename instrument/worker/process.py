@@ -1,20 +1,20 @@
-"""The worker, a process that finishes captures during training, and `Exporter`, which runs it.
+"""The worker process, which finishes captures during training; `Exporter` starts and feeds it.
 
 `main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each
 further line is empty and announces a window: the worker then looks for queued folders of its run
 and rank in the output folder. `end`, or the end of the input, means that no more windows come. The
 worker finishes the folders one after the other, at low priority.
 
-It answers with JSON objects, one per line. Their keys are:
+The worker answers with JSON objects, one per line. Their keys are:
 
 - `text`, `level`: a log message;
-- `began`: the queued folder that the worker starts to finish. So the trainer knows this folder if
-  the worker dies;
+- `began`: the queued folder that the worker starts to finish. If the worker dies, the trainer knows
+  from this key which folder was unfinished;
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: the number of lines that the worker has read; every folder that these lines announced
-  and that it could find is done;
+- `looked`: the number of lines that the worker has read; it has finished every folder that these
+  lines announced, except for folders that it could not find;
 - `closed`: true once the sinks are closed.
 
 The worker loads no torch. It ignores Ctrl-C and SIGTERM, since these are often sent to all
@@ -126,7 +126,7 @@ class Exporter:
         """
         timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
-            with self._changed, suppress(OSError, RuntimeError):  # it cannot be restarted
+            with self._changed, suppress(OSError, RuntimeError):  # the worker cannot be restarted
                 waiting.wait(
                     self._changed, lambda: self._left(until_sent=not failed), timeout_s, "exporter"
                 )
@@ -140,7 +140,8 @@ class Exporter:
                     lambda: self._closed or self._process is None, min(_CLOSING_S, timeout_s)
                 )
         if self._closed and self._listener is not None:
-            self._listener.join(_ENDING_S)  # it ends at once, unless threads of a sink still run
+            # the listener ends at once, unless threads of a sink still run in the worker
+            self._listener.join(_ENDING_S)
 
     def _left(self, *, until_sent: bool) -> list[str]:
         """The names of the unfinished windows and uploads; restarts the worker if it has ended."""
@@ -153,7 +154,8 @@ class Exporter:
         ]
 
     def _start(self) -> None:
-        handle = self._lock.handle  # inherited: the run counts as alive until the worker ends
+        # the worker inherits the lock, so that the run counts as alive until the worker ends
+        handle = self._lock.handle
         self._process = process = subprocess.Popen(
             files.python_running(
                 "instrument.worker.process", *([] if handle is None else [str(handle)])
@@ -187,7 +189,8 @@ class Exporter:
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Handle the output of a worker until it ends; if it died, log the folder it worked on."""
-        # leaving `process` closes the pipes and waits; the worker may have left lines unread
+        # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
+        # closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
                 try:
@@ -264,7 +267,7 @@ class Exporter:
 
 
 def _write(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to the worker; if the worker has ended, do nothing, as its listener notices."""
+    """Write a line to the worker; do nothing if the worker has ended, which `_listen` handles."""
     with suppress(OSError, ValueError):  # the worker has ended, or the listener closed the pipe
         assert process.stdin is not None
         process.stdin.write(line + "\n")
@@ -319,7 +322,7 @@ def _allow(seconds: float) -> None:
     """Kill this process after `seconds`; 0 cancels the timer."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     faulthandler.cancel_dump_traceback_later()
-    if seconds:  # in case a sink blocks the signal; writes the traceback
+    if seconds:  # a second timer, in case a sink blocks the signal; it also writes the traceback
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 

@@ -3,7 +3,7 @@
 A folder's name is its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once the
 trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename. So
 every folder without a leading dot is a complete capture. If a process is killed, `instrument
-export` finishes the queued folders that it leaves.
+export` finishes the queued folders that the process leaves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 
 
 def output_dir(config: ProfilerConfig) -> Path:
-    """`profiler.output_dir`; if that is None, `profile` in Hydra's folder or the current one."""
+    """`profiler.output_dir`, or by default `profile` in Hydra's folder or the current folder."""
     if config.output_dir is not None:
         try:
             return Path(config.output_dir).expanduser().absolute()
@@ -84,8 +84,8 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
 
     Args:
         output_dir: the folder for captures.
-        name: the name of the capture; a number is added if it is taken.
-        run: the id of the run, if it holds a lock that shows that it is alive; else empty.
+        name: the name of the capture; a number is added if the name is taken.
+        run: the id of the run if the run holds its lock (see `run_lock`); otherwise empty.
 
     Raises:
         CaptureError: `output_dir` was removed and cannot be created again.
@@ -121,7 +121,7 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _names(name: str) -> Iterator[str]:
-    """A name, and alternatives with numbers."""
+    """A name, then this name with a number: NAME, NAME-2, NAME-3 and so on."""
     return chain([name], map("{}-{}".format, repeat(name), count(2)))
 
 
@@ -237,7 +237,7 @@ def is_queued_of(folder: Path, job: Job) -> bool:
 def _described_at(folder: Path) -> int:
     try:
         return (folder / METADATA_FILE).stat().st_mtime_ns
-    except OSError:  # it has just been finished
+    except OSError:  # the folder has just been finished
         return 0
 
 
@@ -270,7 +270,10 @@ def remove_stale(output_dir: Path) -> None:
 
 
 def _is_stale(staging: Path) -> bool:
-    """Whether no run writes into a partial folder; if there are no locks, whether it is a day old."""
+    """Whether no run writes into a partial folder any more.
+
+    Where locks do not work, whether the folder is older than a day.
+    """
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")
         alive = run_lock.lives(staging.parent, run)

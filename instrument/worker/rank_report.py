@@ -14,19 +14,19 @@ from instrument.runs.run import Ranks, Run, few
 from instrument.worker.job import Job
 
 FILE = "ranks.txt"
-# At the end of a run, the workers of other ranks may still be busy. The longest wait for them; the
-# longest wait without any sign of them, as when the disk is not shared; the pause between two
-# checks.
+# At the end of a run, the workers of other ranks may still be busy. These are the longest wait for
+# them; the longest wait without any sign of them, as when the disk is not shared; and the pause
+# between two checks.
 LONGEST_WAIT_S, _WITHOUT_SIGN_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 
 
 def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
     """On the lowest rank, write the table of all ranks for the last window, and log its path.
 
-    It waits for the summaries of the other ranks to appear in the folder, and ends the wait early
-    once all of them exist. With `first_per_node` the number of summaries is unknown: then the wait
-    ends when no new summary has appeared for 3 s. No message is sent to other ranks, so this cannot
-    hang.
+    This function waits for the summaries of the other ranks to appear in the folder. The wait ends
+    early once all of them exist. With `first_per_node` the number of summaries is unknown; the wait
+    then ends when no new summary has appeared for 3 s. No message is sent to other ranks, so the
+    wait cannot hang.
 
     Args:
         job: the job of this rank.
@@ -42,7 +42,8 @@ def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
         return
     files.write(folder / FILE, f"{as_text(ranks)}\n")
     missing = (
-        f"; rank {few(ranks.missing)} is not in it yet. `instrument ranks {folder}` shows all later"
+        f"; rank {few(ranks.missing)} is not in it yet. `instrument ranks {folder}` shows all "
+        "ranks later"
     )
     note = missing if ranks.missing else ""
     logger.info("The table of {} ranks is in {}{}", len(ranks.summaries), folder / FILE, note)

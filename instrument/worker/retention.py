@@ -1,4 +1,4 @@
-"""`profiler.keep` and `profiler.disk_budget`: removes the oldest captures of a run.
+"""Removes the oldest captures of a run, as `profiler.keep` and `profiler.disk_budget` say.
 
 There is no separate list of captures: the output folder is listed each time.
 """
@@ -34,8 +34,8 @@ def enforce(
 ) -> list[Path]:
     """Remove the oldest captures of a run while they exceed a limit; never the newest.
 
-    Cost: nothing without limits. Otherwise it reads the `capture.json` of each capture of this
-    rank, about 0.1 ms each; with a budget it also lists the files of each, about 0.04 ms.
+    Cost: none without limits. With a limit, about 0.1 ms to read the `capture.json` of each capture
+    of this rank; with a budget, also about 0.04 ms to list the files of each capture.
 
     Args:
         output_dir: the folder for captures.
@@ -68,7 +68,7 @@ def enforce(
 def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
     """The finished captures of a run on one rank, oldest first; links are skipped."""
     found = list[tuple[str, Path]]()
-    # the second pattern: names that were taken, to which `queue` adds a number
+    # the second pattern finds captures to whose names `queue` added a number
     for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
         for folder in output_dir.glob(pattern):
             with suppress(OSError, *BAD_JSON):

@@ -40,11 +40,11 @@ class RunLock:
                 self.handle = handle
                 _held.add(self)
                 break
-            os.close(handle)  # another process took it for the file of a dead run and removed it
+            os.close(handle)  # another process removed the file, because it looked unused
         return self.handle is not None
 
     def release(self, *, done: bool) -> None:
-        """Release the lock; remove the file if all work is `done` or no worker holds it."""
+        """Release the lock; remove the file if all work is `done` or no worker holds the lock."""
         if self.handle is not None:
             self.forget()
             if done:
@@ -53,7 +53,7 @@ class RunLock:
                 remove_if_free(self.path)
 
     def forget(self) -> None:
-        """Close the handle of this process only."""
+        """Close the handle of this process; a worker that holds the lock keeps it."""
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None
@@ -88,7 +88,7 @@ def lives(folder: Path, run: str) -> bool | None:
 
 
 def remove_if_free(path: Path) -> None:
-    """Remove a locked file if no process holds it."""
+    """Remove the file of a lock if no process holds the lock."""
     handle = _locked(path, 0)
     if handle is not None:
         path.unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def remove_if_free(path: Path) -> None:
 
 
 def _locked(path: Path, create: int) -> int | None:
-    """Lock a file and return its descriptor; None if another process holds it or on any error."""
+    """Lock a file and return its descriptor; None if the lock is taken, or on any error."""
     if fcntl is None:
         return None
     try:

@@ -57,7 +57,7 @@ class Upload(Sink):
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
-    """Called with the list of captures that are still to be tried, each time the list changes."""
+    """Called with the list of captures whose upload is still to come, when the list changes."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -71,7 +71,7 @@ class Upload(Sink):
         self.submit(folder)
 
     def submit(self, *folders: Path) -> None:
-        """Queue finished captures; captures that find the queue full count as failed."""
+        """Queue finished captures; if the queue is full, further captures count as failed."""
         with self._changed:
             for folder in folders:
                 is_full = len(self._pending) >= _MOST_PENDING
@@ -87,7 +87,7 @@ class Upload(Sink):
             self._changed.notify_all()
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether a capture is still to be tried; False once it has failed."""
+        """Whether the upload of a capture is still to come; False once the upload has failed."""
         return folder in self._pending
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -227,13 +227,13 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
     """Claim a remote folder unless it is in use; return whether `token` is now the claim on it."""
     claim = f"{path}/{NOTE_FILE}"
     present = fs.find(path)
-    if present and claim not in present:  # files of others
+    if present and claim not in present:  # the folder holds somebody else's files
         return False
     if not present:
         _make_folder(fs, path)
         try:
             fs.pipe_file(claim, _claim(token), mode="create")
-        except FileExistsError:  # claimed by another, or by us and the response was lost
+        except FileExistsError:  # another upload claimed the folder, or we did and got no response
             pass
         except OSError as error:
             if error.errno != errno.ENOSYS:  # S3 servers without conditional writes
@@ -243,7 +243,7 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    if not fs.async_impl:  # an object store has no folders, and might create a bucket
+    if not fs.async_impl:  # object stores have no folders: this call might create a bucket there
         fs.makedirs(path, exist_ok=True)
 
 

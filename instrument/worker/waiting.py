@@ -9,7 +9,7 @@ from threading import Condition
 
 from loguru import logger
 
-# The time before the first report, and between two log messages.
+# Seconds before the first report, and seconds between two log messages.
 _SILENT_S, _LOG_EVERY_S = 2.0, 60.0
 
 

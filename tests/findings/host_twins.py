@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from findings.twins import Twin
 from instrument import profiled
 
-LOADS_S, WORKS_S = 0.03, 0.04
+LOADS_S, WORKS_S = 0.05, 0.08
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -105,10 +105,10 @@ TWINS = (
         trained_on_batches(2),
         "loader-wait",
         turns="window",
-        steps=4,
+        steps=3,
     ),
-    Twin("an iterator", generated(LOADS_S), generated(0.0), "loader-wait", steps=4),
+    Twin("an iterator", generated(LOADS_S), generated(0.0), "loader-wait", steps=3),
     Twin("rows", row_by_row, all_rows, "operator-storm"),
     Twin("parameters", updated(foreach=False), updated(fused=True), "operator-storm"),
-    Twin("a block in a range", without_range, within_range, "unmarked-time"),
+    Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from instrument import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, RanksCheck
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -62,6 +62,11 @@ def check(*changes: dict[str, Any], code: str = "made-up") -> Check:
     return Check(code, f"No {code}.", find)
 
 
+def diagnosed(captures: Iterable[Capture], checks: Iterable[Check]) -> Diagnosis:
+    """What some checks say of captures, without a comparison of the ranks."""
+    return diagnose(captures, checks, ())
+
+
 def failing(error: Exception) -> Check:
     def find(capture: Any, whatif: Any) -> Iterator[Finding]:
         raise error
@@ -77,7 +82,7 @@ def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
         large = whatif.scale(range="forward", by=0.1)
         yield finding(capture, whatif, title="large", range="c", saving=large)
 
-    found = diagnose([recorded(tmp_path)], [Check("made-up", "", find), check(code="other")])
+    found = diagnosed([recorded(tmp_path)], [Check("made-up", "", find), check(code="other")])
     assert [each.title for each in found.findings] == ["large", "small", "unknown"]
     assert found.passed == ("No other.",)
     assert found.not_checked == ()
@@ -87,14 +92,14 @@ def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
 
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
     checks = [failing(NotRecorded("Record shapes.")), failing(CaptureError("No trace."))]
-    found = diagnose([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
     assert found.not_checked == ("Record shapes.", "No trace.")
     assert found.passed == ()
 
 
 def test_an_error_of_a_check_is_not_hidden(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        diagnose([recorded(tmp_path)], [failing(ZeroDivisionError())])
+        diagnosed([recorded(tmp_path)], [failing(ZeroDivisionError())])
 
 
 def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
@@ -107,7 +112,7 @@ def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
             raise NotRecorded("Record stacks.")
         yield from ()
 
-    found = diagnose([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", "No.", find)])
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", "No.", find)])
     assert found.not_checked == ("Record stacks. (1 of 2 captures)",)
     assert found.passed == ()
 
@@ -124,7 +129,7 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
         if capture.about.rank == 1:
             yield finding(capture, whatif, title="Also slow", range="other")
 
-    found = diagnose(iter(captures), [Check("made-up", "", find)])
+    found = diagnosed(iter(captures), [Check("made-up", "", find)])
     assert [each.title for each in found.findings] == [
         "Slow in steps_3_rank1 (in 2 of 2 windows, on all 2 ranks)",
         "Also slow (in 1 of 2 windows, on rank 1)",
@@ -134,7 +139,7 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
 
 def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
     checks = [check({"title": "one"}, {"title": "two"})]
-    found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
+    found = diagnosed([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
     assert [each.title for each in found.findings] == [
         "one (on all 2 ranks)",
         "two (on all 2 ranks)",
@@ -143,7 +148,7 @@ def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None
 
 def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> None:
     captures = [recorded(tmp_path / "a"), recorded(tmp_path / "b")]
-    (found,) = diagnose(captures, [check({})]).findings
+    (found,) = diagnosed(captures, [check({})]).findings
     assert found.title == "Half of the step is slow (in 2 of 2 windows)"
 
 
@@ -166,7 +171,7 @@ def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
         seen.append(capture)
         yield Finding("made-up", "Slow", "faster()", "instrument show CAPTURE")
 
-    found = diagnose([capture], [Check("made-up", "", find)])
+    found = diagnosed([capture], [Check("made-up", "", find)])
     assert seen
     assert found.step_ns is None
     assert found.notes == ("No saving is known: It cannot be simulated.",)
@@ -187,7 +192,9 @@ def test_codes_and_files_have_the_same_names() -> None:
 
 
 def test_json_has_the_documented_keys(tmp_path: Path) -> None:
-    content = json.loads(as_json(diagnose([recorded(tmp_path)], [check({"source": "train.py:3"})])))
+    content = json.loads(
+        as_json(diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"})]))
+    )
     assert list(content) == [
         "version", "captures", "step_ns", "findings", "passed", "not_checked", "notes",
     ]  # fmt: skip
@@ -231,13 +238,13 @@ def hostile(capture: Any, whatif: Any) -> Iterator[Finding]:
 def test_names_of_a_stranger_cannot_harm_a_terminal(
     tmp_path: Path, write: Callable[[Diagnosis], str]
 ) -> None:
-    text = write(diagnose([recorded(tmp_path)], [Check("made-up", "", hostile)]))
+    text = write(diagnosed([recorded(tmp_path)], [Check("made-up", "", hostile)]))
     assert is_harmless(text.replace("\u200b", ""))
     assert "\\x1b" in text
 
 
 def test_names_of_a_stranger_are_no_markup(tmp_path: Path) -> None:
-    text = as_markdown(diagnose([recorded(tmp_path)], [Check("made-up", "", hostile)]))
+    text = as_markdown(diagnosed([recorded(tmp_path)], [Check("made-up", "", hostile)]))
     outside_code = []
     for line in text.split("\n"):
         inside, fence = False, ""
@@ -275,12 +282,12 @@ def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
         {"title": f"{k} {long}", "range": f"{k}/{long}", "evidence": evidence, "change": long}
         for k in range(30)
     ]
-    found = diagnose([recorded(tmp_path)], [check(*many)])
+    found = diagnosed([recorded(tmp_path)], [check(*many)])
     text = as_markdown(found)
-    assert len(text.encode()) <= 5_200
+    assert len(text.encode()) <= 5_000
     assert "1. **" in text
     assert "`instrument diagnose --json` lists all" in text
-    short = as_markdown(diagnose([recorded(tmp_path / "b")], [check({})]))
+    short = as_markdown(diagnosed([recorded(tmp_path / "b")], [check({})]))
     assert "lists all" not in short
     assert "`aten::mm`: 3 calls, 1.500 ms, `large`" in short
 
@@ -291,28 +298,27 @@ def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
         "range": "model/" + "/".join(f"layer{k}" for k in range(40)),
         "evidence": (Evidence("x" * 300, 10**6, 10**12, 0, "y " * 99),),
     }
-    text = as_text(diagnose([recorded(tmp_path)], [check(long, {"range": "other"})]))
+    text = as_text(diagnosed([recorded(tmp_path)], [check(long, {"range": "other"})]))
     assert max(map(len, text.split("\n"))) <= 80
-    assert as_text(diagnose([recorded(tmp_path / "b")], [check({}, {})]), most=1).endswith(
+    assert as_text(diagnosed([recorded(tmp_path / "b")], [check({}, {})]), most=1).endswith(
         "… and 1 more finding."
     )
 
 
 def test_the_text_of_a_finding(tmp_path: Path) -> None:
-    found = diagnose([recorded(tmp_path)], [check({"source": "train.py:3"}), check(code="other")])
+    found = diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"}), check(code="other")])
     assert as_text(found) == (
         "steps_3_rank0: 1 finding; a step takes 1.000 ms\n"
         "\n"
         "1. Half of the step is slow\n"
-        "   saves   250.000 µs of a step (25%): a step would take 750.000 µs\n"
+        "   saves   250.000 µs of a step (25 %): a step would take 750.000 µs\n"
         "   where   range forward, train.py:3\n"
         "   change  faster()\n"
         "   verify  instrument show CAPTURE\n"
         "     aten::mm  3×    1.500 ms\n"
         "       large\n"
         "\n"
-        "Passed:\n"
-        "  - No other."
+        "Passed: No other."
     )
     assert largest_as_text(found.findings) == (
         "What to change first:\n"
@@ -348,3 +354,41 @@ def test_the_command_fails_if_no_capture_can_be_read(
     assert main(["diagnose", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("instrument: ")
     assert main(["diagnose", str(tmp_path / "nothing")]) == 2
+
+
+# Comparing ranks
+
+
+def late(ranks: Any) -> Iterator[Finding]:
+    """A finding in every window, about its highest rank."""
+    rank = ranks.summaries[-1].rank
+    yield Finding("late", f"Rank {rank} is late", "wait less", "instrument ranks FOLDER")
+
+
+LATE = RanksCheck("late", "No rank is late.", late)
+
+
+def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, 3, 0), recorded(tmp_path, 6, 0), recorded(tmp_path, 6, 1)]
+    found = diagnose(captures, [], [LATE])
+    assert [each.title for each in found.findings] == ["Rank 1 is late (in 1 of 2 windows)"]
+    assert not found.passed
+    assert not found.not_checked
+
+
+def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
+    quiet = RanksCheck("late", "No rank is late.", lambda ranks: iter(()))
+    found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
+    assert (found.findings, found.passed) == ((), ("No rank is late.",))
+
+
+def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:
+    found = diagnose([recorded(tmp_path)], [], [LATE])
+    assert (found.findings, found.passed) == ((), ())
+    (sentence,) = found.not_checked
+    assert sentence.startswith("The ranks were not compared")
+
+
+def test_a_job_of_one_rank_has_nothing_to_compare(tmp_path: Path) -> None:
+    found = diagnose([write_capture(tmp_path, steps())], [], [LATE])
+    assert (found.findings, found.passed, found.not_checked) == ((), (), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from instrument import Capture
 from instrument.findings import loader_wait, operator_storm, synchronizing_calls, unmarked_time
 from instrument.findings.diagnose import diagnose
 from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.report.diagnosis import as_text
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
@@ -331,6 +333,26 @@ def test_unmarked_time_is_told_with_what_runs_in_it(tmp_path: Path) -> None:
     assert "Session(model=model)" not in found.change
 
 
+def test_python_stacks_show_the_functions_outside_of_operators(tmp_path: Path) -> None:
+    events = [frame("train.py(1): main", 0, 2000)]
+    for number in range(2):
+        start = 1000 * number
+        events += [
+            step(number, start, 1000),
+            frame("train.py(9): tokenize", start + 100, 700),
+            frame("json/decoder.py(3): decode", start + 200, 100),
+            span("aten::mm", start + 500, 200),
+            frame("other.py(2): sleep", start + 100, 900, tid=3),
+        ]
+    (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
+    assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
+        ("(no range, no operator)", 1, 800_000),
+        ("train.py:9 in tokenize", 1, 500_000),
+        ("train.py:1 in main", 1, 300_000),
+        ("aten::mm", 1, 200_000),
+    ]
+
+
 def test_without_any_range_the_model_should_be_given(tmp_path: Path) -> None:
     events = [step(0, 0, 1000), span("aten::mm", 0, 990)]
     (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
@@ -390,3 +412,17 @@ def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
     assert found.source == "resnet50_profiler_api.py:42 in <module>"
     assert found.saving is not None
     assert found.saving.step_ns == pytest.approx(126.5e6, rel=0.1)
+
+
+@needs_traces
+def test_what_the_page_shows_is_printed() -> None:
+    """The first finding of docs/diagnose.md."""
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
+    shown = page[page.index("1. 33 %") : page.index("\n\n2. ")].split("\n")
+    path = Path(TRACES or "", "v100_resnet50_workers0.json.gz")
+    printed = as_text(diagnose([Capture.load(path)], CHECKS)).split("\n")
+    is_saving = re.compile(r" +(saves|would take) .* m?s")  # its last digits may change
+    assert [line for line in shown if not is_saving.match(line)] == [
+        line for line in printed[2 : 2 + len(shown)] if not is_saving.match(line)
+    ]
+    assert any(is_saving.match(line) for line in shown)

@@ -107,7 +107,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (
             ["models_of_mine:Net", "--input=-1,3"],
-            "--input -1,3 is not a shape with a type: write it as 1,3,224,224 or ",
+            "--input -1,3 is not a shape: write a shape such as 1,3,224,224, or ",
         ),
         (
             ["models_of_mine:Net", "--input", "2:float8_e4m3fn"],
@@ -120,11 +120,11 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (
             ["models_of_mine:Net", "--input", "2;5"],
-            "--input 2;5 is not a shape with a type: write it as 1,3,224,224 or ",
+            "--input 2;5 is not a shape: write a shape such as 1,3,224,224, or ",
         ),
         (
             ["models_of_mine:Net", "--input", "2:int65"],
-            "--input 2:int65 is not a shape with a type: ",
+            "--input 2:int65 is not a shape: ",
         ),
         (["models_of_mine:Net", "--device", "nowhere"], "--device nowhere cannot be used here ("),
         (
@@ -160,7 +160,7 @@ def test_the_bounds_by_the_machine(
     )  # nanoseconds too, as the machine moves a byte in each
     assert first.startswith("embedding ")
     assert f" {moved} ns " in first
-    assert said.endswith(f"\nThe bounds follow from the rates of {machine}.\n")
+    assert said.endswith(f"\nThe bounds are computed from the rates of {machine}.\n")
     shown(capsys, *call, "--refresh")
     assert asked == [False, True]
 
@@ -176,7 +176,7 @@ def test_the_picture_is_written(
     text = (tmp_path / "graph.html").read_text(encoding="utf-8")
     assert "<title>Net</title>" in text
     assert '<a href="#n-1">embedding</a>' in text
-    assert f"The bounds follow from the rates of {machine}." in text
+    assert f"The bounds are computed from the rates of {machine}." in text
     assert shown(capsys, *call, "nowhere/graph.html") == (
         "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in "
         "an existing folder.\n"

@@ -61,7 +61,7 @@ def test_a_chain_by_hand() -> None:
     assert str(memory) == (
         "Activations take up to 5.00 KiB, at three (held by three 3.00 KiB, two 2.00 KiB), plus 256 B "
         "of inputs and 2.07 MiB of parameters and buffers. Not counted: memory that a node frees "
-        "again, and what autograd keeps."
+        "before it returns, and tensors that autograd keeps."
     )
     assert str(profile).endswith(f"\n{memory}")
 

@@ -248,7 +248,7 @@ def test_a_profile_shows_itself(tmp_path: Path) -> None:
     heads = [text for _, text in made.all("th")]
     assert {"alive memory", "freed memory", "bound by", "bound", "bound share"} <= set(heads)
     assert f"Captured by {profile.how}." in [text for _, text in made.all("p")]
-    assert {str(profile.memory), f"The bounds follow from the rates of {machine}."} <= {
+    assert {str(profile.memory), f"The bounds are computed from the rates of {machine}."} <= {
         text for _, text in made.all("p")
     }
     assert str(machine) == "this one: 10.00 G float32 FLOPs, 953.67 MiB a second"

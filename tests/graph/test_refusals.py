@@ -73,7 +73,7 @@ def test_objects_among_the_inputs_are_refused_before_any_run() -> None:
 def test_a_dict_that_the_model_empties_is_refused_and_stays_full() -> None:
     batch = {"x": X, "y": 1}
     with pytest.raises(
-        GraphError, match="changes the dicts or lists that it is given, which no graph does"
+        GraphError, match="changes the dicts or lists that it is given; a graph cannot represent"
     ):
         profile_graph(Counting(lambda self, batch: self.layer(batch.pop("x"))), batch)
     assert batch == {"x": X, "y": 1}
@@ -102,7 +102,7 @@ def appends(self: Counting, x: Tensor) -> Tensor:
 def test_a_buffer_written_in_place_needs_export_and_is_put_back() -> None:
     model = Counting(counts_in_place)
     how = profile_graph(model, X, runs=1, warmup=0).how
-    assert how.startswith("torch.export, because torch.fx.symbolic_trace leaves other buffers")
+    assert how.startswith("torch.export, because torch.fx.symbolic_trace changes buffers")
     assert model.n.item() == 0
     profiler = NodeProfiler(model)
     for _ in range(2):
@@ -117,7 +117,7 @@ def test_attributes_that_a_call_changes_are_no_graphs(forward: Forward, name: st
     model = Counting(forward)
     with pytest.raises(
         GraphError,
-        match=f"symbolic_trace (leaves another {name} in a module than|.*; torch.export)",
+        match=f"symbolic_trace (leaves another value of {name} in a module than|.*; torch.export)",
     ):
         profile_graph(model, X)
     assert (model.alpha, model.last) == (1, None)
@@ -150,7 +150,7 @@ def test_checkpointing_within_is_refused(reentrant: bool) -> None:
     model = Counting(lambda self, x: checkpoint(self.layer, x, use_reentrant=reentrant))
     with pytest.raises(
         GraphError,
-        match=r"packs what autograd saves \(checkpointing, offloading\), which no graph does",
+        match=r"packs tensors that autograd saves \(checkpointing, offloading\); a graph cannot",
     ):
         profile_graph(model, X.clone().requires_grad_())
 

@@ -179,7 +179,7 @@ def test_hooks_of_others_are_not_left_out() -> None:
 def test_compiled_parts_are_refused() -> None:
     model = Holder(lambda self, x: self.layer(x))
     model.layer.compile(backend="eager")
-    with pytest.raises(GraphError, match=r"has code by torch.compile in layer"):
+    with pytest.raises(GraphError, match=r"has code compiled by torch.compile in layer"):
         profile_graph(model, X)
 
 

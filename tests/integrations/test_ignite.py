@@ -74,7 +74,8 @@ def test_detaching_leaves_the_engine_as_it_was(tmp_path: Path) -> None:
     trainer = engine()
     session = attach(trainer, active=1, output_dir=tmp_path)
     with pytest.raises(
-        ConfigError, match=r"^This engine has a session attached already: detach\(engine\) first\.$"
+        ConfigError,
+        match=r"^This engine has a session attached already: call detach\(engine\) first\.$",
     ):
         attach(trainer, active=1)
     detach(trainer)

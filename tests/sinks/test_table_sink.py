@@ -92,7 +92,9 @@ def test_of_several_ranks_the_lowest_logs_it(
     TableSink().write(capture, tmp_path)
     text = (tmp_path / "table.txt").read_text().rstrip("\n")
     assert text == render(capture)
-    one_line = f"The table of {capture.name} is in its table.txt; only rank {lowest} logs one."
+    one_line = (
+        f"The table of {capture.name} is in its file table.txt; only rank {lowest} logs its table."
+    )
     assert log == [f"INFO \n{text}" if rank == lowest else f"INFO {one_line}"]
 
 

@@ -315,7 +315,8 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None
     names = [capture.folder for capture in session.captures]
     for name in names:
         command = (
-            f"`instrument export {name} --sink {Remembers.__module__}.Remembers` sends it later"
+            f"`instrument export {name} --sink {Remembers.__module__}.Remembers` "
+            "sends this window later"
         )
         assert command in said
     sink._free.set()
@@ -328,14 +329,14 @@ def test_it_is_said_what_the_end_waits_for(
     sink = Remembers()
     sink._free.clear()
     handler = logger.add(
-        lambda message: sink._free.set() if "has still to send" in message else None, level="INFO"
+        lambda message: sink._free.set() if "still has to send" in message else None, level="INFO"
     )
     record(tmp_path, sink)
     logger.remove(handler)
-    (said,) = [line for line in log.at("INFO") if "has still to send" in line]
+    (said,) = [line for line in log.at("INFO") if "still has to send" in line]
     assert said == (
-        "The Remembers sink has still to send steps_000000-000000_rank0, steps_000001-000001_rank0: "
-        "the run waits for that, at most 60 s in all."
+        "The Remembers sink still has to send steps_000000-000000_rank0, "
+        "steps_000001-000001_rank0. The run waits for this, at most 60 s in all."
     )
     assert [sent.step for sent in sink._got] == [0, 1]
 
@@ -393,7 +394,7 @@ def test_a_tracker_that_fails_is_told_and_gets_the_next_window(tmp_path: Path, l
     assert said.startswith(
         (
             "The tracker sink failed on steps_000001-000001_rank0: this window is queued, but "
-            "an earlier one could not be sent: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is "
+            "an earlier window could not be sent: steps_000000-000000_rank0 (ConnectionError: nobody answers). The trace is "
             "kept in ",
             "The tracker sink failed in close(): The Remembers sink could not send "
             "steps_000000-000000_rank0 "

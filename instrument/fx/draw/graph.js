@@ -1,6 +1,6 @@
 // The script of the page of a graph. Node 3 is row `r-3` of the table, and the link with
-// `data-n="3"` in each picture that shows it. Links lead from one to the other by the fragment of
-// the address: #r-3, #n-3, or #m-1-0 for module 0 in picture 1.
+// `data-n="3"` in each picture that shows the node. A link changes the fragment of the address, and
+// the script shows the element with this id: #r-3, #n-3, or #m-1-0 for module 0 in picture 1.
 'use strict';
 
 const UNKNOWN = '–';
@@ -10,7 +10,7 @@ const byId = (name) => document.getElementById(name);
 const currentView = () => document.querySelector('.view:not([hidden])');
 let zoom = 0;
 
-// Resize the picture. Without a factor, it becomes as wide as its pane, but is never enlarged.
+// Resize the picture. Without a factor, fit the picture into its pane, but do not enlarge it.
 function resize(factor) {
   const svg = currentView().querySelector('svg');
   const { width, height } = svg.viewBox.baseVal;
@@ -31,8 +31,8 @@ function mark(elements, name) {
   for (const each of elements) each.classList.add(name);
 }
 
-// The lines that begin at a node, and those that end at it. The lines of a value share a beginning,
-// so a line that ends at the node is followed back by `data-after` to its source.
+// The lines that begin at a node, and the lines that end there. The lines of a value share their
+// beginning, so a line that ends at the node is followed back by `data-after` to its source.
 function linesOf(number) {
   const found = all(`[data-from="${number}"]`);
   for (const last of all(`[data-to="${number}"]`)) {
@@ -126,7 +126,7 @@ document.addEventListener('click', (event) => {
   if (event.target.closest('a')) setTimeout(follow);
 });
 window.addEventListener('hashchange', follow);
-// The browser first scrolls to the element of the address; this runs after it.
+// The browser first scrolls to the element of the address; `follow` must run after that.
 window.addEventListener('load', () => setTimeout(follow));
 
 resize();

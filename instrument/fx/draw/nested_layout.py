@@ -22,7 +22,7 @@ Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """The size of a node, and the distance from its left edge to the point where lines meet it."""
+    """The size of a node, and the distance from its left edge to the point where its lines end."""
 
     width: float
     height: float
@@ -34,10 +34,11 @@ class Line(NamedTuple):
 
     Attributes:
         source: the box that makes the value.
-        target: the box where this part ends; None if several lines share it, or if it ends at a
-            frame.
+        target: the box where this part ends; None if several lines share this part, or if this part
+            ends at a frame.
         points: in coordinates of the whole picture.
-        after: the index of the line that this one continues; None if it begins at the source.
+        after: the index of the part that this part continues; None if this part begins at the
+            source.
     """
 
     source: int
@@ -58,7 +59,8 @@ class Frame:
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame: the ports of `sources`, the children, the ports of
             `results`.
-        lines: for each box that makes a value, the children that its lines reach, and the segments.
+        lines: for each box that makes a value: the children that the lines of the value reach, and
+            the segments of these lines.
     """
 
     path: str
@@ -88,7 +90,7 @@ def _first(child: int | Frame) -> int:
 
 
 def frames(paths: Sequence[str]) -> Frame:
-    """The frames for the module paths of boxes, in graph order; no frame holds only one box."""
+    """Make frames from the module path of each box, in graph order; no frame holds only one box."""
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
 
@@ -118,7 +120,7 @@ def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
 
 
 def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Line]:
-    """Place all boxes and frames in `root` and return the lines; edges lead to later boxes."""
+    """Place all boxes and frames in `root` and return the lines; edges must lead to later boxes."""
     holders = _holders(root, len(boxes))
     targets: dict[int, list[int]] = {}
     for source, target in edges:
@@ -165,9 +167,10 @@ def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> 
 
 
 def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) -> None:
-    """Lay out a frame, after the frames inside it.
+    """Lay out the frames inside a frame, and then the frame itself.
 
-    The items are the ports of its sources, its children and the ports of its results.
+    The items of the layout are the ports of the sources, the children, and the ports of the
+    results.
     """
     for child in frame.children:
         if isinstance(child, Frame):
@@ -201,10 +204,10 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
 def _ends(
     frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]
 ) -> dict[int, float]:
-    """The children that a value reaches, with the distance from the child's left edge to its line.
+    """The children of a frame that a value reaches, and where the line of the value meets each.
 
-    If the value leaves the frame, its port in `results` is one of the ends. The numbers of these
-    ports follow those of the children.
+    The place is the distance from the child's left edge. If the value leaves the frame, the port of
+    the value in `results` is one of the ends. The numbers of ports follow the numbers of children.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
@@ -217,7 +220,7 @@ def _ends(
 
 
 def _port(frame: Frame, boxes: Sequence[Box], child: int, source: int, *, into: bool) -> float:
-    """The distance from a child's left edge to the point where a line of the value meets it."""
+    """The distance from a child's left edge to the point where the value's line meets the child."""
     inner = frame.children[child]
     if not isinstance(inner, Frame):
         return boxes[inner].port_x
@@ -239,7 +242,7 @@ def _set_places(frame: Frame, x: float, y: float) -> None:
 
 
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
-    """Add the lines of a value in a frame, and in the frames inside it that the value enters.
+    """Add the lines of a value to `lines`: for a frame, and for inner frames that the value enters.
 
     Returns the index of the line that leaves the frame; None if no line leaves it.
     """

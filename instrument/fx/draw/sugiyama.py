@@ -1,8 +1,9 @@
 """Layered layout: boxes in rows, so that every line runs downwards and none crosses a box.
 
 Sugiyama's method (Sugiyama, Tagawa, Toda 1981) in three stages: rows by longest path, an order
-within each row by barycentres, horizontal positions by least squares. It is written here because
-Graphviz is a system package, networkx has no layered layout and grandalf is no longer maintained.
+within each row by barycentres, horizontal positions by least squares. The method is implemented
+here because Graphviz is a system package, networkx has no layered layout and grandalf is no longer
+maintained.
 
 If a line passes a row between its ends, it has a waypoint in that row. A waypoint is an item of the
 row, like a box, with a width of 0.
@@ -27,8 +28,8 @@ _ROW_GAP, _MOST_WIDENING = 22.0, 40.0
 # How strongly a line pulls its two ends into a vertical line: `_STRAIGHT` between two waypoints,
 # `_LOOSE` from a box without inputs to its only target, `_PLAIN` for all other lines.
 _STRAIGHT, _PLAIN, _LOOSE = 8.0, 2.0, 0.25
-# The highest number of waypoints for each box, on average. Beyond it, the lines that pass the most
-# rows are drawn without waypoints.
+# The highest number of waypoints for each box, on average. If there would be more, the lines that
+# pass the most rows are drawn without waypoints.
 _WAYPOINTS_PER_BOX = 20
 
 
@@ -123,7 +124,7 @@ def arrange(
 
 
 def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int) -> list[int]:
-    """The row of each box: below all its sources.
+    """The row of each box, which is below the rows of all its sources.
 
     A box without sources is in the row directly above the highest of its targets.
     """
@@ -150,7 +151,7 @@ def _rows(
 ) -> tuple[_Rows, list[list[int]]]:
     """The rows with all waypoints, and the waypoints of each hyperedge from top to bottom.
 
-    In each row that they pass, the lines of a hyperedge share one waypoint, until they separate.
+    The lines of a hyperedge share one waypoint in each row that they pass together.
     """
     rows = _Rows(rank, widths, [[] for _ in range(max(rank, default=-1) + 1)])
     for box in range(len(rank)):
@@ -245,7 +246,7 @@ def _at(item: int, x: float, position: Sequence[float], widths: Sequence[float])
 
 
 def crossings(rows: _Rows, position: Sequence[float]) -> int:
-    """The number of pairs of lines between neighbouring rows that cross, counted as inversions."""
+    """The number of crossings of lines between neighbouring rows, counted as inversions."""
     total = 0
     for row in rows.rows:
         ends = sorted(
@@ -278,11 +279,11 @@ def _inversions(values: Sequence[float]) -> int:
 
 
 def _centres(rows: _Rows) -> list[float]:
-    """The middle of each item, as close to its neighbours as the order of the row allows.
+    """The x position of each item's middle, as close to its neighbours as the row's order allows.
 
     Passes over the rows use the neighbours above and the neighbours below alternately, so that
-    items spread. The last pass uses the neighbours above, so that chains are straight. For an item
-    without neighbours above, it uses the neighbours below.
+    items spread. The last pass uses the neighbours above, so that chains are straight. An item
+    without neighbours above is placed by its neighbours below.
     """
     centres = [0.0] * len(rows.widths)
     upper = [above or below for above, below in zip(rows.above, rows.below)]
@@ -302,7 +303,7 @@ def _place(
     centres: list[float],
     widths: Sequence[float],
 ) -> None:
-    """Place the items of a row by least squares in their order.
+    """Place the items of a row by least squares, and keep their order.
 
     Items that would be too close to each other move as one block.
     """
@@ -342,7 +343,7 @@ def _drawn(
     hyperedges: Sequence[Hyperedge],
     waypoints: Sequence[Sequence[int]],
 ) -> Drawing:
-    """The drawing, in pixels from its upper left corner."""
+    """Make the drawing; places are in pixels from its upper left corner."""
     left = min((centre - width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     right = max((centre + width / 2 for centre, width in zip(centres, rows.widths)), default=0.0)
     tops, bottoms, y = [], [], 0.0
@@ -375,9 +376,9 @@ def _segments(
 ) -> list[Segment]:
     """Cut the lines of a hyperedge into segments.
 
-    Each line follows the trunk past some rows, and then goes to its own end. The trunk is cut at
-    each row where a line leaves it. `passed` is the number of rows that each line passes on the
-    trunk.
+    All lines follow a shared path, the trunk, past some rows. Each line then leaves the trunk for
+    its own end, and the trunk is cut there. `passed` is the number of rows that each line passes on
+    the trunk.
     """
     forks = sorted({rows for rows in passed if rows})
     if forks and passed.count(forks[-1]) == 1:

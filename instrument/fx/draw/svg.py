@@ -46,7 +46,8 @@ class DrawnLine(NamedTuple):
         source: the node that makes the value.
         target: the node where the line ends; None if it does not end at a node.
         number: an id for the lines that continue this line; None if no line continues it.
-        after: the `number` of the line that this line continues; None if it begins at the source.
+        after: the `number` of the line that this line continues; None if this line begins at the
+            source.
         path: the commands of the SVG path.
     """
 
@@ -131,7 +132,7 @@ class _Graph:
         order: the rows that are drawn as nodes, in drawing order.
         paths: the module path of each row in `order`.
         badges: for each row, the parameters that only this row takes; they are drawn beside it.
-        edges: pairs of rows.
+        edges: pairs of a row and a row that takes its value.
     """
 
     rows: list[Any]
@@ -145,8 +146,8 @@ def views(nodes: Table) -> list[View]:
     """Draw a graph at several depths, from all modules closed to every node drawn.
 
     `nodes` has the columns of `NodeTable`, and a node comes after its inputs. In the last picture,
-    row 3 is the element `n-3`. In all pictures, row 3 links to `r-3`, and a closed module links to
-    the same module in the next picture.
+    the box of row 3 has the id `n-3`. In all pictures, the box of row 3 links to `r-3`, and the box
+    of a closed module links to the same module in the next picture.
 
     Cost: about 1 ms for each node.
     """
@@ -161,7 +162,8 @@ def views(nodes: Table) -> list[View]:
 def heat(share: float | None, highest: float) -> float:
     """The opacity of the colour for a share of the time.
 
-    It grows with the square root of the share, so that small shares look different from each other.
+    The opacity grows with the square root of the share, so that small shares look different from
+    each other.
     """
     return _FAINT + (_STRONG - _FAINT) * sqrt((share or 0.0) / highest) if highest else _FAINT
 
@@ -222,7 +224,7 @@ def _view(
 def _closed(
     graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
 ) -> Frame:
-    """Copy a frame, with frames deeper than `depth` closed; append its boxes to `units`."""
+    """Copy a frame, with frames deeper than `depth` closed; append the copy's boxes to `units`."""
     first = len(units)
     children: list[int | Frame] = []
     for child in frame.children:
