@@ -57,7 +57,10 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _captures(paths: list[Path | str]) -> Iterator[Capture]:
-    """The captures at the paths; those that cannot be read are named on stderr, unless it is all."""
+    """Load the captures at the paths, one after the other.
+
+    A capture that cannot be read is named on stderr. If none can be read, its error is raised.
+    """
     from instrument.capture import Capture
     from instrument.cli.paths import captures_at
 

@@ -1,10 +1,10 @@
 """Operator storms: loops that call the same few tiny operators again and again.
 
 A loop over rows, time steps or parameters gives each operator so little work that the time goes to
-calling it. Found from the order of the operators and ranges directly inside a range: a pattern of at
-most 16 of them that repeats at least 32 times without a break, each of them short (a median of at
-most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each layer
-has a range of its own name.
+calling it. Found from the order of the operators and ranges directly inside a range: a pattern of
+at most 16 of them that repeats at least 32 times without a break, each of them short (a median of
+at most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each
+layer has a range of its own name.
 
 Threshold: 5 % of the steps lie in such loops, counted from the first to the last operator of each
 loop, and the simulation without them saves 2 % of a step or more. While a device is busy anyway,
@@ -48,8 +48,8 @@ _TINY_NS = 50_000
 _SHOWN = 5
 # Calling an operator takes 2 to 20 µs while it is recorded, however little it does.
 _CALL_NS = 20_000
-# If the loop is at least this part of its range, the range is the loop.
-_MOST_OF_RANGE = 0.8
+# If the loop is at least this part of its range, the saving is taken from the whole range.
+_MOST_OF_RANGE = 0.5
 # Optimizers of torch that have a fused implementation for CPU and CUDA.
 _FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 _OPTIMIZER = re.compile(rf"{OPTIMIZER_STEP}(\w+)\.step")
@@ -198,9 +198,9 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
     """The step if one round did the work of all rounds of its loop.
 
     Of each call, the time up to `_CALL_NS` is the cost of calling and goes; what the median call
-    takes beyond that is its work and stays. If the loops are most of their range, the range is
-    scaled, which counts the time between the calls and the backward too. Otherwise only the time
-    inside the calls is saved.
+    takes beyond that is its work and stays. If the loops are half of their range or more, the
+    range is scaled, which counts the time between the calls and the backward too. Otherwise only
+    the time inside the calls is saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]
