@@ -24,7 +24,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import scaled, share_of, shortened
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.findings.places import evidence, measured, percent
 from instrument.links.autograd import is_backward
@@ -53,7 +53,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
                 "record it with a session of this version."
             )
         return
-    stored, share_left = _stacks(capture)
+    stored, stack_ns = _stacks(capture)
     share = share_of(capture, search)
     steps = measured(capture)
     cost = (
@@ -62,8 +62,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         else ""
     )
     saving = scaled(whatif, search) if len(search) else None
-    if saving is not None and len(stored):
-        saving = scaled(saving, stored, share_left)
+    if saving is not None:
+        saving = shortened(capture, saving, stored, stack_ns)
     yield Finding(
         code=CHECK.code,
         title=f"Anomaly detection is on{cost}",
@@ -90,17 +90,15 @@ def _search(capture: Views) -> tuple[Ints, bool]:
 
 
 def _stacks(capture: Views) -> tuple[Ints, float]:
-    """The operators that store a Python stack, and the share of their time that is left without."""
+    """The operators that store a Python stack, and the time that one stack takes."""
     events, tree = capture.events, capture.links.call_tree
     made = makers(capture)
     own_ns = tree.own(tree.total_ns)
-    chosen = tree.nodes_of(made)
     is_other: Flags = events.among(OPERATOR)[tree.index] & (events.sequence < 0)[tree.index]
-    if not len(chosen) or not is_other.any():
-        return made, 1.0
-    each_ns = np.percentile(own_ns[chosen], _CHEAP) - np.median(own_ns[is_other])
-    total_ns = int(tree.total_ns[chosen].sum())
-    return made, float(np.clip(1 - max(each_ns, 0) * len(chosen) / max(total_ns, 1), 0, 1))
+    if not len(made) or not is_other.any():
+        return made, 0.0
+    cheap_ns = np.percentile(own_ns[tree.nodes_of(made)], _CHEAP)
+    return made, max(float(cheap_ns - np.median(own_ns[is_other])), 0.0)
 
 
 CHECK = Check("debug-modes", "Anomaly detection is off.", find)

@@ -27,7 +27,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers, ran
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of, shortened
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent, range_codes
 from instrument.links.autograd import is_backward
@@ -89,7 +89,6 @@ def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str
     events, steps = capture.events, measured(capture)
     count = int((steps.holds(events.start_ns[made]) >= 0).sum())
     per_step = f": {count / steps.count:.0f} graph nodes a {steps.what}" if count else ""
-    total_ns = max(int(events.duration_ns[made].sum()), 1)
     return Finding(
         code=CHECK.code,
         title=f"{title}{per_step}",
@@ -97,7 +96,7 @@ def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str
         "training)",
         verify="Record again: this finding is gone, and profiler.profile_memory=true shows that "
         "less memory is in use.",
-        saving=scaled(whatif, made, max(1 - len(made) * _NODE_NS / total_ns, 0)),
+        saving=shortened(capture, whatif, made, _NODE_NS),
         range=path,
         source=common_place(capture, made)[1],
         evidence=evidence(capture, made),

@@ -21,21 +21,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from findings.twins import Twin, all_twins, found, predicted_ns, recorded
 
 warnings.simplefilter("ignore")
-ROUNDS = 5  # recordings of each twin; the one that other programs disturbed least counts
+ROUNDS = 5  # recordings of each twin, whose median counts: other programs disturb some of them
 MEDIAN_AT_MOST = 0.2
 
 
 class Compared(NamedTuple):
-    """One twin: its steps, and both savings in nanoseconds; the prediction is None if there is none."""
+    """One twin: its slow step and both savings in nanoseconds; the prediction is None if there is none."""
 
     twin: Twin
     slow_ns: float
-    fixed_ns: float
+    measured_ns: float
     predicted_ns: float | None
-
-    @property
-    def measured_ns(self) -> float:
-        return self.slow_ns - self.fixed_ns
 
     @property
     def error(self) -> float | None:
@@ -50,14 +46,21 @@ class Compared(NamedTuple):
 
 
 def compared(twin: Twin) -> Compared:
-    """Record a twin some times, and compare the savings of the recording with the fastest steps."""
-    rounds = []
+    """Record a twin some times; each figure is the median of these recordings."""
+    slow, saved, predicted = [], [], []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
             both = recorded(twin, Path(folder))
-            predicted = predicted_ns(found(both.slow, twin.code))
-            rounds.append(Compared(twin, both.slow_ns, both.fixed_ns, predicted))
-    return min(rounds, key=lambda each: each.slow_ns + each.fixed_ns)
+            slow.append(both.slow_ns)
+            saved.append(both.saving_ns)
+            predicted.append(predicted_ns(found(both.slow, twin.code)))
+    known = [each for each in predicted if each is not None]
+    return Compared(
+        twin,
+        slow_ns=statistics.median(slow),
+        measured_ns=statistics.median(saved),
+        predicted_ns=statistics.median(known) if len(known) == ROUNDS else None,
+    )
 
 
 def report(rows: list[Compared]) -> bool:
