@@ -91,6 +91,10 @@ def test_public_names_are_sorted_and_importable() -> None:
             "import instrument.report.ranks, instrument.runs.merge_traces, instrument.runs.run",
             {"torch"},
         ),
+        (
+            "import instrument.report.whatif, instrument.whatif.scenario, instrument.cli.whatif",
+            {"torch", "pydantic", "hydra"},
+        ),
         ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
         ("import instrument.worker.process", {"torch"}),
         (
