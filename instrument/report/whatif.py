@@ -238,6 +238,7 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
         return f"Slack: none of the {len(table)} ranges has slack; each can make a step longer."
     shown = known.head(rows)
     none = f"; {without} of {len(table)} ranges have none" if without else ""
+    none += "; - if no step depends on the range" if None in shown.column("slack_ns") else ""
     return Section(
         shown,
         ("name", "slack_ns"),
