@@ -571,14 +571,16 @@ def loaded(*arguments: object, cwd: Path | None = None) -> set[str]:
 
 def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -> None:
     heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf", "rich"}
-    for arguments in (["--help"], ["show", "--help"], ["export", "--help"], ["--version"], []):
+    for arguments in (["--help"], ["show", "--help"], ["whatif", "--help"], ["--version"], []):
         assert heavy.isdisjoint(loaded(*arguments)), arguments
     folder = write_capture(tmp_path, steps()).folder
     for options in ([], ["--by", "input_shapes"], ["--ranges"], ["--steps"]):
         modules = loaded("show", folder, *options)
         assert "numpy" in modules, "the check sees what is loaded"
         assert modules.isdisjoint({"torch", "hydra", "omegaconf", "tensorboard", "rich"})
-    assert loaded("ranks", folder).isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"})
+    for command in ("ranks", "whatif"):
+        modules = loaded(command, folder)
+        assert modules.isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"}), command
     (tmp_path / "their_sink.py").write_text(THEIRS)
     for sink in ("parquet", "tensorboard", "their_sink.Calls"):
         modules = loaded("export", folder, "--sink", sink, cwd=tmp_path)

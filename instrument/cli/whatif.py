@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Simulate the steps of a capture. Without options, print the causal profile: for each "
         "range, operator and kernel, how much shorter a step would be if it were faster. Options "
-        "such as --scale edit the capture; they can be repeated, and each edits the result of "
-        "those before it. Then print the step with the edits, its critical path and its causal "
+        "such as --scale are edits. They can be repeated, and each one edits the result of the "
+        "options before it. With edits, print the new step, its critical path and its causal "
         "profile. With --critical-path or --slack, print only these tables.\n\n"
         "A GLOB is a name in which * stands for any text and ? for one character."
     )
@@ -58,31 +58,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--scale",
         "KIND:GLOB=FACTOR",
-        "let these take FACTOR times as long, such as range:attention=0.5; KIND is range, operator, "
-        "kernel or thread",
+        "let the matching parts take FACTOR times as long, such as range:attention=0.5; KIND is "
+        "range, operator, kernel or thread",
     )
     edit(
         "--remove",
         "KIND:GLOB",
-        "remove these with the waits in them; sync:GLOB or sync removes calls that wait for the "
-        "device",
+        "remove the matching parts with the waits in them; sync:GLOB or sync removes calls that "
+        "wait for the device",
     )
     edit(
         "--overlap-copies",
         "GLOB",
-        "let these copies run beside the computation; without GLOB all copies",
+        "let the matching copies run beside the computation; without GLOB all copies",
         nargs="?",
         const="*",
     )
     edit(
         "--asynchronous",
         "GLOB",
-        "let these calls return without waiting for the device; without GLOB all calls",
+        "let the matching calls return without waiting for the device; without GLOB all calls",
         nargs="?",
         const="*",
     )
-    edit("--fuse", "GLOB", "fuse the operators in these ranges, as foreach optimizers do")
-    edit("--graph-launch", "GLOB", "launch each call of these ranges as one CUDA graph")
+    edit("--fuse", "GLOB", "fuse the operators in the matching ranges, as foreach optimizers do")
+    edit("--graph-launch", "GLOB", "launch each call of the matching ranges as one CUDA graph")
     edit("--workers", "N", "load the data in N worker processes")
     edit("--bandwidth", "FACTOR", "multiply the bandwidth between ranks")
     add(

@@ -128,15 +128,11 @@ def _edits(scenario: Scenario) -> str:
 
 
 def _saving(scenario: Scenario, text: Callable[[float], str]) -> str:
-    won, low, high = scenario.saving_ns, scenario.low_ns, scenario.high_ns
-    share = f" ({abs(won) / scenario.baseline_ns:.1%})" if scenario.baseline_ns else ""
-    word = "Saving" if won >= 0 else "Loss"
-    sentence = f"{word}: {text(abs(won))}{share}"
-    if text(low) == text(high):
-        return sentence
-    if won < 0:
-        return f"{sentence}, between a loss of {text(-low)} and a saving of {text(high)}"
-    return f"{sentence}, between {text(low)} and {text(high)}"
+    low, high = text(scenario.low_ns), text(scenario.high_ns)
+    share = f" ({scenario.saving_ns / scenario.baseline_ns:.1%})" if scenario.baseline_ns else ""
+    bounds = "" if low == high else f", between {low} and {high}"
+    longer = f": {_unit(scenario)} takes longer" if scenario.saving_ns < 0 else ""
+    return f"Saving: {text(scenario.saving_ns)}{share}{bounds}{longer}"
 
 
 def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
@@ -242,6 +238,7 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
         return f"Slack: none of the {len(table)} ranges has slack; each can make a step longer."
     shown = known.head(rows)
     none = f"; {without} of {len(table)} ranges have none" if without else ""
+    none += "; - if no step depends on the range" if None in shown.column("slack_ns") else ""
     return Section(
         shown,
         ("name", "slack_ns"),

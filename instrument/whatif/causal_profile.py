@@ -31,8 +31,9 @@ CAUSAL_PROFILE: Schema = schema(
     kind="range (with all that runs inside it, its backward and its device work), operator (with "
     "the same), or kernel (device work with this name, without template arguments)",
     name="the path of the range, or the name",
-    cpu_ns="CPU time of one step, on average, without waits for the device",
-    device_ns="time of the device work of one step, on average; None without device work",
+    cpu_ns="CPU time of one step after the edits, on average, without waits for the device",
+    device_ns="time of the device work of one step after the edits, on average; None without device "
+    "work",
     saving_10_ns="how much shorter the median step would be if the row took 10 % less time",
     saving_25_ns="the same for 25 % less time",
     saving_50_ns="the same for half the time",
@@ -75,7 +76,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         won = steps - _median(window.steps_ns(times))
         savings += won.reshape(-1, len(_FASTER)).tolist()
     bounds = [_bounds(model) for model in window.models]
-    spent = [_spent(window, chosen, bounds) for chosen in tried.values()]
+    spent = [_spent(window, costs, chosen, bounds) for chosen in tried.values()]
     names = list(tried)
     order = sorted(
         range(len(names)), key=lambda k: (-round(savings[k][2]), -sum(filter(None, spent[k])))
@@ -129,16 +130,17 @@ def _bounds(model: Model) -> Ints:
     return axis.place(threads[:, None, None], bounds[None])
 
 
-def _spent(window: Window, chosen: _Chosen, bounds: Sequence[Ints]) -> tuple[int, int | None]:
-    """The CPU and device time of a selection in one step of one rank, on average."""
+def _spent(
+    window: Window, costs: Sequence[Costs], chosen: _Chosen, bounds: Sequence[Ints]
+) -> tuple[int, int | None]:
+    """The CPU and device time of a selection in one step of one rank, on average, after edits."""
     cpu = device = 0
     for rank, own in chosen.items():
-        model, places = window.models[rank], bounds[rank]
+        model, places, edited = window.models[rank], bounds[rank], costs[rank]
         steps = max(len(model.moments.step_end), 1)
-        inside = model.axis.inside(own.cpu, places.reshape(-1)).reshape(places.shape)
+        inside = model.axis.inside(own.cpu, places.reshape(-1), edited.cpu).reshape(places.shape)
         cpu += int((inside[:, 1] - inside[:, 0]).sum()) // steps
-        rows = own.rows & (model.step_of >= 0)
-        device += int((model.work.end_ns - model.work.start_ns)[rows].sum()) // steps
+        device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps
     has_device = any(len(model.work.event) for model in window.models)
     return cpu // len(chosen), device // len(chosen) if has_device else None
 
