@@ -121,7 +121,11 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event the position in `index` of the step that launched it, or -1."""
+    """For each device event, find the step that launched the event.
+
+    `index` is the list of steps. The result holds positions in this list; -1 if no step of the list
+    launched the event, or if the launch is not in the trace.
+    """
     launch = np.where(work.call >= 0, work.call, work.operator)
     return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
 
@@ -158,15 +162,15 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
     - `loader_wait_ns`: the CPU is in its data loader.
     - `unknown_wait_ns`: the launch is not in the trace.
-    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device, so it could launch
-      only afterwards.
+    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device. So the CPU could
+      launch new work only after this wait.
     - `launch_wait_ns`: none of the above.
 
-    A call that copies counts as waiting from the start of its copy. The columns sum to the idle
-    time.
+    A CPU call that copies memory counts as waiting for the device from the time at which its copy
+    starts on the device. The columns sum to the idle time.
 
-    Lost: which of several streams waited. The times of CPU and device are not corrected; the two
-    clocks may differ by microseconds.
+    Limits: the table does not tell which of several streams waited. The times of CPU and device are
+    not corrected; the two clocks may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
@@ -185,7 +189,8 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     """The timeline of device work and of the causes of gaps, and a mask of its busy segments.
 
     The layers of the timeline are compute, communication and copies, then the causes of gaps:
-    queued, loading, synchronising, unknown launch. In a busy segment, any device works.
+    queued, loading, synchronising, unknown launch. A segment is busy if at least one device works
+    in it.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
@@ -205,7 +210,11 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, when the call that launched the next work returned; and if it is known."""
+    """For each gap, the time at which the call that launched the next work returned.
+
+    Also returns a mask of the gaps for which this call is in the trace. If no work follows a gap,
+    the time is the end of the gap, and the mask is True.
+    """
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)

@@ -151,7 +151,9 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of a column, by its own name or torch's, such as `self_cpu_time_total`.
+        """Return the values of a column. `name` is its name, or torch's name for it.
+
+        An example of torch's names is `self_cpu_time_total`.
 
         Raises:
             KeyError: the table has no such column; the message lists the columns it has.
