@@ -51,7 +51,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
     Args:
         what: the feature that needs the package.
         package: the name of that package.
-        extra: the extra of torch-instrument that installs it; None if there is none.
+        extra: the extra of torch-instrument that installs the package; None if no extra does.
     """
 
     def __init__(self, what: str, package: str, extra: str | None) -> None:
@@ -60,7 +60,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an exception without its full stop; its type if it has no message."""
+    """The message of an exception without its full stop, or the type if there is no message."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails
