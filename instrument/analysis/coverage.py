@@ -168,8 +168,8 @@ def _percent(share: float) -> str:
 def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
     """The cells of a row that measures time; None if the total is 0.
 
-    `why` is the end of a sentence about the missing time. The cell begins with this time, such as
-    "1 ms of 2 ms ", and ends with `why`.
+    `why` is the end of a sentence about the missing time. The text in the cell begins with this
+    time, such as "1 ms of 2 ms ", and ends with `why`.
     """
     if total_ns <= 0:
         return None
@@ -180,10 +180,10 @@ def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
 
 
 def _count(covered: int, total: int, why: str) -> Part | None:
-    """The cells of a row that counts; None if the total is 0.
+    """The cells of a row with counts instead of times; None if the total is 0.
 
-    `why` is the end of a sentence about what is missing. The cell begins with the missing number,
-    such as "1 of 2 ", and ends with `why`.
+    `why` is the end of a sentence about what is missing. The text in the cell begins with the
+    missing number, such as "1 of 2 ", and ends with `why`.
     """
     if not total:
         return None

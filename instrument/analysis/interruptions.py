@@ -170,7 +170,7 @@ def _kinds(events: Events) -> Ints:
 def _in_steps(
     start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, its time in steps, and the number of steps that it overlaps.
+    """For each group of intervals, the time inside of steps, and the number of steps overlapped.
 
     Intervals of a group may overlap. Steps are sorted by start; time in two steps counts twice.
 

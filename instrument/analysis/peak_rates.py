@@ -83,7 +83,10 @@ def roof(
 
 
 def _by_name(device: Device) -> PeakRates:
-    """The rates in the only row of the table that fits the device."""
+    """The rates of a device from the built-in table.
+
+    No rate is known if no row of the table fits the device, or if several rows fit.
+    """
     found = [
         row
         for row in _TABLE

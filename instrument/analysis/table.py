@@ -331,9 +331,10 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping.
+        """Make a table of the given rows, which are another grouping of this table's data.
 
-        Rows whose key is not in this table are left out. The new table is sorted like this one.
+        Given rows whose key is not in this table are left out. The new table is sorted like this
+        table.
         """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):

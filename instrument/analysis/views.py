@@ -521,7 +521,7 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launched device work, with the delays; see `analysis.kernels`."""
+        """The CPU calls that launch device work, and the work's delays; see `analysis.kernels`."""
         from instrument.analysis.kernels import launches
 
         return launches(self.events, self.work)

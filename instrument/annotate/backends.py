@@ -77,7 +77,10 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Note that a recording stops, so that the ranges that are open in torch are never closed."""
+    """Call this when a recording stops, so that no range of this recording is closed afterwards.
+
+    Closing such a range in torch could corrupt memory.
+    """
     global _recording
     _recording += 1
 

@@ -151,7 +151,7 @@ def _instrument(models: Mapping[str, nn.Module], module_filter: ModuleFilter) ->
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `instrument_model`."""
+    """Undo `instrument_model` for a model: its submodules get no more ranges."""
     _instrumented.pop(model, None)
 
 

@@ -243,7 +243,7 @@ class _CallSlices:
                 resume, value = inner.throw, error
 
     def awaitable(self, inner: Any) -> _Awaitable:
-        """Like `drive`; the result is an object for `await`."""
+        """Return an object for `await`, which runs `inner` in the same way as `drive`."""
         return _Awaitable(self.drive(inner))
 
     @staticmethod

@@ -140,7 +140,7 @@ def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Li
 
 
 def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
-    """Yield each box of a frame after `lay_out`, and the upper left corner of the box."""
+    """Yield each box of a frame, and the upper left corner of the box. Call `lay_out` before."""
     for child, (x, y) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
             yield from corners(child)
