@@ -46,10 +46,10 @@ class Hyperedge(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of the lines of a hyperedge.
+    """A piece of the line of a hyperedge.
 
-    The part begins at the end of segment number `after` of the same hyperedge. If `after` is None,
-    it begins at the source box.
+    The piece begins at the end of segment number `after` of the same hyperedge. If `after` is None,
+    the piece begins at the source box.
     """
 
     points: list[Point]
