@@ -4,7 +4,7 @@ Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty cha
 here follows all alternatives at once, one character at a time (Thompson, 1968).
 
 The matcher supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the
-assertions `^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
+assertions `^ $ \A \Z \b \B`. Lookarounds, backreferences and flags are not supported.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def profile_graph(
 
     Raises:
         GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a graph cannot
-            represent the call. A graph cannot represent a call that takes inputs of other types,
-            changes the dicts and lists among its inputs, or checkpoints activations. Errors of the
-            model itself are not caught.
+            represent the call. A graph cannot represent a call that takes inputs of types not named
+            above, changes the dicts and lists among its inputs, or checkpoints activations. Errors
+            of the model itself are not caught.
         ConfigError: `runs` is not positive, or `warmup` is negative.
     """
     if runs < 1 or warmup < 0:

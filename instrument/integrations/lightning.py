@@ -236,13 +236,14 @@ class _Parts(Profiler):
 
 
 class InstrumentProfiler(_Parts):
-    """Records windows as `ProfilerCallback` does, with a range for every action of Lightning's.
+    """Records windows as `ProfilerCallback` does, and opens a range for every action of Lightning.
 
-    Takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have the same names
-    as there; all other ranges have Lightning's names, such as
+    The profiler takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have
+    the same names as with `ProfilerCallback`. All other ranges have Lightning's names, such as
     `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
     trainer. If the trainer already has such a callback, that callback records, with its own config.
-    Unlike Lightning's profilers, this profiler prints no summary: the session's sinks do that.
+    Unlike Lightning's profilers, this profiler prints no summary: the session's sinks write the
+    results.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:

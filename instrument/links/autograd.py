@@ -146,8 +146,8 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
 def is_backward(events: Events) -> Flags:
     """A mask of the backward nodes.
 
-    Backward nodes are recognised by name. Before torch 1.10, they are recognised by their forward
-    thread.
+    Backward nodes are recognised by name. In traces of torch before 1.10, they are recognised by
+    their forward thread.
     """
     named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))

@@ -3,9 +3,9 @@
 A multiplication and the addition after it count as two operations. If an operator with a rule calls
 another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
 counts. If an operator calls itself again with other types, as under autocast, only the inner call
-counts: it has the types that are multiplied. Operators without a rule are not counted: elementwise
-operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the operators of
-a trace that are not counted.
+counts, because it has the types that are multiplied. Operators without a rule are not counted:
+elementwise operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the
+operators of a trace that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
 equal to those of `FlopCounterMode`, except in two cases. First, `FlopCounterMode` has no rule for

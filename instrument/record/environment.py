@@ -232,7 +232,7 @@ def dynamo_counts() -> DynamoCounts:
 
 
 def _recompilations() -> int:
-    """How often Dynamo has compiled a frame again; raises if torch does not count that."""
+    """How often Dynamo has compiled a frame again; raises if torch does not count this."""
     convert: Any = sys.modules.get("torch._dynamo.convert_frame")
     if convert is None:
         return 0

@@ -444,9 +444,9 @@ class RecordedWindow:
 def uninterrupted() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block ends.
 
-    Otherwise a signal could interrupt torch while it stops or saves a window, and torch cannot do
-    either a second time. Does nothing outside the main thread, because only the main thread handles
-    signals.
+    Otherwise a signal could interrupt torch while it stops or saves a window, and torch cannot stop
+    or save a window a second time. Does nothing outside the main thread, because only the main
+    thread handles signals.
     """
     if current_thread() is not threading.main_thread():
         yield

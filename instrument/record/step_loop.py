@@ -63,8 +63,8 @@ class OverheadTimer:
     def end_step(self, *, recorded: bool | None) -> int:
         """End the current step, begin the next one, and return the ended step's duration in ns.
 
-        `recorded` says whether a window was open. It is None for a step of the warm-up, whose
-        duration is not kept.
+        `recorded` says whether a window was open. If `recorded` is None, the step belongs to the
+        warm-up of a window, and its duration is not kept.
         """
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
@@ -154,7 +154,7 @@ class StepCounter:
 
     @property
     def window(self) -> Window | None:
-        """The open window, or the next one; None if neither is known."""
+        """The open window, or the next window if none is open; None if no window is known."""
         return self.planned if isinstance(self.planned, Window) else None
 
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
