@@ -65,7 +65,10 @@ def usable_activities(wanted: Activities | None) -> list[str]:
 
 
 def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
-    """Activities in torch's form: an enum member, or a mapping from it to the chosen types."""
+    """The activities as torch takes them: enum members.
+
+    If types of events are chosen for an activity, a mapping from its member to these types.
+    """
     members = ProfilerActivity.__members__
     return [
         {members[name.upper()]: types[name]} if name in types else members[name.upper()]

@@ -161,7 +161,7 @@ class TriggerRunner:
         return (self._next_announced(number, recorded) if self._announced else None) or first
 
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
-        """The announced window that all ranks begin with the next step; None without one.
+        """The announced window that all ranks begin with the next step; None if there is none.
 
         If a window is open, it is open on all ranks, and the announced window begins a step later.
         """
