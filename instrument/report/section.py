@@ -27,7 +27,7 @@ class Section:
         key: the column by which the rows are sorted, or None.
         below: for each row the lines to show below it; empty if no row has such lines.
         is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
-        text_width: the most characters in a line of plain text; None means no limit.
+        text_width: the maximum number of characters in a line of plain text; None means no limit.
     """
 
     table: Table
