@@ -74,7 +74,9 @@ def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> Non
     if len(whatif.window.models[0].work.event):
         edits.append(whatif.scale(kernel="*", by=0.5))
     for found in edits:
-        times = [window.program.run(window.weights(each.variants[0].costs)) for each in (found, whatif)]
+        times = [
+            window.program.run(window.weights(each.variants[0].costs)) for each in (found, whatif)
+        ]
         after, before = (window.ends_ns(each)[0] for each in times)
         assert (after <= before).all()
         assert found.low_ns <= found.saving_ns <= found.high_ns
