@@ -172,7 +172,7 @@ class StepCounter:
         self.planned = self._following[1]
 
     def look_ahead(self) -> None:
-        """Compute the window after the planned one early, so that `advance` takes less time."""
+        """Compute the window that follows the planned window, so that `advance` takes less time."""
         window = self.window
         following = None if window is None else self._next_window(window.first + 1)
         self._following = self.planned, following
