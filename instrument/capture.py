@@ -9,6 +9,7 @@ from instrument.analysis.views import Views
 from instrument.report.notebook import to_html
 
 if TYPE_CHECKING:
+    from instrument.findings.diagnose import Diagnosis
     from instrument.whatif.scenario import Scenario
 
 __all__ = ["Capture"]
@@ -42,6 +43,19 @@ class Capture(Views):
         from instrument.whatif.scenario import scenario
 
         return scenario(self)
+
+    def diagnose(self) -> Diagnosis:
+        """What slows the run, what to change, and what each change saves.
+
+        `instrument.findings.diagnose.diagnose` takes several windows and ranks as one run.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+        """
+        from instrument.findings.diagnose import diagnose
+
+        return diagnose([self])
 
     def _repr_html_(self) -> str:
         """The heading, range tree and costliest operators, for a notebook. Reads the trace."""

@@ -230,7 +230,7 @@ def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
 def _on_cpu(links: Links, steps: Ints) -> _Found:
     """The annotations of process groups that work on the CPU."""
     events = links.events
-    index = np.flatnonzero(_is_on_cpu(events))
+    index = np.flatnonzero(is_on_cpu(events))
     start, end = events.start_ns[index], events.end_ns[index]
     exposed = _outside(_cpu_sides(links)[1], start, end) if len(index) else start
     none = np.full(len(index), -1)
@@ -258,7 +258,8 @@ def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
     return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
 
 
-def _is_on_cpu(events: Events) -> Flags:
+def is_on_cpu(events: Events) -> Flags:
+    """A mask of the annotations of collectives that run on the CPU."""
     return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
 
 
@@ -409,7 +410,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     empty if no process group worked on the CPU.
     """
     events = links.events
-    if not _is_on_cpu(events).any():
+    if not is_on_cpu(events).any():
         return {}
     timeline = sweep(_cpu_sides(links))
     communicating, working = timeline.active
@@ -425,7 +426,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
 def _cpu_sides(links: Links) -> list[Intervals]:
     """The times at which process groups worked on the CPU, and at which other operators ran."""
     events, call_tree = links.events, links.call_tree
-    communicates = _is_on_cpu(events)[call_tree.index]
+    communicates = is_on_cpu(events)[call_tree.index]
     operator = events.among(OPERATOR) & ~events.named(
         lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
     )

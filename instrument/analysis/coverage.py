@@ -55,7 +55,7 @@ COVERAGE: Schema = schema(
 ENOUGH = 0.95
 # The first steps of a run are slow. So recorded steps are compared with the steps before the window
 # only if at least this many steps ran before the window.
-_ENOUGH_STEPS = 10
+ENOUGH_STEPS = 10
 
 # The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
@@ -539,9 +539,9 @@ def _undisturbed(capture: Views) -> Part | None:
     recorded, before = cost.recorded_step_ns, cost.unrecorded_step_ns
     if not recorded or recorded < 0:
         return None
-    if not before or before < 0 or (cost.unrecorded_steps or 0) < _ENOUGH_STEPS:
+    if not before or before < 0 or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
         why = (
-            f"The cost of recording is not known, because fewer than {_ENOUGH_STEPS} steps ran "
+            f"The cost of recording is not known, because fewer than {ENOUGH_STEPS} steps ran "
             "before the window: let the window begin later."
         )
         return Part(None, None, recorded, why)

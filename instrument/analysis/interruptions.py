@@ -110,7 +110,7 @@ def interruptions(events: Events) -> Table:
     Cost: a test of each distinct name, a pass over the categories, and some sorts of the calls and
     of the steps.
     """
-    kind = _kinds(events)
+    kind = kinds_of(events)
     width = np.int32(len(KINDS))
     # Each kind has a tree of its own, in which only calls of this kind nest.
     tree = nest(events, kind >= 0, events.thread * width + kind.astype(np.int32))
@@ -146,12 +146,17 @@ def interruptions(events: Events) -> Table:
     return Table.of(INTERRUPTIONS, columns).sort("cpu_ns")
 
 
-def _kinds(events: Events) -> Ints:
+def is_compilation(name: str) -> bool:
+    """Whether an event of this name is a part of a compilation by torch.compile."""
+    return name.endswith(_COMPILING)
+
+
+def kinds_of(events: Events) -> Ints:
     """The kind of each event, as an index into `KINDS`; -1 for events that interrupt nothing."""
     on_cpu, calls = events.among(OPERATOR | ANNOTATION), events.among(is_runtime)
     found: list[tuple[int, Flags, Callable[[str], bool]]] = [
         (GARBAGE_COLLECTION, events.among(PYTHON), _GARBAGE_COLLECTION.__eq__),
-        (COMPILATION, on_cpu, lambda name: name.endswith(_COMPILING)),
+        (COMPILATION, on_cpu, is_compilation),
         (GUARDS, on_cpu, _GUARDS.__eq__),
         (MODULE_LOADING, calls, lambda name: _MODULES.match(name) is not None),
         (ALLOCATION, calls, lambda name: _ALLOCATES.match(name) is not None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -147,6 +147,39 @@ def loading(events: Events) -> Intervals:
     return events.start_ns[chosen], events.end_ns[chosen]
 
 
+class Gaps(NamedTuple):
+    """The gaps in the work of the devices, as parallel columns; see `gaps`.
+
+    Attributes:
+        start_ns, end_ns: the start and end of each gap.
+        call: the CPU call that launched the work that ends the gap; -1 if it is not in the trace,
+            and for a gap after all work.
+        queued_ns: when this call returned, limited to the gap; the end of a gap after all work.
+        known: whether `queued_ns` is known.
+        syncing: whether the CPU was waiting for the device when the gap began.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    call: Ints
+    queued_ns: Ints
+    known: Flags
+    syncing: Flags
+
+
+def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
+    """Find the times in which no device works, from the first start to the last end of some spans.
+
+    Gaps between the first and the last work of the devices are found too, if they lie outside.
+    """
+    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
+    begin, end = whole.merged(~whole.active[0])
+    call, known = _next_call(work, end)
+    queued = np.where(call >= 0, events.end_ns[call], end)
+    syncing = known & _active_at(_synchronising(events, work), begin)
+    return Gaps(begin, end, call, np.clip(queued, begin, end), known, syncing)
+
+
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
     """Split the idle time of the devices in each span of time by its cause.
 
@@ -187,11 +220,7 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     The layers of the timeline are compute, communication and copies, then the causes of gaps:
     queued, loading, synchronising, unknown launch. In a busy segment, any device works.
     """
-    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
-    begin, end = whole.merged(~whole.active[0])
-    launched, known = _launched_ns(events, work, end)
-    queued = np.clip(launched, begin, end)
-    syncing = known & _active_at(_synchronising(events, work), begin)
+    begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [
         *layers_of(work),
         (queued[known], end[known]),
@@ -204,13 +233,16 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     return timeline, busy
 
 
-def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, when the call that launched the next work returned; and if it is known."""
+def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
+    """For each gap, the call that launched the next work; -1 for none.
+
+    Also returns whether the time of the launch is known; it is if there is no next work.
+    """
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
-    call = work.call[order[np.minimum(at, len(order) - 1)]]
-    return np.where(last, gap_end, events.end_ns[call]), last | (call >= 0)
+    call = np.where(last, -1, work.call[order[np.minimum(at, len(order) - 1)]])
+    return call, last | (call >= 0)
 
 
 def _synchronising(events: Events, work: Work) -> Intervals:

@@ -56,7 +56,7 @@ from instrument.trace.events import (
 )
 
 _ENGINE = "autograd::engine::evaluate_function: "
-_ACCUMULATION = "torch::autograd::AccumulateGrad"
+ACCUMULATION = "torch::autograd::AccumulateGrad"
 _BACKWARD = re.compile(r"Backward\d*$")
 
 
@@ -148,14 +148,14 @@ def is_backward(events: Events) -> Flags:
     Backward nodes are recognised by name. Before torch 1.10, they are recognised by their forward
     thread.
     """
-    named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
+    named = events.named(lambda name: name.startswith(_ENGINE) or name == ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
     return found
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
     """For each of `nodes`, whether the event accumulates the gradient of a leaf."""
-    return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
+    return flags(lambda name: name.endswith(ACCUMULATION), events.names)[events.name[nodes]]
 
 
 def _recomputed(

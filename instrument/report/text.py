@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
@@ -26,7 +26,7 @@ from instrument.analysis.table import (
     to_text,
 )
 from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
-from instrument.errors import CaptureError, ConfigError, did_you_mean
+from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
 from instrument.printable import printable
 from instrument.report.notebook import (
     cost,
@@ -46,6 +46,9 @@ from instrument.report.notebook import (
     without_ranges,
 )
 from instrument.report.section import TEXT_WIDTH, Section, is_every_column
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 By = Literal["name", Grouping]
 
@@ -155,12 +158,27 @@ def plain(parts: Iterable[str | Section]) -> str:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    If something is missing from the capture, the last line says so. Long names are shortened in the
-    middle. Except for the last line, a line has at most about 140 characters.
+    The three findings that save most stand below the tables. If something is missing from the
+    capture, the last line says so. Long names are shortened in the middle. Except for the last
+    line, a line has at most about 140 characters.
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
-    parts = [*capture_parts(capture, **options), incomplete(capture, views)]
+    parts = [*capture_parts(capture, **options), _findings(capture), incomplete(capture, views)]
     return plain(part for part in parts if part)
+
+
+def _findings(capture: Views) -> str:
+    """The largest findings. A sentence above the operators tells of unmarked time already."""
+    from instrument.findings import unmarked_time
+    from instrument.findings.diagnose import CHECKS, diagnose
+    from instrument.report.diagnosis import largest_as_text
+
+    checks = [check for check in CHECKS if check != unmarked_time.CHECK]
+    try:
+        found = diagnose([cast("Capture", capture)], checks, ranks_checks=()).findings
+    except Exception as error:  # the tables are worth more than the findings
+        return f"The capture could not be diagnosed: {printable(reason_of(error))}."
+    return largest_as_text(found)
 
 
 def capture_parts(

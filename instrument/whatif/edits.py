@@ -54,6 +54,10 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
     of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     fixed_ns[of_rows & (fixed_ns != NEVER)] = 0
     waits = (arcs.kind == WAIT) & np.append(chosen.calls, False)[arcs.event]
+    batches = np.flatnonzero((arcs.kind == LOADER) & (arcs.source < 0))
+    events, event = model.links.events, arcs.event[batches]
+    asked = model.axis.place(events.thread[event], events.start_ns[event])
+    waits[batches] = _inside(chosen, asked)
     fixed_ns[waits] = NEVER
     return replace(scaled, fixed_ns=fixed_ns)
 

@@ -600,12 +600,12 @@ def _next_batches(made: _Builder, calls: Ints) -> None:
 # ---- the launch queue
 
 
-def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """The ends of the calls that may find a full queue.
 
     Returns:
-        The moments, the device row that each waits for, the lag after the start of that row, and
-            the call.
+        The moments, the device row that each waits for, the lag after the start of that row, the
+            usual lag, and the call.
     """
     events, work = made.events, made.work
     none = np.zeros(0, np.int64)
@@ -621,7 +621,7 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     known, stream = known[order], stream[order]
     later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE] if FULL_QUEUE else known
     if not len(later):
-        return none, none, none, none
+        return none, none, none, none, none
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
     # How many launches were outstanding is at least FILLED if the one that many before had not
@@ -636,19 +636,21 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     free = np.setdiff1d(work.call[known], call[blocked])
     usual = int(np.median(events.duration_ns[free])) if len(free) else 0
     own = np.minimum(usual, returned - called)
+    blocked &= returned > called + own
     moments = made.add(_RETURNS, thread_of[call], returned, call)
-    lag = np.where(blocked, returned - started, 0)
+    # A call that did not wait could have waited until then, and no longer.
+    after = returned - started
+    lag = int(np.median(after[blocked])) if blocked.any() else 0
+    typical = np.minimum(after, lag)
     made.wait(thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
-    return moments, earlier, lag, call
+    return moments, earlier, np.where(blocked, after, typical), typical, call
 
 
-def _queue_arcs(made: _Builder, blocked: tuple[Ints, Ints, Ints, Ints], start_of: Ints) -> None:
-    moments, earlier, lag, call = blocked
-    if len(moments):
-        usual = int(np.median(lag[lag > 0])) if (lag > 0).any() else 0
-        made.connect(
-            QUEUE, moments, start_of[earlier], lag, event=call, typical_ns=np.minimum(lag, usual)
-        )
+def _queue_arcs(
+    made: _Builder, blocked: tuple[Ints, Ints, Ints, Ints, Ints], start_of: Ints
+) -> None:
+    moments, earlier, lag, typical, call = blocked
+    made.connect(QUEUE, moments, start_of[earlier], lag, event=call, typical_ns=typical)
 
 
 # ---- waits for the device
@@ -686,11 +688,14 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
     own, lag = np.zeros(len(waits), np.int64), np.zeros(len(waits), np.int64)
     for each in np.unique(kind).tolist():
         same = kind == each
-        ready, held = same & ~waited, same & waited
+        ready = same & ~waited
         after = duration - np.clip(work_end - start, 0, duration)
         free = int(np.median(duration[ready])) if ready.any() else int(after[same].min())
         own[same] = np.minimum(duration[same], free)
+        # A call that took its own time alone says nothing about the lag.
+        held = same & waited & (duration > own)
         lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
+    waited &= duration > own
     moments = made.add(_RETURNS, thread_of[call], end, call)
     made.wait(thread_of[call[waited]], (start + own)[waited], end[waited])
     unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
@@ -734,8 +739,9 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     before = np.full(count, -1)
     same = np.diff(stream[order]) == 0
     before[order[1:][same]] = order[:-1][same]
-    # Nothing starts before its predecessor on the stream has ended; if it did, the two overlapped.
-    follows = (before >= 0) & (np.append(work.end_ns, 0)[before] <= work.start_ns)
+    # With programmatic dependent launch, work can begin before its predecessor has ended.
+    free_ns = np.append(work.end_ns, 0)[before]
+    follows = (before >= 0) & (free_ns <= np.where(start_of >= 0, work.start_ns, work.end_ns))
     launched = launch_of >= 0
     launch_ns = np.where(launched, np.append(events.start_ns, 0)[work.call], 0)
     earlier, later = _stream_waits(made)
@@ -771,7 +777,14 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
         work.event[free],
     )
     lag = np.maximum(work.start_ns[later] - work.end_ns[earlier], 0)
-    usual = int(np.median(lag)) if len(lag) else 0
+    # The lag is known only where nothing else explains the start.
+    free_ns = np.where(follows, np.append(work.end_ns, 0)[before], NEVER)
+    explained = np.maximum(np.where(launched, launch_ns + delay, NEVER), free_ns + gap)
+    decides = (
+        work.end_ns[earlier] > np.maximum(np.where(launched, launch_ns, NEVER), free_ns)[later]
+    )
+    decides &= work.start_ns[later] > explained[later]
+    usual = int(np.median(lag[decides])) if decides.any() else 0
     made.connect(
         CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later, work.event[later]
     )
@@ -800,7 +813,8 @@ def _usual_delays(
     The first is the median over the events whose stream was free at their launch, for each name of
     a call. The second is the median over the events that were launched before their predecessor had
     ended, for each stream, and apart from them for the events of one call, as in a CUDA graph.
-    Events that wait for another stream count for neither.
+    Events that wait for another stream count for neither. An event that began before its
+    predecessor had ended keeps this lead, as a negative gap.
     """
     events, work = made.events, made.work
     launched = work.call >= 0
@@ -811,10 +825,11 @@ def _usual_delays(
     idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
     delay = _medians(name, late_ns, idle)
     same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
-    queued = follows & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
+    leads = follows & (work.start_ns < free_ns)
+    queued = follows & ~leads & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
     stream = events.thread[work.event].astype(np.int64) * 2 + same_call
     gap = _medians(stream, work.start_ns - free_ns, queued)
-    return delay, gap
+    return delay, np.where(leads, work.start_ns - free_ns, gap)
 
 
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:

@@ -131,7 +131,9 @@ def by_thread(model: Model, pattern: str) -> Selection:
         model.axis.place(threads, np.full(len(threads), model.axis.begin_ns + offset))
         for offset in (0, model.axis.span_ns - 1)
     )
-    return Selection(joined(begin, end), found.rows, found.calls)
+    # A call outside of all operators launches for its thread too.
+    direct = np.append(nodes, False)[tree.nodes_of(model.work.call)]
+    return Selection(joined(begin, end), found.rows | direct, found.calls)
 
 
 def of_events(model: Model, positions: Ints) -> Selection:
@@ -140,7 +142,13 @@ def of_events(model: Model, positions: Ints) -> Selection:
     chosen = np.zeros(len(events) + 1, np.bool_)
     chosen[positions] = True
     found = _below(model, chosen[tree.index])
-    return Selection(found.cpu, found.rows | chosen[model.work.event], found.calls)
+    # Some events have no node, such as collections of Python's garbage collector.
+    alone = positions[tree.nodes_of(positions) < 0]
+    alone = alone[~np.isin(alone, model.work.event)]
+    thread, place = events.thread[alone], model.axis.place
+    begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
+    cpu = joined(np.append(found.cpu[0], begin), np.append(found.cpu[1], end))
+    return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:

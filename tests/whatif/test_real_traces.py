@@ -1,0 +1,123 @@
+"""Traces of real hardware: the replay of each, and edits whose right answer is known.
+
+The recordings of one program with and without an edit decide most: `v100_resnet50_workers0` loads
+its batches itself, `v100_resnet50_workers4` in worker processes.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import numpy as np
+import pytest
+from capture.test_real_traces import FOLDER, KNOWN, load
+from capture.test_real_traces import pytestmark as needs_traces
+
+from instrument.trace.events import is_loader
+from instrument.whatif.model import KINDS, LOADER
+from instrument.whatif.scenario import MOST_UNEXPLAINED, Scenario
+
+pytestmark = needs_traces
+# A trace that is named here must be among those whose start nearly everything explains.
+EXPLAINED = {
+    "a100_megatron_tp8_rank0",
+    "a100_nccl_2ranks_rank0",
+    "h100_qwen_0.5b_inference",
+    "h100_timesformer_inference",
+    "mi300x_vllm_graph",
+    "v100_216k_events",
+    "v100_ns_resolution",
+    "v100_resnet50_workers0",
+}
+
+
+def share_won(found: Scenario) -> float:
+    return found.saving_ns / found.baseline_ns
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_replay_with_residues_repeats_the_recording(name) -> None:
+    model = load(name).whatif.model
+    times = model.program.run(model.weights(model.measured))
+    assert np.array_equal(times, model.moments.time_ns)
+    assert model.dropped == 0
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_replay_without_residues_is_near_where_little_is_unexplained(name) -> None:
+    model = load(name).whatif.model
+    if model.unexplained > MOST_UNEXPLAINED:
+        assert name not in EXPLAINED
+        pytest.skip(f"{model.unexplained:.0%} of the time is unexplained")
+    times = model.program.run(model.weights(model.typical))
+    steps, typical = model.steps_ns(model.moments.time_ns), model.steps_ns(times)
+    assert typical == pytest.approx(steps, rel=0.01)
+    if len(model.moments.end_of):
+        ended = model.moments.time_ns[model.moments.end_of].max()
+        assert abs(times[model.moments.end_of].max() - ended) <= 0.01 * model.span_ns
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_critical_path_of_each_is_as_long_as_its_steps(name) -> None:
+    whatif = load(name).whatif
+    counted = whatif.steps[1:] or whatif.steps
+    assert sum(row.total_ns for row in whatif.critical_path) == sum(counted)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_faster_part_never_costs_and_no_bound_excludes_the_saving(name) -> None:
+    whatif = load(name).whatif
+    edits = [whatif.scale(thread="*", by=0.5)]
+    if len(whatif.model.work.event):
+        edits.append(whatif.scale(kernel="*", by=0.5))
+    for found in edits:
+        assert all(after <= before for after, before in zip(found.steps, whatif.steps))
+        assert found.low_ns <= found.saving_ns <= found.high_ns
+
+
+def test_kernels_of_a_training_that_waits_for_its_cpu_are_worth_nothing() -> None:
+    whatif = load("a100_nccl_2ranks_rank0").whatif
+    assert -1e-9 <= share_won(whatif.scale(kernel="*", by=0.5)) < 0.01
+    assert share_won(whatif.scale(thread="*", by=0.5)) > 0.2
+
+
+def test_kernels_of_a_training_that_fills_the_queue_are_worth_all() -> None:
+    whatif = load("v100_ns_resolution").whatif
+    assert share_won(whatif.scale(kernel="*", by=0.5)) > 0.4
+    assert -1e-9 <= share_won(whatif.scale(operator="cudaLaunchKernel", by=0.5)) < 0.01
+
+
+def test_a_step_without_its_loader_against_the_recording_with_workers() -> None:
+    """By subtraction, the time of the loader goes, and nothing else waits longer."""
+    slow, fast = load("v100_resnet50_workers0"), load("v100_resnet50_workers4")
+    right = fast.whatif.baseline_ns
+    predicted = slow.whatif.remove(range="enumerate(DataLoader)*").step_ns
+    events, steps = slow.events, slow.whatif.model.links.steps
+    loads = np.flatnonzero(events.named(is_loader))
+    subtracted = [
+        whole - int(events.duration_ns[loads[_inside(events, step, loads)]].sum())
+        for step, whole in zip(steps.tolist(), slow.whatif.steps)
+    ]
+    by_subtraction = median(subtracted[1:])
+    assert abs(predicted / right - 1) < 0.1
+    assert abs(predicted - right) < abs(by_subtraction - right)
+    assert slow.whatif.workers(64).step_ns == pytest.approx(predicted, rel=0.05)
+
+
+def _inside(events, step, chosen) -> np.ndarray:
+    start_ns = events.start_ns[chosen]
+    return (start_ns >= events.start_ns[step]) & (start_ns < events.end_ns[step])
+
+
+def test_waits_for_workers_are_arrivals() -> None:
+    """With them as a cost, half of each would be won; a batch that arrives late comes no earlier."""
+    whatif = load("v100_resnet50_workers4").whatif
+    arcs = whatif.model.arcs
+    assert np.count_nonzero((arcs.kind == LOADER) & (arcs.source < 0)) > 0, KINDS[LOADER]
+    halved = whatif.scale(range="enumerate(DataLoader)*", by=0.5)
+    assert 0 <= halved.saving_ns < 0.001 * whatif.step_ns
+
+
+def test_the_folder_has_the_traces_that_are_named() -> None:
+    assert set(KNOWN) >= EXPLAINED
+    assert all((FOLDER / f"{name}.json.gz").is_file() for name in EXPLAINED)
