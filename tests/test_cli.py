@@ -406,11 +406,11 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(
         ),
         (
             [folder, "--sink", "tabel"],
-            f"'tabel' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); did you mean table?",
+            f"'tabel' is none of the built-in sinks ({', '.join(presets.shipped('sinks'))}); did you mean table?",
         ),
         (
             [folder, "--sink", "mine"],
-            f"'mine' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); give one of these, "
+            f"'mine' is none of the built-in sinks ({', '.join(presets.shipped('sinks'))}); give one of these, "
             "or the import path of a class.",
         ),
         (
@@ -470,7 +470,8 @@ def test_mistakes_are_one_line_and_status_2(
         ([broken, "--columns", "cals"], "The table has no column 'cals'; did you mean 'calls'?"),
         (
             [broken, "--ranges", "--by", "step"],
-            "--by step groups operators, which are not shown: add --ops, or remove --by.",
+            "--by step groups the table of operators, which is not shown: add --ops, "
+            "or remove --by.",
         ),
         (
             [capture.folder, "--by", "stack"],

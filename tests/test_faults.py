@@ -190,7 +190,7 @@ def test_sigterm_is_held_back_until_the_step_ends(tmp_path: Path) -> None:
     assert trainer.process.returncode == -signal.SIGTERM
     (capture,) = trainer.captures()
     assert (reason(capture), capture.metadata["window"]["steps"]) == ("SIGTERM", 4)
-    assert "SIGTERM: the open window is saved at the end of this step, or in 15 s" in log
+    assert "SIGTERM arrived: the open window is saved at the end of this step, or in 15 s" in log
 
 
 def test_sigterm_in_a_long_step_is_held_back_for_half_the_grace_time(tmp_path: Path) -> None:

@@ -92,13 +92,13 @@ def test_public_names_are_sorted_and_importable() -> None:
             {"torch"},
         ),
         (
-            "import instrument.report.whatif, instrument.whatif.scenario, instrument.cli.whatif",
-            {"torch", "pydantic", "hydra"},
-        ),
-        (
             "import instrument.findings.diagnose, instrument.report.diagnosis, "
             "instrument.whatif.scenario",
             {"torch", "pydantic", "jinja2"},
+        ),
+        (
+            "import instrument.report.whatif, instrument.whatif.scenario, instrument.cli.whatif",
+            {"torch", "pydantic", "hydra"},
         ),
         ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
         ("import instrument.worker.process", {"torch"}),

@@ -318,7 +318,7 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     (line,) = [
         line
         for line in log.at("INFO")
-        if line.startswith("Times every range and step, and writes to ")
+        if line.startswith("Timing every range and step; the results are written to ")
     ]
     assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
@@ -513,8 +513,8 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(
         assert not any(
             module._forward_hooks or module._forward_pre_hooks for module in net.modules()
         )
-    said = [line for line in log.at("INFO") if line.startswith("Times every range")]
-    hint = "; submodules too with profiler.timings.modules=true"
+    said = [line for line in log.at("INFO") if line.startswith("Timing every range")]
+    hint = "; profiler.timings.modules=true also times submodules"
     assert [hint in line for line in said] == [True, False]
 
 

@@ -104,8 +104,8 @@ def interruptions(events: Events) -> Table:
     stacks and torch's experimental option `record_python_gc_info`. A trace holds module loading
     only as overhead that CUPTI reports. So if a kind has no row, perhaps it was not recorded.
 
-    Lost: whether the training thread waited. A call on another thread, such as an allocation by
-    the thread that pins memory, may have interrupted nothing.
+    Limit: the table does not tell whether the training thread waited. A call on another thread,
+    such as an allocation by the thread that pins memory, may have interrupted nothing.
 
     Cost: a test of each distinct name, a pass over the categories, and some sorts of the calls and
     of the steps.
@@ -175,7 +175,7 @@ def kinds_of(events: Events) -> Ints:
 def _in_steps(
     start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, its time in steps, and the number of steps that it overlaps.
+    """For each group of intervals, the time inside of steps, and the number of steps overlapped.
 
     Intervals of a group may overlap. Steps are sorted by start; time in two steps counts twice.
 

@@ -121,7 +121,11 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event the position in `index` of the step that launched it, or -1."""
+    """For each device event, find the step that launched the event.
+
+    `index` is the list of steps. The result holds positions in this list; -1 if no step of the list
+    launched the event, or if the launch is not in the trace.
+    """
     launch = np.where(work.call >= 0, work.call, work.operator)
     return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
 
@@ -191,15 +195,15 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
     - `loader_wait_ns`: the CPU is in its data loader.
     - `unknown_wait_ns`: the launch is not in the trace.
-    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device, so it could launch
-      only afterwards.
+    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device. So the CPU could
+      launch new work only after this wait.
     - `launch_wait_ns`: none of the above.
 
-    A call that copies counts as waiting from the start of its copy. The columns sum to the idle
-    time.
+    A CPU call that copies memory counts as waiting for the device from the time at which its copy
+    starts on the device. The columns sum to the idle time.
 
-    Lost: which of several streams waited. The times of CPU and device are not corrected; the two
-    clocks may differ by microseconds.
+    Limits: the table does not tell which of several streams waited. The times of CPU and device are
+    not corrected; the two clocks may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
@@ -218,7 +222,8 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     """The timeline of device work and of the causes of gaps, and a mask of its busy segments.
 
     The layers of the timeline are compute, communication and copies, then the causes of gaps:
-    queued, loading, synchronising, unknown launch. In a busy segment, any device works.
+    queued, loading, synchronising, unknown launch. A segment is busy if at least one device works
+    in it.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [
@@ -234,9 +239,10 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
 
 
 def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, the call that launched the next work; -1 for none.
+    """For each gap, the event of the call that launched the next work; -1 if there is none.
 
-    Also returns whether the time of the launch is known; it is if there is no next work.
+    Also returns a mask of the gaps for which the time of this call is known. If no work follows a
+    gap, the mask is True.
     """
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)

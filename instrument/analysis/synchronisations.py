@@ -45,7 +45,7 @@ def synchronisations(links: Links) -> Table:
     See `SYNCHRONISATIONS`. `instrument.links.synchronisation` finds the work that the calls wait
     for. If a call waits for several streams, it counts for the stream whose work ended last.
 
-    Lost: waits inside other calls, such as `cudaFree`, and inside kernels.
+    Limit: waiting inside other calls, such as `cudaFree`, or inside kernels is not counted.
     """
     events, found = links.events, links.synchronisations
     of_stream = found.kind == STREAM_WAIT
@@ -87,9 +87,10 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """For each of `count` numbers, find the edge whose earlier event ended last; -1 for no edge.
+    """For each group of edges, find the edge whose awaited work ended last.
 
-    An edge joins a wait to the work that it waits for. `of` holds the number of each edge.
+    An edge joins a wait to the work that is awaited. `of` is the number of each edge's group, and
+    `count` is how many groups there are. The result is -1 for a group without edges.
     """
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)
@@ -106,7 +107,11 @@ def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: F
 
 
 def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
-    """The name of the operator and the path of the range around each call; -1 for none."""
+    """For each call, the operator around it and the range that it belongs to.
+
+    The operator is an index into the names of the events, and the range an index into the paths of
+    ranges. Each index is -1 if there is no operator or no range.
+    """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     made = Launches(call, launching_operator(events, call), call)
     node = launching_nodes(events, tree, made)

@@ -151,7 +151,9 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of a column, by its own name or torch's, such as `self_cpu_time_total`.
+        """Return the values of a column. `name` is its name, or torch's name for it.
+
+        An example of torch's names is `self_cpu_time_total`.
 
         Raises:
             KeyError: the table has no such column; the message lists the columns it has.
@@ -329,9 +331,10 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping.
+        """Make a table of the given rows, which are another grouping of this table's data.
 
-        Rows whose key is not in this table are left out. The new table is sorted like this one.
+        Given rows whose key is not in this table are left out. The new table is sorted like this
+        table.
         """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):

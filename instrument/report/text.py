@@ -121,7 +121,9 @@ _GROUPED_BY = {
 
 
 def check_sort(sort: str) -> str:
-    """Return the column of the operator table for a sort key, which may be torch's name.
+    """Return our name of the operator table's column for a sort key.
+
+    The key is our name of the column, or the name that torch uses for it.
 
     Raises:
         ConfigError: the operator table has no such column.
@@ -134,7 +136,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """Return our column names for column names that may be torch's; `["all"]` is returned as it is.
+    """Replace torch's names of columns by our names; `["all"]` is returned unchanged.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -201,7 +203,7 @@ def capture_parts(
 
     Args:
         capture: the capture.
-        rows: the most rows of each table; -1 means all rows.
+        rows: the maximum number of rows in each table; -1 means all rows.
         sort: the column by which operators are sorted.
         columns: the columns to show.
         by: the property by which operators are grouped, in addition to their name.

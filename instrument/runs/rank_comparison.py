@@ -90,7 +90,10 @@ STRAGGLERS: Schema = schema(
 
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Return each rank's mean step; see `RANKS`. Times are None if no step of the rank ended."""
+    """Return one row for each rank, with the mean times of its steps; see `RANKS`.
+
+    The times are None if no step of the rank ended.
+    """
     rows = [_mean_step(summary) for summary in summaries]
     return Table.of(
         RANKS,
@@ -127,7 +130,10 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """Return the row of `capture.breakdown` of each rank, and a column `rank`."""
+    """Return one row for each rank, with the parts of its device time.
+
+    The columns are `rank` and the columns of `capture.breakdown`.
+    """
     columns = {
         name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
     }
@@ -135,7 +141,7 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
-    """Return the ranks that should have recorded and have no capture.
+    """Return the ranks that should have recorded but have no capture.
 
     The list is empty if it is not known which ranks should have recorded.
     """

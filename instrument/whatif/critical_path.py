@@ -31,9 +31,10 @@ CRITICAL_PATH: Schema = schema(
     name="for CPU time, the path of the range; for device work, its name; for a wait, the call; "
     "None if there is none",
     rank="the rank, if the scenario has several; None for the transfer of a collective",
-    total_ns="time on the critical path of all finished steps but the first one",
+    total_ns="time on the critical path, from the end of the first finished step to the end of the "
+    "last one; of a single step, from its start",
     step_ns="the same for one step, on average",
-    share="the same as a share of these steps",
+    share="the same as a share of this time",
 )
 SLACK: Schema = schema(
     name="the path of the range",
@@ -48,7 +49,8 @@ _FAR = 2**62
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return what the steps consist of, the longest first; see `CRITICAL_PATH`.
 
-    The rows sum to the duration of the steps. Without finished steps, the whole window counts.
+    The rows sum to the time from the end of the first step to the end of the last one, so the time
+    between steps counts too. Without finished steps, the whole window counts.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)

@@ -97,8 +97,9 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
     """Do the same work in as few operators as there are names of operators.
 
     Of each operator, the overhead goes: the shortest time that an operator of its name took. The
-    time between the operators goes too, and so do the gaps between their kernels. The first operator
-    of each name stays as it is. The modest form keeps the time between the operators.
+    time between the operators goes too, and so do the gaps between their kernels. In each call of a
+    range, the first operator of each name stays as it is. The modest form keeps the time between the
+    operators.
     """
     tree, events = model.links.call_tree, model.links.events
     place = model.axis.place
@@ -111,7 +112,8 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
     _, groups = groupby(events.name[tree.index[top]].astype(np.int64))
     shortest = groups.min((end - start)[top])[groups.of]
     is_first = np.zeros(len(top), np.bool_)
-    is_first[np.unique(groups.of, return_index=True)[1]] = True
+    of_call = np.searchsorted(chosen.cpu[0], start[top], "right")
+    is_first[np.unique(np.stack([of_call, groups.of]), axis=1, return_index=True)[1]] = True
     lasts = (end - start)[top]
     kept = np.where(is_first, lasts, lasts - shortest)
     parts = [(start[top], start[top] + (lasts - kept))]

@@ -16,6 +16,7 @@ from instrument.analysis.collectives import DEVICE, SYNCHRONISING
 from instrument.analysis.coverage import ENOUGH, line, part
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.printable import printable
 from instrument.trace.events import Ints
 from instrument.units import duration
 from instrument.whatif import edits, selection
@@ -346,7 +347,7 @@ class Scenario:
                 for model, own, each in zip(self.window.models, variant.costs, chosen)
             )
             changed.append(replace(variant, costs=tuple(costs)))
-        return replace(self, edits=(*self.edits, text), variants=tuple(changed))
+        return replace(self, edits=(*self.edits, printable(text)), variants=tuple(changed))
 
     def _each(self, find: Callable[..., Any], *arguments: str) -> list[Any | None]:
         """What is chosen on each rank; None on a rank that has nothing to choose.

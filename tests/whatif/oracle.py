@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from builders import ENGINE, Event, annotation, call, made, node, span, synchronisation
 from builders import copy as copy_event
@@ -71,7 +71,7 @@ class Sync:
     """A call that waits for a stream, or with None for the device."""
 
     stream: int | None = None
-    own: int = 4_800
+    own: int = 16_000
 
 
 @dataclass(frozen=True)
@@ -267,8 +267,8 @@ class Run:
 
     Attributes:
         events: the events of the trace.
-        steps: the duration of each step, from the end of the step before it until CPU and device
-            have done what the step does.
+        steps: the duration of each step, from its start or the end of the step before it until CPU
+            and device have done what the step does.
         step_of: for each launch of each thread, the step in which it was called; -1 for none.
         asked: when the main thread asked for each batch.
     """
@@ -301,8 +301,9 @@ def run(program: Program, recorded: Run | None = None) -> Run:
             step_of[nth] = recorded.step_of[nth]
         if step_of[nth] >= 0:
             ends[step_of[nth]] = max(ends[step_of[nth]], work.end)
-    bounds = list(accumulate([machine.steps[0][0], *ends], max))
-    return Run(machine.events, [b - a for a, b in pairwise(bounds)], step_of, machine.asked)
+    until = list(accumulate(ends, max))
+    begins = [max(start, end) for (start, _), end in zip(machine.steps, [0, *until])]
+    return Run(machine.events, [b - a for a, b in zip(begins, until)], step_of, machine.asked)
 
 
 # ---- the edits

@@ -38,7 +38,7 @@ FEATURES = {
     "copies, streams and an unrelated thread": Features(copies=True, streams=True, alone=True),
     "all": Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True),
 }
-SEEDS = 10
+SEEDS = 8
 
 
 class Edit(NamedTuple):
@@ -137,4 +137,4 @@ def test_the_edited_program_runs_as_predicted(tmp_path, full_at, name, seed) -> 
         found, right = predicted.steps, run(edited, recorded).steps
         assert found == right, " and ".join(edit.name for edit in chosen) or "no edit"
         compared += found != whatif.steps
-    assert compared >= 3, "hardly an edit changed a step"
+    assert compared >= 2, "hardly an edit changed a step"
