@@ -1,0 +1,129 @@
+"""What holds for any program: edits compose, faster is never later, and the tables agree with edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import capture
+
+from instrument.errors import ConfigError
+from instrument.whatif.program import NEVER
+from instrument.whatif.scenario import Scenario
+from whatif.oracle import run
+from whatif.programs import Author, Features
+
+ALL = Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True)
+SEEDS = range(6)
+EDITS = (
+    {"range": "encoder"},
+    {"operator": "aten::mm"},
+    {"kernel": "gemm"},
+    {"thread": "1/2"},
+    {"operator": "cudaLaunchKernel"},
+)
+
+
+@pytest.fixture(params=SEEDS)
+def whatif(tmp_path: Path, request: pytest.FixtureRequest) -> Scenario:
+    return capture(tmp_path, run(Author(request.param, ALL).program()).events).whatif
+
+
+def ends_ns(found: Scenario) -> np.ndarray:
+    window = found.window
+    (ends,) = window.ends_ns(window.program.run(window.weights(found.variants[0].costs)))
+    return ends
+
+
+def edits_of(whatif: Scenario) -> list[dict[str, str]]:
+    """The edits that match something."""
+    found = []
+    for edit in EDITS:
+        try:
+            whatif.scale(**edit, by=1)
+        except ConfigError:
+            continue
+        found.append(edit)
+    assert len(found) >= 3
+    return found
+
+
+def test_edits_compose(whatif) -> None:
+    edits = edits_of(whatif)
+    for one, other in zip(edits, edits[1:]):
+        first, second = whatif.scale(**one, by=0.5), whatif.scale(**other, by=0.25)
+        both = first.scale(**other, by=0.25)
+        assert both.steps == second.scale(**one, by=0.5).steps
+        assert len(both.edits) == 2
+        assert whatif.scale(**one, by=0.5).scale(**one, by=0.5).steps == whatif.scale(**one, by=0.25).steps
+        assert first.steps == whatif.scale(**one, by=0.5).steps, "an edit changed another scenario"
+
+
+def test_a_factor_of_one_changes_nothing(whatif) -> None:
+    for edit in edits_of(whatif):
+        same = whatif.scale(**edit, by=1)
+        assert (same.steps, same.low_ns, same.high_ns) == (whatif.steps, 0, 0)
+
+
+def test_faster_is_never_later(whatif) -> None:
+    for edit in edits_of(whatif):
+        ends = [ends_ns(whatif.scale(**edit, by=by)) for by in (0, 0.25, 0.5, 1, 1.5, 4)]
+        assert all((sooner <= later).all() for sooner, later in zip(ends, ends[1:]))
+
+
+def test_the_bounds_hold_the_saving(whatif) -> None:
+    for edit in edits_of(whatif):
+        for found in (whatif.scale(**edit, by=0.5), whatif.remove(**edit)):
+            assert found.low_ns <= found.saving_ns <= found.high_ns
+            assert found.saving_ns == whatif.step_ns - found.step_ns
+    assert whatif.saving_ns == whatif.low_ns == whatif.high_ns == 0
+
+
+def test_the_critical_path_lasts_from_the_first_step_to_the_last(whatif) -> None:
+    for found in (whatif, whatif.scale(kernel="*", by=0.25), whatif.scale(thread="1/1", by=0.25)):
+        ends = ends_ns(found)
+        rows = list(found.critical_path)
+        assert sum(row.total_ns for row in rows) == ends[-1] - ends[0]
+        assert all(row.total_ns > 0 for row in rows)
+        assert sum(row.share for row in rows) == pytest.approx(1)
+
+
+def test_what_is_not_on_the_critical_path_has_slack(whatif) -> None:
+    """Any moment may come later by its slack, and not by more; on the path, none may."""
+    window = whatif.window
+    program, costs = window.program, whatif.variants[0].costs
+    weights = window.weights(costs)
+    ends = window.models[0].moments.step_end
+    late = program.slack(weights, ends)
+    right = program.run(weights)[ends]
+    arcs = window.models[0].arcs
+    on_path = arcs.target[program.critical(weights, int(ends[-1])).arc]
+    assert len(on_path)
+    assert not late[on_path].any()
+    some = np.random.default_rng(0).choice(np.flatnonzero(late < 2**60), 12)
+    for moment in some.tolist():
+        into = (arcs.target == moment) & (weights != NEVER)
+        for more, is_harmless in ((late[moment], True), (late[moment] + 1, False)):
+            delayed = np.where(into, weights + more, weights)
+            assert np.array_equal(program.run(delayed)[ends], right) == is_harmless
+
+
+def test_a_range_without_slack_delays_its_step(whatif) -> None:
+    for row in whatif.slack:
+        assert row.slack_ns is None or row.slack_ns >= 0
+    assert 0 in [row.slack_ns for row in whatif.slack]
+
+
+def test_a_cell_of_the_profile_is_the_edit(whatif) -> None:
+    profile = whatif.profile(rows=4)
+    assert len(profile) > 6
+    savings = [row.saving_50_ns for row in profile]
+    assert savings == sorted(savings, reverse=True)
+    for row in profile:
+        for by, cell in ((0.9, row.saving_10_ns), (0.5, row.saving_50_ns), (0, row.saving_100_ns)):
+            # The table's factors apply to sums, the edit's to single events.
+            same = whatif.scale(**{row.kind: row.name}, by=by).saving_ns
+            assert cell == pytest.approx(same, abs=200)
+        if len(whatif.steps) > 1:
+            assert row.saving_50_share == pytest.approx(row.saving_50_ns / whatif.step_ns, abs=1e-6)
