@@ -584,7 +584,9 @@ def test_what_is_no_file_of_timings_gets_one_sentence(
         read_timings(tmp_path / "gone.jsonl")
     newer = '{"format": 2, "step": 1, "time": "now", "ranges": {}}\n'
     (tmp_path / "newer.jsonl").write_text(newer)
-    with pytest.raises(CaptureError, match=r"newer.jsonl have format 2, .* reads formats up to 1: upgrade"):
+    with pytest.raises(
+        CaptureError, match=r"newer.jsonl have format 2, .* reads formats up to 1: upgrade"
+    ):
         read_timings(tmp_path / "newer.jsonl")
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n[2]\n\nnull\n"text"\n')
     with pytest.raises(CaptureError, match="holds no timings: give a timings file"):
