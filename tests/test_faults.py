@@ -310,8 +310,8 @@ def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) 
     (tmp_path / "open").touch()
     assert len(trainer.captures()) == 1
     assert (
-        "The exporter continues by itself and has still to finish: steps_000000-000000_rank0. "
-        in trainer.ended()
+        "The exporter continues by itself, and these windows are not finished yet: "
+        "steps_000000-000000_rank0. " in trainer.ended()
     )
 
 

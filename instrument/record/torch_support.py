@@ -98,8 +98,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
     """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: this torch has no such experimental option, needs another type of value, or
-            cannot choose types of an activity.
+        ConfigError: an experimental option is unknown to this torch or its value has the wrong
+            type, or this torch cannot record only chosen types of an activity.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):

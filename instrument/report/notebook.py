@@ -235,7 +235,10 @@ def shares_are_of(capture: Views) -> str:
 
 
 def device(capture: Views) -> str:
-    """Return a line on the devices' time and a line on the bottleneck; "" without device events."""
+    """Return a line on the devices' time, and a line on the bottleneck.
+
+    Returns "" if there are no device events.
+    """
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
         return ""

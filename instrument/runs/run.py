@@ -91,7 +91,7 @@ class Run:
         If several windows match, the newest is returned.
 
         Raises:
-            CaptureError: there is no such window; the message lists the windows that exist.
+            CaptureError: no window has this name; the message lists the windows that exist.
         """
         found = [window for window in self.windows if name in (window.name, window.where)]
         if not found:

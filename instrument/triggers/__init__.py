@@ -42,9 +42,10 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """Bytes that torch's allocator holds on the current device now; None without a CUDA device.
+        """How many bytes torch's allocator holds on the current CUDA device now.
 
-        Costs about 10 µs with a CUDA device: do not read it after every step.
+        None if there is no CUDA device. Reading takes about 10 µs with a CUDA device, so do not
+        read this property after every step.
         """
         import torch  # not needed by `instrument trigger`
 

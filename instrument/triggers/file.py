@@ -89,7 +89,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
     Returns the folders of these runs.
 
     Raises:
-        CaptureError: there is no such run.
+        CaptureError: no run in or below the folder has the file trigger.
     """
     asked = set()
     for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _PREFIX + "*")]:
