@@ -46,13 +46,18 @@ def repeated(source: Path, target: Path) -> Path:
     lasting = [event for event in events if event.get("ph") == "X"]
     begin = min(event["ts"] for event in lasting)
     span = max(event["ts"] + event["dur"] for event in lasting) - begin + 1000
-    most = 1 + max(event["args"].get(name, 0) for event in lasting for name in _IDS if "args" in event)
+    most = 1 + max(
+        event["args"].get(name, 0) for event in lasting for name in _IDS if "args" in event
+    )
     copies = -(-EVENTS // len(lasting))
     found = [event for event in events if event.get("ph") != "X"]
     for k in range(copies):
         for event in lasting:
             given = event.get("args", {})
-            args = {**given, **{name: given[name] + k * most for name in _IDS if given.get(name, 0) > 0}}
+            args = {
+                **given,
+                **{name: given[name] + k * most for name in _IDS if given.get(name, 0) > 0},
+            }
             name = event["name"]
             if name.startswith("ProfilerStep#"):
                 name = f"ProfilerStep#{int(name[13:]) + 1000 * k}"
@@ -78,7 +83,9 @@ def costs(name: str, path: Path) -> list[Row]:
         times["build"].append(timed(lambda capture=capture, to=built: to.append(scenario(capture))))
         (whatif,) = built
         _ = whatif.baseline_ns
-        times["edit"].append(timed(lambda whatif=whatif: whatif.scale(operator="*", by=0.5).step_ns))
+        times["edit"].append(
+            timed(lambda whatif=whatif: whatif.scale(operator="*", by=0.5).step_ns)
+        )
         times["profile"].append(timed(lambda whatif=whatif: whatif.profile()))
     ns = {what: statistics.median(values) for what, values in times.items()}
     return [
@@ -104,7 +111,9 @@ def reality() -> bool:
         error = (predicted - fixed) / slow
         reached &= abs(error) <= MOST_OFF
         times = "".join(f"{ns / 1e6:>9.3f} ms" for ns in (slow, predicted, fixed))
-        print(f"{twin.name:<36}{times}{error:>19.2%}  {'reached' if abs(error) <= MOST_OFF else 'MISSED'}")
+        print(
+            f"{twin.name:<36}{times}{error:>19.2%}  {'reached' if abs(error) <= MOST_OFF else 'MISSED'}"
+        )
     return reached
 
 
@@ -118,7 +127,9 @@ def main() -> int:
         return 0 if reached else 1
     rows = []
     with tempfile.TemporaryDirectory() as made:
-        rows += costs("10⁶ events", repeated(Path(folder, f"{REPEATED}.json.gz"), Path(made, "million.json")))
+        rows += costs(
+            "10⁶ events", repeated(Path(folder, f"{REPEATED}.json.gz"), Path(made, "million.json"))
+        )
         for name in TRACES:
             rows += costs(name, Path(folder, f"{name}.json.gz"))
     return 0 if report("Simulating a step, beside reading its trace", rows) and reached else 1

@@ -29,6 +29,8 @@ from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.runs.run import SCHEMAS
 from instrument.runs.timings_file import TIMINGS
+from instrument.whatif.causal_profile import CAUSAL_PROFILE
+from instrument.whatif.critical_path import CRITICAL_PATH, SLACK
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -126,6 +128,11 @@ def columns_page() -> str:
         ),
     ]
     tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
+    tables |= {
+        "`capture.whatif.profile()`": CAUSAL_PROFILE,
+        "`capture.whatif.critical_path`": CRITICAL_PATH,
+        "`capture.whatif.slack`": SLACK,
+    }
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
     depends_on = {f"`capture.{name}`": view.coverage for name, view in VIEWS.items()}
@@ -280,7 +287,8 @@ def _usage(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings) or str(value)
     if action.nargs == 0 or not action.option_strings:
         return names
-    return f"{names} {value or action.dest.upper()}"
+    value = value or action.dest.upper()
+    return f"{names} [{value}]" if action.nargs == "?" else f"{names} {value}"
 
 
 def _help(action: argparse.Action) -> str:

@@ -1,11 +1,11 @@
 """The user's cache folder, `~/.cache/torch-instrument` or `$XDG_CACHE_HOME/torch-instrument`.
 
-It holds the columns of traces that were read, captures fetched from URLs, and the measured speed of
-this machine. An entry is a file or a folder, created and removed by a rename, so that several
-processes may use the cache at once. All entries together take at most 2 GiB, or
-`INSTRUMENT_CACHE_BYTES` bytes (0 keeps nothing). The least recently used entries are removed
-first. A fetched capture stays for ten minutes after its last use, since a reader may still open its
-files.
+It holds the events of traces that were read before (as columns), captures that were fetched from
+URLs, and the measured speed of this machine. An entry is a file or a folder. Entries are created
+and removed by a rename, so that several processes may use the cache at once. All entries together
+take at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes (0 keeps nothing). The least recently used
+entries are removed first. A fetched capture stays for ten minutes after its last use, since a
+reader may still open its files.
 
 The folder is used only if it belongs to this user and is not a link. Links in it are not followed.
 If reading or writing the cache raises OSError, callers work without the cache.
@@ -95,7 +95,7 @@ def most_bytes() -> int:
 
 
 def open_entry(name: str) -> IO[bytes]:
-    """Open an entry that is a file for reading, and update its time of use.
+    """Open an entry for reading, and set its time of use to now. The entry must be a file.
 
     Raises:
         OSError: there is no such entry, or the cache cannot be used.
@@ -152,7 +152,7 @@ def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _folder(name: str) -> Path | None:
-    """The entry `name` if it is a folder, with its time of use updated; else None."""
+    """The entry `name` if it is a folder, else None. The entry's time of use becomes now."""
     with suppress(OSError):
         kept = location() / name
         _check(kept.parent)
@@ -190,7 +190,7 @@ def _writable() -> Path:
     """
     with suppress(ConfigError):
         if not most_bytes():
-            raise PermissionError(errno.EPERM, f"{BYTES_VARIABLE} is 0")
+            raise PermissionError(errno.EPERM, f"{BYTES_VARIABLE}=0 turns the cache off")
     folder = location()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -261,7 +261,7 @@ def _remove_unfinished() -> None:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file, a link, or a folder without following links; returns whether it is gone."""
+    """Remove a file, a link or a folder; return whether it is gone. Links are not followed."""
     with suppress(OSError):
         if is_folder(path):
             # Renamed first, so that no process sees half of an entry.
@@ -291,7 +291,12 @@ def clear() -> list[Entry]:
 
 
 def leftovers(below: Path | None = None) -> list[Path]:
-    """Cache files of earlier versions: fetched captures, and columns of traces in `below`."""
+    """The files and folders that the caches of earlier versions left.
+
+    These are fetched captures, and files with the columns of a trace, which are beside the trace.
+    Such files are only searched if `below` is given: in the folder `below` and its subfolders, or
+    beside the trace `below`.
+    """
     found: list[Path] = []
     with suppress(OSError):
         old = _base() / _OLD_FOLDER
@@ -312,7 +317,7 @@ def leftovers(below: Path | None = None) -> list[Path]:
 
 
 def _is_columns(path: Path) -> bool:
-    """Whether a file begins like cached columns: the length of a header, and the header in JSON."""
+    """Whether a file begins like cached columns: with the length of a header, and a JSON header."""
     try:
         with open_regular(path) as file:
             head_bytes = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""`Capture`: a recorded window, its tables and its report, without torch."""
+"""`Capture`: opens a recorded window, and makes its tables and its report. Never loads torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from instrument.analysis.views import Views
 from instrument.report.notebook import to_html
 
 if TYPE_CHECKING:
+    from instrument.findings.diagnose import Diagnosis
     from instrument.whatif.scenario import Scenario
 
 __all__ = ["Capture"]
@@ -27,14 +28,17 @@ class Capture(Views):
             `capture.json` that the views use, as attributes with types.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
-        graph_captures: the argument `graph_captures` of `load`: other captures, whose traces
-            recorded how the CUDA graphs of this trace were captured.
+        graph_captures: the argument `graph_captures` of `load`: other captures, which were recorded
+            while the program built the CUDA graphs that this trace replays.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
     @cached_property
     def whatif(self) -> Scenario:
-        """The window as recorded, to edit: `capture.whatif.scale(range="attention", by=0.5)`.
+        """A simulation of the recorded window, whose methods return edited simulations.
+
+        For example, `capture.whatif.scale(range="attention", by=0.5)` estimates how long the steps
+        take if the range "attention" takes half of its time.
 
         Raises:
             CaptureError: the trace has no CPU events, or is too long to simulate.
@@ -42,6 +46,19 @@ class Capture(Views):
         from instrument.whatif.scenario import scenario
 
         return scenario(self)
+
+    def diagnose(self) -> Diagnosis:
+        """What slows the run, what to change, and what each change saves.
+
+        `instrument.findings.diagnose.diagnose` takes several windows and ranks as one run.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+        """
+        from instrument.findings.diagnose import diagnose
+
+        return diagnose([self])
 
     def _repr_html_(self) -> str:
         """The heading, range tree and costliest operators, for a notebook. Reads the trace."""

@@ -23,7 +23,7 @@ _LONGEST_REASON = 2_000
 
 
 class InstrumentError(Exception):
-    """Base of all errors of `instrument`; its text is one line of printable characters."""
+    """Base of all errors of `instrument`. An error's text is one line of printable characters."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -51,7 +51,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
     Args:
         what: the feature that needs the package.
         package: the name of that package.
-        extra: the extra of torch-instrument that installs it; None if there is none.
+        extra: the extra of torch-instrument that installs the package; None if no extra does.
     """
 
     def __init__(self, what: str, package: str, extra: str | None) -> None:
@@ -60,7 +60,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an exception without its full stop; its type if it has no message."""
+    """The message of an exception without its full stop; the exception's type if it is empty."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails
@@ -69,7 +69,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def need_package(what: str, package: str, extra: str) -> None:
-    """Raise MissingPackage if `package` is not installed; the package is not loaded."""
+    """Raise MissingPackage if `package` is not installed. This check does not load the package."""
     found = find_spec(package)
     # wandb creates a folder `wandb` in the current folder. For Python, such a folder is a package
     # too, but a package without a file.

@@ -67,7 +67,7 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
     """The content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: as for `open_regular`, or the file is larger.
+        OSError: as for `open_regular`, or the file is larger than `most` bytes.
     """
     with open_regular(path) as file:
         content = file.read(most + 1)

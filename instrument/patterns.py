@@ -4,7 +4,7 @@ Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty cha
 here follows all alternatives at once, one character at a time (Thompson, 1968).
 
 The matcher supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the
-assertions `^ $ \A \Z \b \B`. It does not support lookarounds, backreferences and flags.
+assertions `^ $ \A \Z \b \B`. Lookarounds, backreferences and flags are not supported.
 """
 
 from __future__ import annotations
@@ -65,9 +65,12 @@ class Pattern:
         return False
 
     def _step(self, key: tuple[_States, str, str]) -> tuple[_States, str, bool]:
-        """The states after a character, its kind, and whether a match ends before the character.
+        """Move the matcher forward by one character.
 
-        The kind is "a" for a letter, a digit and an underscore, else " ".
+        Returns:
+            Three values: the states of the matcher after the character; the kind of the character,
+                "a" for a letter, digit or underscore, else " "; and whether a match ends before the
+                character.
         """
         states, before, after = key
         reached: set[int] = set()
@@ -172,7 +175,10 @@ class Pattern:
 
     def _add(self, following: list[int]) -> int:
         if len(self._next) >= _MOST_STATES:
-            raise ValueError(f"the patterns have more than {_MOST_STATES} parts in total")
+            raise ValueError(
+                "the patterns are too long: with repetitions such as a{9} written out, they have "
+                f"more than {_MOST_STATES} parts in total"
+            )
         self._next.append(following)
         return len(self._next) - 1
 

@@ -21,8 +21,8 @@ def check_peak_flops(given: Any, option: str) -> float | dict[str, float] | None
     None stays None. `option` is the name of the option in error messages.
 
     Raises:
-        ConfigError: the value is neither a number nor a mapping, a number is not above 0 or not
-            finite, or a precision is unknown.
+        ConfigError: the value has another type, a number is 0, negative, infinite or NaN, or a
+            precision is unknown.
     """
     if given is None:
         return None

@@ -3,8 +3,8 @@
 Kineto does not escape quotation marks: one quotation mark in a name makes the whole JSON file
 invalid. Kineto also turns backslashes into slashes, and replaces names that are not printable ASCII
 by "unknown". `to_trace` therefore percent-encodes such names after the prefix "utf8:", and
-`from_trace` decodes them. `to_trace` also encodes a user's name that begins with "ProfilerStep#",
-which is torch's name for a step.
+`from_trace` decodes them. "ProfilerStep#" begins torch's name for a step. If the user gives a range
+a name that begins so, `to_trace` encodes this name too.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def from_trace(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Decode like `from_trace`, and quote a user's name that looks like the name of a step."""
+    """Decode like `from_trace`; a range that the user named like a step is shown in quotes."""
     given = from_trace(name)
     return f"'{given}'" if given != name and given.startswith(STEP_PREFIX) else given

@@ -1,8 +1,8 @@
 """Replaces possible secrets by `***` before they reach a file or a log.
 
-A value is hidden because of its name, because of its form (a URL with a password, a known kind of
-token), or because it is an option of a file system. A secret with a harmless name and form is not
-found.
+A value is hidden because of its name, or because of its form (a URL with a password, a known kind
+of token). The values of a file system's options are hidden too, except options that are known to be
+harmless. A secret with a harmless name and a harmless form is not found.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HARMLESS = re.compile(
     "|total|types?|unk|vocab)_"
 )
 _NUMBER = r"[-+]?[\d._]*\d[\d._]*(?:e[-+]?\d+|[kmgtb])?"
-_COUNTED = re.compile("(tokens|keys)$")  # a number under such a name is a count
+_COUNTED = re.compile("(tokens|keys)$")  # a number with such a name is a count
 
 # A name and the separator before its value in an override, a mapping, JSON, YAML, a header or a
 # query.
@@ -75,7 +75,7 @@ def redact(value: Any, name: str = "") -> Any:
     """Replace possible secrets in a value and in its items.
 
     A secret is recognised by its form or by its name, which is `name` or the key of a mapping.
-    Booleans, None, empty values, and numbers of tokens and keys stay.
+    Booleans, None, empty values and counts, such as `max_tokens: 512`, are not replaced.
     """
     if _is_secret(name) and not _is_plain(name, str(value)):
         return _HIDDEN
@@ -94,9 +94,9 @@ def redact(value: Any, name: str = "") -> Any:
 def redact_words(words: Iterable[str]) -> list[str]:
     """Replace possible secrets in the words of a command line or in Hydra's overrides.
 
-    In a word, everything after the first name of a secret is hidden. After an option such as
-    `--password`, the words up to the next option or override are hidden. After `-p`, only the next
-    word is hidden, unless it is a number.
+    If a word contains the name of a secret, the rest of the word after the name is hidden. After an
+    option such as `--password`, the words up to the next option or override are hidden. After `-p`,
+    only the next word is hidden, unless it is a number.
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0
@@ -117,7 +117,7 @@ def redact_words(words: Iterable[str]) -> list[str]:
 
 
 def without_secrets(text: str, options: Any) -> str:
-    """Replace the values of secret options, and possible secrets in URLs, in a text."""
+    """Replace the values of secret options, and any text with the form of a secret, in a text."""
     for secret in sorted(_leaves(options) - _leaves(public(options)), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return _redact_forms(text)
@@ -129,7 +129,7 @@ def holds_password(url: str) -> bool:
 
 
 def public(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a file system that are no secrets, such as booleans and server addresses."""
+    """The options of a file system that are not secret, such as booleans and server addresses."""
     kept = {
         name: public(value) if isinstance(value, Mapping) else value
         for name, value in options.items()
@@ -143,10 +143,11 @@ def public(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_secret(name: str, *, surely: bool = False) -> bool:
-    """Whether a name is the name of a secret; with `surely`, False for names such as `key`.
+    """Whether a value with this name may be a secret.
 
-    In a dotted name, each part is judged together with the parts after it. So `tokens.per_batch` is
-    harmless, but `head.token` is not.
+    With `surely`, a name counts only if it is the name of a secret for certain: `password` counts,
+    `key` does not. In a dotted name, each part is judged together with the parts after it. So
+    `tokens.per_batch` is harmless, but `head.token` is not.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
@@ -157,7 +158,11 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
 
 
 def _is_plain(name: str, value: str) -> bool:
-    """Whether a value is harmless despite its name: empty, true, a count or a short number."""
+    """Whether a value is harmless although its name is the name of a secret.
+
+    Harmless are empty values, and switches such as `true` or `none`. Counts and short numbers are
+    harmless too, unless the name is the name of a secret for certain.
+    """
     many = _COUNTED.search("_".join(_WORD.findall(name)).lower())
     may_count = (many or len(value) < 6) and not _is_secret(name, surely=True)
     nothing = rf"|\[\]|{{}}|{_SWITCH}"
@@ -165,7 +170,10 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _secret_at(text: str) -> int:
-    """The index of the first value after the name of a secret; the text's length if none."""
+    """The index at which the first value after the name of a secret begins.
+
+    If the text contains no such name, the result is the length of the text.
+    """
     for named in _NAMED.finditer(text):
         value = _PLAIN_VALUE.match(text, named.end())
         # in `password=true, or so`, the value is the whole rest of the text
@@ -193,14 +201,17 @@ def _is_secret_value(before: str, word: str) -> bool:
 
 
 def _redact_forms(text: str) -> str:
-    """Replace users, passwords and queries of URLs, and tokens, in a text."""
+    """Replace the parts of a text that have the form of a secret.
+
+    These are users, passwords and queries in URLs, and known kinds of tokens.
+    """
     text = re.sub(f"{_PASSWORD}|{_USER}", f"://{_HIDDEN}@", text)
     text = re.sub(_QUERY, rf"\1{_HIDDEN}", text)
     return _TOKEN.sub(_HIDDEN, text)
 
 
 def _leaves(value: Any) -> set[str]:
-    """The values in nested options as texts, except texts of three characters or fewer."""
+    """The values in nested options as texts, without texts of three characters or fewer."""
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

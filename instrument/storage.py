@@ -139,7 +139,7 @@ def fetch(url: str) -> Path:
 
 
 def contents(urls: Sequence[str]) -> dict[str, bytes]:
-    """Fetch files concurrently, and return the contents of those that exist, by URL.
+    """Fetch files concurrently; return a mapping from the URL of each existing file to its bytes.
 
     All URLs must be on the same file system.
 
@@ -161,8 +161,8 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path, with fsspec's information about each file.
 
-    Only the path itself may be a link. A file below the path is left out if it is elsewhere because
-    of a link or `..` in its name.
+    Only the path itself may be a link. A file below the path is left out if a link or `..` in its
+    name leads to another place.
     """
     about = fs.info(path)
     if about["type"] == "file":
@@ -191,7 +191,11 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
-    """Fetch the file `path` into `folder`, or the files `names` into `folder/NAME_OF_PATH`."""
+    """Fetch a file or a capture into `folder`, under the last part of the name of `path`.
+
+    If `names` is only `path`, `path` is a file, and the file is fetched. Otherwise `path` is the
+    folder of a capture, and the files `names` in this folder are fetched.
+    """
     target = folder / Path(path).name
     if names != [path]:
         target.mkdir()

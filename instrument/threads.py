@@ -14,7 +14,8 @@ def start(thread: Thread, without: str) -> bool:
 
     Args:
         thread: the thread.
-        without: the effect of the missing thread, for the warning. Each text is logged once.
+        without: what happens without the thread, as the end of the warning's sentence. A warning
+            with the same text is logged only once.
     """
     try:
         thread.start()

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+_TIMES = ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms"))
 
 
 def duration(ns: float) -> str:
     """A time in nanoseconds as text, such as "1.500 ms" or "12 ns"."""
-    for limit, divisor, unit in (
-        (1_000, 1, "ns"),
-        (1_000_000, 1e3, "µs"),
-        (1_000_000_000, 1e6, "ms"),
-    ):
+    for limit, divisor, unit in _TIMES:
         if abs(ns) < limit:
             return f"{ns / divisor:.3f} {unit}" if divisor > 1 else f"{ns:.0f} ns"
     return f"{ns / 1e9:.3f} s"
+
+
+def durations_like(ns: float) -> Callable[[float], str]:
+    """Return a function that writes all times in one unit, so that they line up in a column.
+
+    The unit and the number of decimals are those that show `ns` with four digits: with a step of
+    87.41 ms, a saving of 300 µs is "0.30 ms".
+    """
+    _, divisor, unit = next(
+        (time for time in _TIMES if abs(ns) < time[0]), (float("inf"), 1e9, "s")
+    )
+    whole = len(str(int(abs(ns) / divisor)))
+    decimals = max(4 - whole, 0) if divisor > 1 else 0
+
+    def text(value: float) -> str:
+        # Adding 0 turns a negative zero into 0.
+        return f"{round(value / divisor, decimals) + 0.0:,.{decimals}f} {unit}"
+
+    return text
 
 
 def size(value: float) -> str:

@@ -288,4 +288,4 @@ def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: L
         ["capture.json", "trace.json.gz"]
     ] * 2
     (said,) = log.at("WARNING")
-    assert said.startswith("one has no summary.json (")
+    assert said.startswith("one: the file summary.json, from which ranks are compared, cannot be ")

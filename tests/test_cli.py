@@ -406,11 +406,11 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(
         ),
         (
             [folder, "--sink", "tabel"],
-            f"'tabel' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); did you mean table?",
+            f"'tabel' is none of the built-in sinks ({', '.join(presets.shipped('sinks'))}); did you mean table?",
         ),
         (
             [folder, "--sink", "mine"],
-            f"'mine' is none of the sinks that ship ({', '.join(presets.shipped('sinks'))}); give one of these, "
+            f"'mine' is none of the built-in sinks ({', '.join(presets.shipped('sinks'))}); give one of these, "
             "or the import path of a class.",
         ),
         (
@@ -470,7 +470,8 @@ def test_mistakes_are_one_line_and_status_2(
         ([broken, "--columns", "cals"], "The table has no column 'cals'; did you mean 'calls'?"),
         (
             [broken, "--ranges", "--by", "step"],
-            "--by step groups operators, which are not shown: add --ops, or remove --by.",
+            "--by step groups the table of operators, which is not shown: add --ops, "
+            "or remove --by.",
         ),
         (
             [capture.folder, "--by", "stack"],
@@ -571,14 +572,16 @@ def loaded(*arguments: object, cwd: Path | None = None) -> set[str]:
 
 def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -> None:
     heavy = {"torch", "numpy", "pydantic", "msgspec", "loguru", "hydra", "omegaconf", "rich"}
-    for arguments in (["--help"], ["show", "--help"], ["export", "--help"], ["--version"], []):
+    for arguments in (["--help"], ["show", "--help"], ["whatif", "--help"], ["--version"], []):
         assert heavy.isdisjoint(loaded(*arguments)), arguments
     folder = write_capture(tmp_path, steps()).folder
     for options in ([], ["--by", "input_shapes"], ["--ranges"], ["--steps"]):
         modules = loaded("show", folder, *options)
         assert "numpy" in modules, "the check sees what is loaded"
         assert modules.isdisjoint({"torch", "hydra", "omegaconf", "tensorboard", "rich"})
-    assert loaded("ranks", folder).isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"})
+    for command in ("ranks", "whatif"):
+        modules = loaded(command, folder)
+        assert modules.isdisjoint({"torch", "hydra", "omegaconf", "tensorboard"}), command
     (tmp_path / "their_sink.py").write_text(THEIRS)
     for sink in ("parquet", "tensorboard", "their_sink.Calls"):
         modules = loaded("export", folder, "--sink", sink, cwd=tmp_path)

@@ -158,7 +158,7 @@ class Never:
         ),
         (
             {"triggers": ["slow"]},
-            "profiler.triggers.slow is none of the triggers that ship (file, ",
+            "profiler.triggers.slow is none of the built-in triggers (file, ",
         ),
         (
             {"sinks": {"stacks": {}}},
@@ -166,13 +166,14 @@ class Never:
         ),
         (
             {"sinks": {"tabel": {}}},
-            "profiler.sinks.tabel is none of the sinks that ship (chrome_trace, memory, mlflow, parquet, stacks, "
+            "profiler.sinks.tabel is none of the built-in sinks (chrome_trace, memory, mlflow, parquet, stacks, "
             "table, tensorboard, wandb), and has no _target_; did you mean table?",
         ),
         (
             {"sinks": [TableSink]},
-            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but such a list "
-            "holds only names of sinks that ship: give a mapping instead, whose keys are names that you choose.",
+            "profiler.sinks is a list that holds <class 'instrument.sinks.table.TableSink'>, but a list "
+            "may hold only names of built-in sinks: give a mapping instead, whose keys are names that "
+            "you choose.",
         ),
         (
             {"sinks": {"mine": TableSink}},
@@ -225,7 +226,7 @@ class Never:
         ),
         (
             {"triggers": {"mine": {"k": 2}}},
-            "profiler.triggers.mine is none of the triggers that ship (file, memory_growth, non_finite_loss, "
+            "profiler.triggers.mine is none of the built-in triggers (file, memory_growth, non_finite_loss, "
             "out_of_memory, signal, slow_step), and has no _target_, the class to build.",
         ),
         (

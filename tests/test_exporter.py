@@ -197,7 +197,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later
     assert names(session) == [ALL[0], ALL[2]]
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended (SIGKILL) while it worked on {ALL[1]}, whose raw trace is kept"
+        f"The exporter ended while it worked on {ALL[1]} (SIGKILL). The raw trace is kept"
     )
     queued = output / f".{ALL[1]}.queued"
     assert queue.queued(output) == [queued]
@@ -228,7 +228,8 @@ def test_a_hanging_exporter_is_ended_and_the_next_window_gets_another(
         time.sleep(0.02)
     assert names(session) == ALL[1:]
     assert log.at("ERROR")[0].startswith(
-        "The exporter ended (it took longer than profiler.export_timeout_s=4) while it worked"
+        f"The exporter ended while it worked on {ALL[0]} (it took longer than "
+        "profiler.export_timeout_s=4). "
     )
 
 
@@ -270,12 +271,13 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)
     assert session.captures == []
     assert (
-        f"Waiting for the exporter, at most 1 s: 2 of 2 windows are left, now {ALL[0]}"
+        f"Waiting for the exporter, at most 1 s: 2 of 2 windows are left (current: {ALL[0]})"
         in log.at("INFO")
     )
     (warning,) = log.at("WARNING")
     assert warning.startswith(
-        f"The exporter continues by itself and has still to finish: {ALL[0]}, {ALL[1]}. "
+        "The exporter continues by itself, and these windows are not finished yet: "
+        f"{ALL[0]}, {ALL[1]}. "
     )
     gate.touch()
     log.errors_expected = True  # its own second may be over first
@@ -492,7 +494,7 @@ def test_an_exception_in_training_does_not_wait_for_the_exporter(
         session.step()
         1 / 0  # noqa: B018
     assert log.at("WARNING")[-1].startswith(
-        f"The exporter continues by itself and has still to finish: {ALL[0]}. "
+        f"The exporter continues by itself, and these windows are not finished yet: {ALL[0]}. "
     )
     worker = worker_of(session)
     assert worker is not None

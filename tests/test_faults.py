@@ -190,7 +190,7 @@ def test_sigterm_is_held_back_until_the_step_ends(tmp_path: Path) -> None:
     assert trainer.process.returncode == -signal.SIGTERM
     (capture,) = trainer.captures()
     assert (reason(capture), capture.metadata["window"]["steps"]) == ("SIGTERM", 4)
-    assert "SIGTERM: the open window is saved at the end of this step, or in 15 s" in log
+    assert "SIGTERM arrived: the open window is saved at the end of this step, or in 15 s" in log
 
 
 def test_sigterm_in_a_long_step_is_held_back_for_half_the_grace_time(tmp_path: Path) -> None:
@@ -310,8 +310,8 @@ def test_ctrl_c_ends_the_waiting_at_the_end_and_nothing_is_lost(tmp_path: Path) 
     (tmp_path / "open").touch()
     assert len(trainer.captures()) == 1
     assert (
-        "The exporter continues by itself and has still to finish: steps_000000-000000_rank0. "
-        in trainer.ended()
+        "The exporter continues by itself, and these windows are not finished yet: "
+        "steps_000000-000000_rank0. " in trainer.ended()
     )
 
 

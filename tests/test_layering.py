@@ -91,6 +91,15 @@ def test_public_names_are_sorted_and_importable() -> None:
             "import instrument.report.ranks, instrument.runs.merge_traces, instrument.runs.run",
             {"torch"},
         ),
+        (
+            "import instrument.findings.diagnose, instrument.report.diagnosis, "
+            "instrument.whatif.scenario",
+            {"torch", "pydantic", "jinja2"},
+        ),
+        (
+            "import instrument.report.whatif, instrument.whatif.scenario, instrument.cli.whatif",
+            {"torch", "pydantic", "hydra"},
+        ),
         ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
         ("import instrument.worker.process", {"torch"}),
         (

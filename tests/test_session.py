@@ -651,7 +651,8 @@ def test_a_device_that_is_not_there_is_said_and_the_host_recorded(
         session.step()
     assert session.captures[0].metadata["activities"] == ["cpu"]
     assert log.at("WARNING") == [
-        "profiler.activities names mtia, which this machine or this torch does not have: records cpu only."
+        "profiler.activities names mtia, which this machine or this torch does not have: only cpu "
+        "will be recorded."
     ]
 
 

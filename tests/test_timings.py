@@ -318,7 +318,7 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     (line,) = [
         line
         for line in log.at("INFO")
-        if line.startswith("Times every range and step, and writes to ")
+        if line.startswith("Timing every range and step; the results are written to ")
     ]
     assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
@@ -513,8 +513,8 @@ def test_submodules_are_timed_on_every_step_where_that_is_asked_for(
         assert not any(
             module._forward_hooks or module._forward_pre_hooks for module in net.modules()
         )
-    said = [line for line in log.at("INFO") if line.startswith("Times every range")]
-    hint = "; submodules too with profiler.timings.modules=true"
+    said = [line for line in log.at("INFO") if line.startswith("Timing every range")]
+    hint = "; profiler.timings.modules=true also times submodules"
     assert [hint in line for line in said] == [True, False]
 
 
@@ -584,7 +584,9 @@ def test_what_is_no_file_of_timings_gets_one_sentence(
         read_timings(tmp_path / "gone.jsonl")
     newer = '{"format": 2, "step": 1, "time": "now", "ranges": {}}\n'
     (tmp_path / "newer.jsonl").write_text(newer)
-    with pytest.raises(CaptureError, match=r"newer.jsonl have format 2, .* reads up to 1: upgrade"):
+    with pytest.raises(
+        CaptureError, match=r"newer.jsonl have format 2, .* reads formats up to 1: upgrade"
+    ):
         read_timings(tmp_path / "newer.jsonl")
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n[2]\n\nnull\n"text"\n')
     with pytest.raises(CaptureError, match="holds no timings: give a timings file"):

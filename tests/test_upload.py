@@ -255,7 +255,8 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     )
     (warning,) = log.at("WARNING")
     assert warning.startswith(
-        f"Not sent to {url} yet, and kept on disk: {', '.join(ALL)}. `instrument export {output}` "
+        f"These captures are not sent to {url} yet and are kept on disk: {', '.join(ALL)}. "
+        f"`instrument export {output}` "
     )
 
     assert command.main(["export", str(output / ALL[0])]) == 2, "the server is still away"
@@ -359,12 +360,12 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     asking.close()
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended (SIGKILL) while it worked on {ALL[0]}, which is kept: `instrument "
-        f"export {output}` "
+        f"The exporter ended while it worked on {ALL[0]} (SIGKILL). The capture is kept, and "
+        f"`instrument export {output}` "
     )
     assert log.at("WARNING") == [
-        f"Not sent to {url} yet, and kept on disk: {ALL[0]}. `instrument export {output}` sends "
-        "captures that have not arrived."
+        f"These captures are not sent to {url} yet and are kept on disk: {ALL[0]}. `instrument "
+        f"export {output}` sends captures that have not arrived."
     ], "another exporter has sent the second"
     assert sent(server.objects("killed"), ALL[1]) == local(output / ALL[1])
     assert command.main(["export", str(output)]) == 0
@@ -381,11 +382,13 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, 2, export_timeout_s=0.2)
     assert (
-        f"Waiting for the upload, at most 0.2 s: 2 of 2 windows are left, now {ALL[0]}"
+        f"Waiting for the upload, at most 0.2 s: 2 of 2 windows are left (current: {ALL[0]})"
         in log.at("INFO")
     )
     (warning,) = log.at("WARNING")
-    assert warning.startswith(f"Not sent to {url} yet, and kept on disk: {ALL[0]}, {ALL[1]}. ")
+    assert warning.startswith(
+        f"These captures are not sent to {url} yet and are kept on disk: {ALL[0]}, {ALL[1]}. "
+    )
     gate.set()
     for thread in threading.enumerate():
         if thread.name == "instrument upload":
@@ -403,7 +406,10 @@ def test_left_ones_that_come_back_are_counted_again(
     with changed:
         waiting.wait(changed, lambda: next(left), 60, "upload")
     told = [line.partition(": ")[2] for line in log.at("INFO")]
-    assert told == ["1 of 1 windows are left, now d", "3 of 3 windows are left, now a"]
+    assert told == [
+        "1 of 1 windows are left (current: d)",
+        "3 of 3 windows are left (current: a)",
+    ]
 
 
 def test_where_training_fails_uploads_are_not_waited_for(
@@ -430,8 +436,8 @@ def test_where_training_fails_uploads_are_not_waited_for(
             assert reached.wait(60)
             1 / 0  # noqa: B018
     assert log.at("WARNING") == [
-        f"Not sent to {url} yet, and kept on disk: {ALL[0]}. `instrument export {here}` sends "
-        "captures that have not arrived."
+        f"These captures are not sent to {url} yet and are kept on disk: {ALL[0]}. `instrument "
+        f"export {here}` sends captures that have not arrived."
     ]
     assert command.main(["export", str(here)]) == 0
     assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
@@ -486,7 +492,7 @@ def test_what_arrived_short_or_changed_counts_as_not_arrived(
             patch.setattr(upload, "_put", lambda *_: None)
             with pytest.raises(
                 CaptureError,
-                match=r"1 of its files did not arrive completely, such as trace\.json\.gz",
+                match=r"1 of the capture's files did not arrive completely, such as trace\.json\.gz",
             ):
                 upload.send(folder, url, server.options)
         assert not upload.has_arrived(folder, url)
@@ -503,7 +509,8 @@ def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(upload, "_put", lambda *_: None)
         with pytest.raises(
-            CaptureError, match=r"1 of its files did not arrive completely, such as trace\.json\.gz"
+            CaptureError,
+            match=r"1 of the capture's files did not arrive completely, such as trace\.json\.gz",
         ):
             upload.send(folder, url, {})
     upload.send(folder, url, {})

@@ -40,10 +40,10 @@ class Work:
     """The kernels, copies and memsets of the devices, as parallel columns.
 
     `event` is the position of the device event in `Events`, and `kind` an index into `KINDS`.
-    `call` is the position of the CPU call that launched the work. `operator` is the position of the
-    operator that the trace names for the work. Both are -1 if the trace does not hold the event;
-    see `Launches`. Other device events (copies of annotations, counters, synchronisations) are left
-    out.
+    `call` is the position of the CPU call that launched the work; -1 if the trace does not hold
+    this call. `operator` is the position of the operator that launched the work, according to the
+    trace; -1 if the trace does not hold this operator. See `Launches`. Other device events (copies
+    of annotations, counters, synchronisations) are left out.
     """
 
     event: Ints
@@ -96,10 +96,10 @@ def device_work(
     Args:
         links: the relations of the trace.
         communication: a regular expression. Kernels whose names match it are communication.
-            `"nccl|rccl"` replaces the default, `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
-            None means `COMMUNICATION_NAMES`.
-        added: the pattern for communication kernels in a capture's metadata. Kernels whose names
-            match `added` are communication too.
+            None means the default, `COMMUNICATION_NAMES`. The value `"nccl|rccl"` replaces the
+            default. The value `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
+        added: a second pattern, which comes from a capture's metadata. Kernels whose names match
+            `added` are communication too.
     """
     events, found = links.events, links.launches
     event = found.device
@@ -130,7 +130,10 @@ def breakdown(work: Work) -> Table:
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
-    """The columns of `BREAKDOWN` for each group of device events; group -1 is left out."""
+    """The columns of `BREAKDOWN` for each group of device events.
+
+    `group` is the number of each event's group. Events with the number -1 are left out.
+    """
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
     timeline = sweep(layers, [group[index] for index in chosen])
@@ -141,14 +144,16 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """The intervals of compute, communication and copies, for `sweep`."""
+    """The intervals of compute, of communication and of copies: three layers for `sweep`."""
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """For each column of times in `BREAKDOWN`, a mask of the segments that count for the column.
+    """For each column of `BREAKDOWN`, a mask of the segments of time that count for the column.
 
-    `active` is the field of a `Timeline`. Its first three rows are the layers of `layers_of`.
+    The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: a row for each
+    layer, and in it a flag for each segment of time. Its first three rows must be the layers that
+    `layers_of` returns.
     """
     compute, communication, copy = active[:3]
     return {

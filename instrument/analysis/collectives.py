@@ -131,9 +131,9 @@ def kind_of(name: str) -> str | None:
 def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | None:
     """Return bus bandwidth divided by algorithm bandwidth, as numerator and denominator.
 
-    The factors are those of nccl-tests: of doc/PERFORMANCE.md, and for gather and scatter of the
-    source code. In a group of one rank, most factors are 0, because nothing crosses a link. None if
-    the kind or the group's size is not known, and for a barrier.
+    The factors for gather and scatter are from the source code of nccl-tests. All other factors are
+    from its doc/PERFORMANCE.md. In a group of one rank, most factors are 0, because nothing crosses
+    a link. The result is None for a barrier, and if the kind or the group's size is not known.
     """
     if kind in ("broadcast", "reduce", "send_recv"):
         return 1, 1
@@ -145,7 +145,10 @@ def bus_factor(kind: str | None, group_size: int | None) -> tuple[int, int] | No
 def bandwidths(
     kind: str | None, group_size: int | None, size: int | None, duration_ns: int | None
 ) -> tuple[int | None, int | None]:
-    """Return the algorithm and the bus bandwidth in bytes per second; None if not known."""
+    """Return the algorithm bandwidth and the bus bandwidth in bytes per second.
+
+    Each of them is None if it is not known.
+    """
     if size is None or not duration_ns:
         return None, None
     factor = bus_factor(kind, group_size)
@@ -158,9 +161,10 @@ def bandwidths(
 def message_bytes(kind: str | None, details: Details) -> int | None:
     """Return the size of a message as NCCL counts it: the rank's input or output, the larger one.
 
-    Input and output are equal for most kinds. In an all-gather the output is larger, and in a
-    reduce-scatter the input, by a factor of the number of ranks. None if the size is not known, for
-    a barrier, and for impossible numbers.
+    Input and output are equal for most kinds. In an all-gather, the output is larger than the
+    input. In a reduce-scatter, the input is larger than the output. The result is None for a
+    barrier, if the size is not known, and if torch recorded an impossible size, such as a negative
+    one.
     """
     known = (details.input_elements, details.output_elements)
     name = details.element_type or ""
@@ -176,9 +180,10 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
 class _Found:
     """Kernels or annotations of collectives, as parallel columns.
 
-    `event` is the position of the kernel or annotation in `Events`. `record` is the position of
-    torch's record of the collective, and `range` the position of its annotation; -1 for none.
-    `step` is an index into the finished steps; -1 for none.
+    `event` is the position of the kernel or annotation in `Events`. `record` is the position of the
+    CPU event in which torch recorded the collective; -1 if there is no such event. `range` is the
+    position of the collective's annotation; -1 if there is no annotation. `step` is an index into
+    the finished steps; -1 if no finished step contains the collective.
     """
 
     event: Ints
@@ -192,11 +197,13 @@ class _Found:
 def collective_calls(links: Links, work: Work) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
-    Kernels with the same record of torch are one collective. Collectives that have only a record
-    of torch come last: their group has one rank, or the devices were not recorded.
+    torch records each collective as a CPU event. Kernels with the same record are one collective.
+    Collectives that have a record and no kernel come last: their group has one rank, or the devices
+    were not recorded.
 
-    Lost: a coalesced group of collectives runs as one kernel, and torch writes no record for the
-    kernel. So the records are rows without a time, and the kernel is a row without a size.
+    Limit: a coalesced group of collectives runs as one kernel. torch records each collective of the
+    group, but the kernel belongs to none of these records. So each collective of the group has a
+    row without a time, and the kernel has a row without a size.
 
     Cost: a sort of the device events. If gloo or MPI ran on the CPU, also the call tree.
     """
@@ -230,7 +237,7 @@ def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
 def _on_cpu(links: Links, steps: Ints) -> _Found:
     """The annotations of process groups that work on the CPU."""
     events = links.events
-    index = np.flatnonzero(_is_on_cpu(events))
+    index = np.flatnonzero(is_on_cpu(events))
     start, end = events.start_ns[index], events.end_ns[index]
     exposed = _outside(_cpu_sides(links)[1], start, end) if len(index) else start
     none = np.full(len(index), -1)
@@ -238,7 +245,10 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
-    """The records of collectives without a kernel in the trace; `used` are records with one."""
+    """The records of those collectives that have no kernel in the trace.
+
+    `used` are the positions of the records that have a kernel; -1 is ignored.
+    """
     is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
     chosen = records(events)
     chosen &= (events.detail >= 0) & np.append(is_named, False)[events.detail]
@@ -258,7 +268,8 @@ def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
     return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
 
 
-def _is_on_cpu(events: Events) -> Flags:
+def is_on_cpu(events: Events) -> Flags:
+    """A mask of the annotations of collectives that run on the CPU."""
     return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
 
 
@@ -322,7 +333,7 @@ def _names(
     """The name and the kind of each collective.
 
     The kind comes from torch's record, or else from the annotation, or else from the kernel's name.
-    Each combination of these three is searched once.
+    The kind is computed only once for each combination of record, annotation and kernel name.
     """
     groups = group_rows(of, ranges, events.name[event])
     first = groups.sorted_by().row(0)
@@ -404,12 +415,12 @@ def _rates(
 def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
-    The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while no thread runs an operator, except the operators of the collective itself. The result is
-    empty if no process group worked on the CPU.
+    The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed at
+    the times at which no thread runs an operator. Operators that start a collective, run it or wait
+    for it do not count here. The result is empty if no process group worked on the CPU.
     """
     events = links.events
-    if not _is_on_cpu(events).any():
+    if not is_on_cpu(events).any():
         return {}
     timeline = sweep(_cpu_sides(links))
     communicating, working = timeline.active
@@ -425,7 +436,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
 def _cpu_sides(links: Links) -> list[Intervals]:
     """The times at which process groups worked on the CPU, and at which other operators ran."""
     events, call_tree = links.events, links.call_tree
-    communicates = _is_on_cpu(events)[call_tree.index]
+    communicates = is_on_cpu(events)[call_tree.index]
     operator = events.among(OPERATOR) & ~events.named(
         lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
     )

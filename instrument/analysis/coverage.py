@@ -55,7 +55,7 @@ COVERAGE: Schema = schema(
 ENOUGH = 0.95
 # The first steps of a run are slow. So recorded steps are compared with the steps before the window
 # only if at least this many steps ran before the window.
-_ENOUGH_STEPS = 10
+ENOUGH_STEPS = 10
 
 # The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
@@ -113,10 +113,11 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the named rows of the coverage in which too much is missing: less than `ENOUGH`.
+    """Return those of the named rows of the coverage whose share is below `ENOUGH`.
 
-    A loss whose share cannot be known is returned too. Only the named rows are computed. For the
-    losses of one view, `names` is `VIEWS[view].coverage`.
+    A row whose share cannot be known is returned too. A row that does not describe a loss is never
+    returned. Only the named rows are computed. For the losses of one view, `names` is
+    `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
@@ -160,14 +161,15 @@ def _table(capture: Views, names: Iterable[str]) -> Table:
 
 
 def _percent(share: float) -> str:
-    """A share below `ENOUGH` as text, rounded down near 95 %, so that it never reads as 95 %."""
+    """A share below `ENOUGH` (95 %) as text, at most "94.9%": the text must not say "95.0%"."""
     return f"{min(share, ENOUGH - 0.001):.1%}"
 
 
 def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
-    """The cells of a row of times; None if the total is 0.
+    """The cells of a row that measures time; None if the total is 0.
 
-    The text before `why` is such as "1 ms of 2 ms ".
+    `why` is the end of a sentence about the missing time. The text in the cell begins with this
+    time, such as "1 ms of 2 ms ", and ends with `why`.
     """
     if total_ns <= 0:
         return None
@@ -178,9 +180,10 @@ def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
 
 
 def _count(covered: int, total: int, why: str) -> Part | None:
-    """The cells of a row of counts; None if the total is 0.
+    """The cells of a row with counts instead of times; None if the total is 0.
 
-    The text before `why` is such as "1 of 2 ".
+    `why` is the end of a sentence about what is missing. The text in the cell begins with the
+    missing number, such as "1 of 2 ", and ends with `why`.
     """
     if not total:
         return None
@@ -539,9 +542,9 @@ def _undisturbed(capture: Views) -> Part | None:
     recorded, before = cost.recorded_step_ns, cost.unrecorded_step_ns
     if not recorded or recorded < 0:
         return None
-    if not before or before < 0 or (cost.unrecorded_steps or 0) < _ENOUGH_STEPS:
+    if not before or before < 0 or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
         why = (
-            f"The cost of recording is not known, because fewer than {_ENOUGH_STEPS} steps ran "
+            f"The cost of recording is not known, because fewer than {ENOUGH_STEPS} steps ran "
             "before the window: let the window begin later."
         )
         return Part(None, None, recorded, why)

@@ -1,6 +1,7 @@
 """The rows of `capture.coverage`: their names, what they measure, and which of them are losses.
 
-This module loads no numpy, so that `VIEWS` can name the rows that each view depends on.
+This module does not import numpy, because `VIEWS` refers to these rows, and `VIEWS` must be
+importable without numpy.
 """
 
 from __future__ import annotations
@@ -53,23 +54,25 @@ ROWS = {
     RECORDS: Row(
         "of the records of device work and calls, the part that Kineto did not drop, according to "
         "Kineto's own messages in the trace; None if Kineto stopped recording early. Left out "
-        "without such messages"
+        "if the trace has no such messages"
     ),
     LAUNCHED: Row(
-        "of the time of all device work, the part whose launch is in the trace. Left out without "
-        "device work"
+        "of the time of all device work, the part whose launch is in the trace. Left out if there "
+        "is no device work"
     ),
     IN_OPERATOR: Row(
         "of the device time with a launch, the part that an operator or a range launched. The "
         "profiler records the launches of all threads, but the operators only of some. Left out "
-        "without launches"
+        "if there are no launches"
     ),
     IN_ORDER: Row(
         "of the device time with a launch, the part that starts after its launch has begun, and "
-        "not after work that was launched later on the same stream. Left out without launches"
+        "not after work that was launched later on the same stream. Left out if there are no "
+        "launches"
     ),
     OUTSIDE_GRAPHS: Row(
-        "of the device time, the part that no CUDA graph launched. Left out without CUDA graphs"
+        "of the device time, the part that no CUDA graph launched. Left out if there are no CUDA "
+        "graphs"
     ),
     DEVICE_IN_STEPS: Row(
         "of the device time, the part that was launched in finished steps. If the launch of work "
@@ -80,7 +83,7 @@ ROWS = {
         "finished steps. Left out if no steps are marked"
     ),
     DEVICE_IN_RANGES: Row(
-        "of the device time, the part that belongs to a range. Left out without device work",
+        "of the device time, the part that belongs to a range. Left out if there is no device work",
         is_loss=False,
     ),
     CPU_IN_RANGES: Row(
@@ -93,18 +96,18 @@ ROWS = {
         "Left out if torch.compile removed no marks"
     ),
     JOINED: Row(
-        "of the CPU time of the backward, the part whose forward operator is known. Left out "
-        "without a backward"
+        "of the CPU time of the backward, the part whose forward operator is known. Left out if "
+        "there is no backward"
     ),
     OWNED: Row(
         "of the bytes of all allocations, the part that was allocated in an operator or a range. "
-        "Left out without allocations"
+        "Left out if there are no allocations"
     ),
     NESTED: Row(
         "of the duration of all CPU slices, the part in slices that nest. A slice nests if it lies "
         "wholly inside or wholly outside of each earlier slice of its thread. Perfetto drops most "
         "slices that do not nest, or moves them to another track. No table depends on this row. "
-        "Left out without slices"
+        "Left out if there are no slices"
     ),
     VALID: Row(
         "of the events of the file, the part with possible times. An event that ends before it "
@@ -133,7 +136,10 @@ _RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
 
 
 def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:
-    """The rows of the given groups and of `_FILE`, in the order of the table."""
+    """The names of the rows in the given groups, in the order of the table.
+
+    The rows in `_FILE` are always added, because they concern every trace file.
+    """
     chosen = {*_FILE, *(name for group in groups for name in group)}
     return tuple(name for name in ROWS if name in chosen)
 

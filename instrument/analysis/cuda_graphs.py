@@ -106,10 +106,12 @@ class CudaGraphNodeTable(GroupableTable):
     def by(
         self, what: Literal["name", "kernel", "kind", "operator", "range", "annotation"]
     ) -> Table:
-        """Sum `calls` and `device_ns` of rows with equal cells in a column, the costliest first.
+        """Group the nodes by one column: a row for each distinct cell, the costliest row first.
+
+        Each row has the number of nodes, and the sums of `calls` and of `device_ns`.
 
         Raises:
-            ConfigError: there is no such grouping.
+            ConfigError: nodes cannot be grouped by the column `what`.
         """
         if what not in _GROUPINGS:
             *most, last = _GROUPINGS
@@ -147,12 +149,15 @@ class _Replays:
         event, kind: as in `Work`, for each device event.
         name: for each device event, the index of its name in `Events.names`.
         node_kind: for each device event, KERNEL, COPY or MEMSET of `stream_capture`.
-        node_id: for each device event, the index of its node's id; -1 for none.
+        node_id: for each device event, the index of its node's id; -1 if the node has no id.
         replay, ordinal: for each device event, its replay, and its position in the replay.
-        first, size: where each replay begins in the columns above, and how many events it has.
-        work: the position in `Work` of the first event of each replay.
-        graph_id: for each replay, the index of its graph's id; -1 for none.
-        is_one: whether the correlation shows that the events belong to one replay.
+        first, size: for each replay, the position of its first event in the columns above, and the
+            number of its events.
+        work: for each replay, the position in `Work` of its first event.
+        graph_id: for each replay, the index of its graph's id; -1 if the graph has no id.
+        is_one: for each replay, whether its device events have a correlation id. If they have, the
+            id proves that the events belong to one replay. If not, the events of several replays
+            may be taken for one replay.
     """
 
     event: Ints
@@ -195,8 +200,8 @@ class _Nodes:
 def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> CudaGraphTable:
     """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
 
-    The operators and ranges of nodes come from the captures in the trace, and in the traces of
-    `captured`; see `instrument.links.stream_capture`.
+    A node's operator and range are found where the program captured the CUDA graph: in this trace,
+    or in one of the traces `captured`. See `instrument.links.stream_capture`.
 
     Cost: a sort of the device events of graphs, and the call tree of each trace.
     """
@@ -390,7 +395,11 @@ def _launching(
 
 
 def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
-    """For each group, the value that all its rows with a known value share; -1 if they differ."""
+    """For each group, the value of its rows if all rows have the same value; else -1.
+
+    `known` is a mask of the rows whose value is known. All other rows are ignored. The result is -1
+    for a group without known values.
+    """
     chosen = Groups(groups.of[known], groups.count)
     least, greatest = chosen.min(values[known]), -chosen.min(-values[known])
     return np.where(least == greatest, least, -1)

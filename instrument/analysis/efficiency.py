@@ -61,8 +61,8 @@ EFFICIENCY: Schema = schema(
 EFFICIENCY_STEPS: Schema = schema(
     number="the step's number, counted from 0",
     duration_ns="the duration of the step on the CPU",
-    busy_ns="time in which work that the step launched ran on any device; None without device "
-    "events",
+    busy_ns="time in which work that the step launched ran on any device; None if the trace "
+    "has no device events",
     flops="floating-point operations of the step's calls of operators in `efficiency`; if the "
     "trace has a device, only of the calls that launched work",
     recomputed_flops="the part of `flops` that activation checkpointing computed again",
@@ -94,7 +94,7 @@ _LEAST_COVERED = 0.5
 
 
 class EfficiencyTable(Table):
-    """One row for each operator, its shapes, types and device, the costliest first.
+    """One row for each combination of operator, shapes, types and device, the costliest row first.
 
     See `EFFICIENCY`. The rows hold matrix products, convolutions, attention and recurrent layers:
     the operators whose FLOPs are known (`instrument.links.flops`). An operator that is called
@@ -105,8 +105,8 @@ class EfficiencyTable(Table):
     compute and move more. So `flops_per_second` is the rate of useful work, and not the rate at
     which kernels execute instructions. `bound_share` above 1 means that the data was in a cache.
 
-    Lost: the device time of calls that launched a kernel which is not in the trace. Such calls have
-    a row without device time.
+    Limit: if a call launched a kernel that is not in the trace, the call's device time is not
+    known. Such calls have a row without device time.
 
     Attributes:
         steps: one row for each finished step, with its model FLOPs utilization; see
@@ -128,13 +128,15 @@ class _Calls:
         moved_bytes: the least traffic of the call; `UNKNOWN` if it is not known.
         dtype: an index into `dtypes`.
         precision: an index into `precisions`.
-        device: an index into `rates`; `_NO_DEVICE` for none, `_SEVERAL` for more than one.
+        device: an index into `rates`; `_NO_DEVICE` if the call used no device, `_SEVERAL` if it
+            used more than one.
         device_ns: the device time of the work that the call launched.
-        owner: for each device event, the index of the call that launched it; -1 for none.
+        owner: for each device event, the index of the call that launched it; -1 if none of these
+            calls launched it.
         dtypes: the types of the operands as text.
         precisions: the distinct precisions; None stands for an unknown precision.
-        rates: the process numbers of the trace, each with its peak rates. The process of a device
-            event is its device.
+        rates: the devices, each with its peak rates. A device is given by the process number of
+            its events, because traces store the number of a device there.
         cpu: the peak rates of calls without a device.
     """
 
@@ -297,10 +299,11 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
 
 
 def _around(links: Links, node: Ints) -> Ints:
-    """For each node of the call tree, the innermost of the nodes in `node` that contains it.
+    """For each node of the call tree, find the innermost node of the list `node` around it.
 
-    The result holds indices into `node`; -1 for none. A last entry of -1 stands for an unknown
-    node.
+    The result holds indices into `node`; -1 if no node of the list is around the node. A node that
+    is in the list itself gets its own index. The result has one more entry at its end, -1, so that
+    the index -1, which means an unknown node, leads to -1.
     """
     counted = np.zeros(len(links.call_tree), np.bool_)
     counted[node] = True
@@ -324,14 +327,22 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 
 
 def _one_device(launched: Groups, process: Ints) -> Ints:
-    """For each call, the process of its device events; `_SEVERAL` if they differ in process."""
+    """For each call, the device on which its device events ran.
+
+    `process` is the device of each device event, as an index; the result holds the same indices.
+    The result is `_SEVERAL` for a call with events on several devices, and `_NO_DEVICE` for a call
+    without device events.
+    """
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
     return np.where(launched.size > 0, device, _NO_DEVICE)
 
 
 def _said(events: Events) -> Ints:
-    """What the name of a kernel says about its precision, for each name; a sum of `_SAYS_…`."""
+    """For each name, what the name says about the kernel's precision: a sum of `_SAYS_…` flags.
+
+    The sum is 0 for names that are not names of device events.
+    """
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
     device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
     return np.array(

@@ -178,7 +178,7 @@ def _of_device(events: Events, work: Work) -> dict[str, Any]:
 
 
 def _details(events: Events) -> dict[str, Any]:
-    """The columns of `Details`, made from the distinct details of the events."""
+    """An Arrow column for each field of `Details`. Each distinct value is converted only once."""
     import pyarrow
 
     index = pyarrow.array(np.where(events.detail >= 0, events.detail, len(events.details)))

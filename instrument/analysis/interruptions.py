@@ -104,13 +104,13 @@ def interruptions(events: Events) -> Table:
     stacks and torch's experimental option `record_python_gc_info`. A trace holds module loading
     only as overhead that CUPTI reports. So if a kind has no row, perhaps it was not recorded.
 
-    Lost: whether the training thread waited. A call on another thread, such as an allocation by
-    the thread that pins memory, may have interrupted nothing.
+    Limit: the table does not tell whether the training thread waited. A call on another thread,
+    such as an allocation by the thread that pins memory, may have interrupted nothing.
 
     Cost: a test of each distinct name, a pass over the categories, and some sorts of the calls and
     of the steps.
     """
-    kind = _kinds(events)
+    kind = kinds_of(events)
     width = np.int32(len(KINDS))
     # Each kind has a tree of its own, in which only calls of this kind nest.
     tree = nest(events, kind >= 0, events.thread * width + kind.astype(np.int32))
@@ -146,12 +146,17 @@ def interruptions(events: Events) -> Table:
     return Table.of(INTERRUPTIONS, columns).sort("cpu_ns")
 
 
-def _kinds(events: Events) -> Ints:
+def is_compilation(name: str) -> bool:
+    """Whether an event of this name is a part of a compilation by torch.compile."""
+    return name.endswith(_COMPILING)
+
+
+def kinds_of(events: Events) -> Ints:
     """The kind of each event, as an index into `KINDS`; -1 for events that interrupt nothing."""
     on_cpu, calls = events.among(OPERATOR | ANNOTATION), events.among(is_runtime)
     found: list[tuple[int, Flags, Callable[[str], bool]]] = [
         (GARBAGE_COLLECTION, events.among(PYTHON), _GARBAGE_COLLECTION.__eq__),
-        (COMPILATION, on_cpu, lambda name: name.endswith(_COMPILING)),
+        (COMPILATION, on_cpu, is_compilation),
         (GUARDS, on_cpu, _GUARDS.__eq__),
         (MODULE_LOADING, calls, lambda name: _MODULES.match(name) is not None),
         (ALLOCATION, calls, lambda name: _ALLOCATES.match(name) is not None),
@@ -170,7 +175,7 @@ def _kinds(events: Events) -> Ints:
 def _in_steps(
     start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, its time in steps, and the number of steps that it overlaps.
+    """For each group of intervals, the time inside of steps, and the number of steps overlapped.
 
     Intervals of a group may overlap. Steps are sorted by start; time in two steps counts twice.
 

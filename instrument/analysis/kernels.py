@@ -124,7 +124,7 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
-    """Sizes divided by durations; -1 if unknown, or if the rate does not fit into 64 bits."""
+    """Sizes divided by durations; -1 if a rate is not known, or does not fit into 64 bits."""
     pairs = zip(size.tolist(), duration_ns.tolist())
     rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
     return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
@@ -138,7 +138,7 @@ def launches(events: Events, work: Work) -> Table:
     counts only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
     cudaMemsetAsync, and one launch for each correlation. HTA rounds times to microseconds.
 
-    Lost: device work whose launch is not in the trace.
+    Limit: device work whose launch is not in the trace is not counted.
     """
     known = np.flatnonzero(work.call >= 0)
     device = work.event[known]
@@ -178,13 +178,14 @@ def streams(events: Events, work: Work) -> Table:
 
 
 def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
-    """The bytes that each copy or memset moves; -1 if unknown.
+    """The bytes that each copy or memset moves; -1 if the number is not known.
 
     Args:
         events: the events of the trace.
         copy: the positions of the device events.
-        call: the positions of the CPU calls that launched the device events; -1 for no call. If the
-            device event does not have the number of bytes, the number of the call is taken.
+        call: the positions of the CPU calls that launched the device events; -1 if the trace
+            does not hold the call. If a device event does not have the number of bytes, its call's
+            number of bytes is taken.
     """
     own = events.moved_bytes[copy]
     return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
@@ -193,16 +194,16 @@ def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
     """Kineto's occupancy estimates of the given kernels, as fractions.
 
-    NaN if Kineto wrote 0, which means that it has no estimate.
+    NaN where Kineto wrote 0, which means that Kineto has no estimate.
     """
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
 
 
 def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the weights of values that are not NaN as a fraction of all weights.
+    """Return the fraction of the total weight that belongs to values other than NaN.
 
-    None if the weights sum to 0.
+    The result is None if the total weight is 0.
     """
     whole = int(weights.sum())
     return int(weights[~np.isnan(values)].sum()) / whole if whole else None
@@ -216,9 +217,10 @@ def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | N
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """The CPU time of each device event's launch, and whether its work took less than this time.
+    """For each device event, the CPU time of its launch, and whether the launched work is short.
 
-    The time is -1 if the launch is not in the trace. If a launch has several device events, the
+    The work is short if all work of the launch took less device time than the launch took CPU time.
+    The CPU time is -1 if the launch is not in the trace. If a launch has several device events, the
     first one has the time, and the others have 0.
     """
     known = work.call >= 0
@@ -242,5 +244,8 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """Grids or blocks in one line; some versions of torch write each number on its own line."""
+    """The grids or blocks as text in one line; None for a code of -1.
+
+    Some versions of torch write each number on its own line.
+    """
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

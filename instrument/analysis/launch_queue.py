@@ -55,7 +55,7 @@ Lengths = dict[Thread, tuple[Ints, Ints]]
 
 
 class QueueTable(Table):
-    """One row for each stream with device work, sorted by launches, the most first; see `QUEUE`.
+    """One row for each stream with device work, the most launches first; see `QUEUE`.
 
     `series` returns the length of one stream's queue over time.
     """

@@ -14,8 +14,9 @@ from instrument.trace.events import Ints
 class Plot:
     """Memory in use on a device over time, for a plot.
 
-    At each time, the series sum to the memory in use. `reserved_bytes` is the memory that the
-    allocator has reserved; None if it was not recorded.
+    `series` holds a list of bytes for each name. At each time, the values of all series add up to
+    the memory in use. `reserved_bytes` is the memory that the allocator has reserved; None if it
+    was not recorded.
     """
 
     device: str

@@ -36,13 +36,13 @@ MEMORY_DEVICES: Schema = schema(
     frees="frees in the window",
     allocated_bytes="the bytes of all allocations in the window",
     freed_bytes="the bytes of all frees in the window",
-    net_bytes="`allocated_bytes` less `freed_bytes`: how much more is in use at the end of the "
+    net_bytes="`allocated_bytes` minus `freed_bytes`: how much more is in use at the end of the "
     "window than at its start",
     peak_ns="the time of the event after which the most memory is in use, on the trace's own "
     "clock; tables print the time since the trace's first event",
     peak_bytes="the memory in use at the peak; None if the memory in use before the window was "
     "not recorded",
-    peak_net_bytes="the memory in use at the peak, less the memory in use before the window",
+    peak_net_bytes="the memory in use at the peak, minus the memory in use before the window",
     reserved_bytes="the most memory that the allocator reserved on the device; None if it was not "
     "recorded",
 )
@@ -59,7 +59,7 @@ MEMORY_STEPS: Schema = schema(
     number="the step's number",
     start_bytes="the memory in use when the step begins; None if the memory in use before the "
     "window was not recorded",
-    net_bytes="the bytes allocated less the bytes freed during the step; values above 0 in many "
+    net_bytes="the bytes allocated minus the bytes freed during the step; values above 0 in many "
     "steps in a row are a sign of a leak",
     peak_bytes="the most memory in use during the step; None if the memory in use before the "
     "window was not recorded",
@@ -89,10 +89,10 @@ class Timeline:
     """The allocations and frees of one device in the order of time, as parallel columns.
 
     `instant` is the position of each event among all memory events of the trace. `size_bytes` is
-    negative for a free. `net_bytes` is the memory in use after the event, less the memory in use
+    negative for a free. `net_bytes` is the memory in use after the event, minus the memory in use
     before the window. `allocated_bytes` is all memory in use after the event. `reserved_bytes` is
-    the memory that the allocator has reserved on the device. These last two are None if the trace
-    does not hold them.
+    the memory that the allocator has reserved on the device. The trace may lack these last two
+    numbers; then the two columns are None.
     """
 
     device: str
@@ -115,7 +115,10 @@ class Timeline:
 
 
 class MemoryView:
-    """Memory in use over time, per device: `devices`, `timelines`, `live()`, `steps`, `sizes`.
+    """Memory in use over time, per device.
+
+    The tables are `devices`, `steps`, `sizes`, `events` and `live()`. `timelines` has the single
+    allocations and frees as arrays, and `curve()` makes a plot.
 
     Devices are named as in torch, such as "cuda:0" and "cpu". On the CPU torch knows only what was
     allocated while a profiler was recording. A size is the requested size, rounded up to blocks by
@@ -273,9 +276,10 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the grouping that names the most memory at the peak.
+        """Return the grouping that explains the most memory at the peak.
 
-        Only the `most` largest names of each grouping count, because a plot shows no more names.
+        Memory is explained if its operator, range or module is known. Only the `most` largest names
+        of each grouping count, because a plot shows no more names.
         """
 
         def covered(by: By) -> int:
@@ -297,8 +301,8 @@ class MemoryView:
         point of each span are kept, so the peak stays.
 
         Args:
-            by: as for `live`; None means the result of `most_telling`.
-            device: as for `live`.
+            by: operator, range or module; None means the result of `most_telling`.
+            device: the device; None means the first device of `devices`.
             most: how many labels have a series of their own.
             points: the number of spans.
 
@@ -381,7 +385,10 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """For each allocation, the position of its free, and the reverse; -1 if there is none."""
+        """The position of each allocation's free, and of each free's allocation.
+
+        The position is -1 if that free or allocation is not in the trace.
+        """
         memory = self._events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
         order = np.lexsort((memory.time_ns, *where))
@@ -399,7 +406,7 @@ class MemoryView:
     def _ends(self, line: Timeline) -> Ints:
         """For each allocation of a timeline, the position of its free.
 
-        An allocation that is not freed has the length of the timeline.
+        For an allocation that is not freed, this is the number of events in the timeline.
         """
         # The last entry stands for allocations without a free (-1).
         place = np.full(len(self._partner) + 1, len(line.instant))

@@ -101,7 +101,10 @@ def by_step(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_device(links: Links, calls: Calls, _: int) -> Grouping:
-    """The devices that ran work of the call, as text such as "0" or "0,1"; None if none did."""
+    """The devices that ran work of the call, as text such as "0" or "0,1".
+
+    The text is None if no device ran work of the call.
+    """
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # np.unique on columns is slow

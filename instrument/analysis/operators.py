@@ -56,13 +56,13 @@ OPERATORS: Schema = schema(
     device_ns="device time of the work that the calls and the calls inside them launched; None if "
     "the trace has no device events",
     device_ns_per_call="`device_ns` divided by `calls`",
-    self_cpu_bytes="memory allocated less memory freed on the CPU, without the calls inside; None "
+    self_cpu_bytes="memory allocated minus memory freed on the CPU, without the calls inside; None "
     "if the trace has no memory events",
-    cpu_bytes="memory allocated less memory freed on the CPU, including the calls inside; None if "
+    cpu_bytes="memory allocated minus memory freed on the CPU, including the calls inside; None if "
     "the trace has no memory events",
-    self_device_bytes="memory allocated less memory freed on devices, without the calls inside; "
+    self_device_bytes="memory allocated minus memory freed on devices, without the calls inside; "
     "None if the trace has no memory events of a device",
-    device_bytes="memory allocated less memory freed on devices, including the calls inside; None "
+    device_bytes="memory allocated minus memory freed on devices, including the calls inside; None "
     "if the trace has no memory events of a device",
     flops="floating-point operations of the calls without the calls inside them, by torch's "
     "formulas; None if they are not known",
@@ -83,8 +83,9 @@ OPS_WITHOUT_FLOPS: Schema = schema(
 class OperatorTable(GroupableTable):
     """One row for each name of an operator, annotation or runtime call, ordered by first call.
 
-    See `OPERATORS`. A cell is None if the trace does not hold its value. `share` adds up to 1, and
-    so does `device_share`. The shares of ranges are fractions of the same totals.
+    See `OPERATORS`. A cell is None if the trace does not hold its value. In this table, `share`
+    adds up to 1, and `device_share` adds up to 1. The shares in the range tree (`Capture.ranges`)
+    are fractions of the same totals.
 
     Two things differ from torch's own table. First, nothing is counted twice. If a call is inside
     another call of the same row, at any depth, `calls` counts both calls, and the totals count only
@@ -134,7 +135,7 @@ class OperatorTable(GroupableTable):
         All cells of the column are None if the trace does not hold the property.
 
         Raises:
-            ConfigError: there is no such grouping.
+            ConfigError: operators cannot be grouped by `what`.
         """
         if what not in GROUPINGS:
             *most, last = GROUPINGS
@@ -149,7 +150,9 @@ class OperatorTable(GroupableTable):
 
     @property
     def ops_without_flops(self) -> Table:
-        """The operators whose FLOPs are not counted, the costliest first; see `OPS_WITHOUT_FLOPS`.
+        """The operators whose FLOPs are not counted, the costliest operator first.
+
+        See `OPS_WITHOUT_FLOPS`.
 
         A call of an operator is listed if no formula counts the call, a call inside it, or a call
         around it. If such calls are nested, only the outermost one is listed. Most of these
@@ -254,8 +257,8 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
     """Merge an only child that has its parent's name into the parent, as torch does.
 
-    Returns a mask of the nodes that remain, and for each node the remaining node to which it
-    belongs. All pairs of parent and child are found before any pair is merged. This is correct,
+    Returns a mask of the nodes that remain, and for each node the remaining node that it became
+    part of. All pairs of parent and child are found before any pair is merged. This is correct,
     because a parent takes over the children of its child. So merging one pair does not change
     whether another pair is merged.
     """
@@ -354,7 +357,7 @@ def _joined(
     more: Quantities,
     counted: dict[str, Ints],
 ) -> Calls:
-    """Append the calls of a new row; they are outside of all given calls."""
+    """Append calls that form a new row. The new calls are outside of all given calls."""
     count, nothing = len(event), np.zeros(len(event), np.int64)
     node = int(calls.after.max(initial=0)) + np.arange(count)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
@@ -379,7 +382,11 @@ def _joined(
 
 
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The cells of the table: calls summed by name, kind and `codes`, in order of first call."""
+    """The cells of the table, with the rows in the order of their first calls.
+
+    Calls with the same name, kind and code in `codes` are summed in one row. A code is an index
+    into the values of the one column that `labels` holds. `labels` is empty if all codes are 0.
+    """
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes
     distinct, groups = groupby(key)

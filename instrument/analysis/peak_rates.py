@@ -68,9 +68,11 @@ def roof(
     """Return what limits some work on a device, and its shortest possible time in nanoseconds.
 
     The shortest time is the longer of two times: the time to compute `flops`, and the time to move
-    `moved_bytes`. The limit is the part that takes longer, or `compute` if both times are equal. A
-    part whose rate is not known counts as 0 ns. The limit is None if a rate that is needed is not
-    known, or if there is no work.
+    `moved_bytes`. If a rate is not known, the time at this rate counts as 0 ns.
+
+    The limit is `compute` if computing takes at least as long as moving the bytes, else
+    `bandwidth`. The limit is None if there is no work, or if there is work for which the rate is
+    not known.
     """
     computing_ns = flops * 1e9 / flops_per_second if flops_per_second else 0.0
     moving_ns = moved_bytes * 1e9 / bytes_per_second if bytes_per_second else 0.0
@@ -81,7 +83,10 @@ def roof(
 
 
 def _by_name(device: Device) -> PeakRates:
-    """The rates in the only row of the table that fits the device."""
+    """The rates of a device from the built-in table.
+
+    No rate is known if no row of the table fits the device, or if several rows fit.
+    """
     found = [
         row
         for row in _TABLE

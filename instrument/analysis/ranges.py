@@ -80,7 +80,7 @@ RANGES: Schema = schema(
     device_idle_ns="the part of `cpu_ns` in which no device event of the whole trace ran",
     allocated_bytes="memory allocated by the range's own thread between start and end, on the CPU "
     "and devices together",
-    bytes="memory allocated less memory freed by the range's own thread between start and end, on "
+    bytes="memory allocated minus memory freed by the range's own thread between start and end, on "
     "the CPU and devices together",
     device_allocated_bytes="the part of `allocated_bytes` on devices",
     device_bytes="the part of `bytes` on devices",
@@ -134,15 +134,16 @@ class RangeTable(GroupableTable):
     """One row for each path of ranges in tree order: parents first, siblings by first start.
 
     See `RANGES`. Times are whole nanoseconds. A cell is None if the trace does not hold its value.
-    `share` adds up to 1 over the ranges and `rest` together, and so does `device_share`.
+    The column `share` adds up to 1 over the rows of this table and of `rest` together. The column
+    `device_share` does too.
 
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
     Only with `use_reentrant=True`, this recomputed range also gets the backward time of its own
     operators. Recomputation outside of ranges is part of `backward_ns`.
 
-    The byte columns do not count memory that the backward of a range allocates, because the
-    backward also frees memory that the forward kept. `Capture.memory.live("range")` counts memory
-    of the backward.
+    The byte columns do not count memory that the backward of a range allocates or frees. The
+    backward frees the memory that the forward kept, so a sum of forward and backward would hide how
+    much memory the forward keeps. `Capture.memory.live("range")` counts memory of the backward.
 
     A range that is still open at the end of the window counts with its time until then. The copies
     of ranges on the timelines of devices are left out.
@@ -175,7 +176,7 @@ class RangeTable(GroupableTable):
         FLOPs count once.
 
         Raises:
-            ConfigError: there is no such grouping.
+            ConfigError: `what` is not "name".
         """
         if what != "name":
             raise ConfigError(f"Ranges cannot be grouped by {what!r}; choose name.")
@@ -349,8 +350,8 @@ class RangeTable(GroupableTable):
     def _busy(self, groups: Groups) -> Ints:
         """For each group, the time in which any of its device events ran.
 
-        Paths are visited from the innermost to the outermost, and each passes its intervals on to
-        the path above.
+        Paths are visited from the innermost to the outermost. Each path passes its intervals on to
+        the path above it.
         """
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self._paths.outermost(groups.of)
@@ -385,7 +386,10 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """The group of each path in `path`, and a mask of the entries that have a path."""
+    """The group of each piece of work, and a mask of the pieces that have a group.
+
+    `path` is the path of each piece of work; -1 if the work belongs to no range.
+    """
     return Groups(np.append(groups.of, 0)[path], groups.count), path >= 0
 
 

@@ -69,8 +69,8 @@ def stacks(
     Cost: about 1 µs an event.
 
     Raises:
-        CaptureError: the trace holds no Python frames, no such range, or, for `metric="device"`, no
-            device events.
+        CaptureError: the trace holds no Python frames, or no such range; or `metric` is
+            "device", and the trace holds no device events.
         ConfigError: `metric` is neither cpu nor device.
     """
     if metric not in ("cpu", "device"):
@@ -101,10 +101,11 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
-    """Leave out this package's frames around the user's code, and the frames inside of recording.
+    """Leave out this package's own frames. Returns the remaining nodes and their times.
 
-    A frame of recording takes over the time of all frames below it. The outermost frame of a
-    thread stays in any case. Returns the remaining nodes and their times.
+    The frames of this package around the user's code are left out. Where this package's recording
+    code runs, its outermost frame stays, and the frames that it calls are left out. The outermost
+    frame gets the time of all frames that it calls. The outermost frame of a thread always stays.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
@@ -152,7 +153,10 @@ def _safe(frame: str) -> str:
 
 
 def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
-    """Sum `values` over the nodes with the same path of names, in the order of the first nodes."""
+    """Sum `values` over the nodes with the same path of names.
+
+    The paths are in the order of their first nodes.
+    """
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     frames: list[tuple[str, ...]] = []
@@ -171,9 +175,11 @@ def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) 
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """The frames before the root of each path (thread and recorded frames).
+    """The texts to put in front of each path: its prefix.
 
-    Returns the distinct prefixes, and for each node the index of its prefix.
+    A prefix begins with the thread, if `threads` is True. Then come the frames that older versions
+    of torch recorded as the "Call stack" of an operator. Returns the distinct prefixes, and for
+    each node the index of its prefix.
     """
     recorded = events.call_stack[call_tree.index]
     nearest = call_tree.nearest(recorded >= 0)

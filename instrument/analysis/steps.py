@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -121,7 +121,11 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event the position in `index` of the step that launched it, or -1."""
+    """For each device event, find the step that launched the event.
+
+    `index` is the list of steps. The result holds positions in this list; -1 if no step of the list
+    launched the event, or if the launch is not in the trace.
+    """
     launch = np.where(work.call >= 0, work.call, work.operator)
     return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
 
@@ -147,6 +151,39 @@ def loading(events: Events) -> Intervals:
     return events.start_ns[chosen], events.end_ns[chosen]
 
 
+class Gaps(NamedTuple):
+    """The gaps in the work of the devices, as parallel columns; see `gaps`.
+
+    Attributes:
+        start_ns, end_ns: the start and end of each gap.
+        call: the CPU call that launched the work that ends the gap; -1 if it is not in the trace,
+            and for a gap after all work.
+        queued_ns: when this call returned, limited to the gap; the end of a gap after all work.
+        known: whether `queued_ns` is known.
+        syncing: whether the CPU was waiting for the device when the gap began.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    call: Ints
+    queued_ns: Ints
+    known: Flags
+    syncing: Flags
+
+
+def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
+    """Find the times in which no device works, from the first start to the last end of some spans.
+
+    Gaps between the first and the last work of the devices are found too, if they lie outside.
+    """
+    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
+    begin, end = whole.merged(~whole.active[0])
+    call, known = _next_call(work, end)
+    queued = np.where(call >= 0, events.end_ns[call], end)
+    syncing = known & _active_at(_synchronising(events, work), begin)
+    return Gaps(begin, end, call, np.clip(queued, begin, end), known, syncing)
+
+
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
     """Split the idle time of the devices in each span of time by its cause.
 
@@ -158,15 +195,15 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
     - `loader_wait_ns`: the CPU is in its data loader.
     - `unknown_wait_ns`: the launch is not in the trace.
-    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device, so it could launch
-      only afterwards.
+    - `sync_wait_ns`: when the gap began, the CPU was waiting for the device. So the CPU could
+      launch new work only after this wait.
     - `launch_wait_ns`: none of the above.
 
-    A call that copies counts as waiting from the start of its copy. The columns sum to the idle
-    time.
+    A CPU call that copies memory counts as waiting for the device from the time at which its copy
+    starts on the device. The columns sum to the idle time.
 
-    Lost: which of several streams waited. The times of CPU and device are not corrected; the two
-    clocks may differ by microseconds.
+    Limits: the table does not tell which of several streams waited. The times of CPU and device are
+    not corrected; the two clocks may differ by microseconds.
     """
     timeline, busy = _timeline(events, work, start_ns, end_ns)
     queued, loader, sync, unknown = timeline.active[3:]
@@ -185,13 +222,10 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     """The timeline of device work and of the causes of gaps, and a mask of its busy segments.
 
     The layers of the timeline are compute, communication and copies, then the causes of gaps:
-    queued, loading, synchronising, unknown launch. In a busy segment, any device works.
+    queued, loading, synchronising, unknown launch. A segment is busy if at least one device works
+    in it.
     """
-    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
-    begin, end = whole.merged(~whole.active[0])
-    launched, known = _launched_ns(events, work, end)
-    queued = np.clip(launched, begin, end)
-    syncing = known & _active_at(_synchronising(events, work), begin)
+    begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [
         *layers_of(work),
         (queued[known], end[known]),
@@ -204,13 +238,17 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     return timeline, busy
 
 
-def _launched_ns(events: Events, work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, when the call that launched the next work returned; and if it is known."""
+def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
+    """For each gap, the event of the call that launched the next work; -1 if there is none.
+
+    Also returns a mask of the gaps for which the time of this call is known. If no work follows a
+    gap, the mask is True.
+    """
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
-    call = work.call[order[np.minimum(at, len(order) - 1)]]
-    return np.where(last, gap_end, events.end_ns[call]), last | (call >= 0)
+    call = np.where(last, -1, work.call[order[np.minimum(at, len(order) - 1)]])
+    return call, last | (call >= 0)
 
 
 def _synchronising(events: Events, work: Work) -> Intervals:

@@ -45,7 +45,7 @@ def synchronisations(links: Links) -> Table:
     See `SYNCHRONISATIONS`. `instrument.links.synchronisation` finds the work that the calls wait
     for. If a call waits for several streams, it counts for the stream whose work ended last.
 
-    Lost: waits inside other calls, such as `cudaFree`, and inside kernels.
+    Limit: waiting inside other calls, such as `cudaFree`, or inside kernels is not counted.
     """
     events, found = links.events, links.synchronisations
     of_stream = found.kind == STREAM_WAIT
@@ -56,7 +56,7 @@ def synchronisations(links: Links) -> Table:
     waiting = np.where(is_known & of_stream, events.thread[later], -1)
     recorded = np.append(found.recorded, False)[edge]
     waited_ns = _waited_ns(events, found, edge, of_stream)
-    operator, path = _callers(links, found.call)
+    operator, path = callers(links, found.call)
     numbers, operators = intern([split_overload(name)[0] for name in events.names])
     operator = np.append(numbers, -1)[operator]
     keys = np.stack([events.name[found.call], operator, path, source, waiting])
@@ -87,9 +87,10 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """For each of `count` numbers, find the edge whose earlier event ended last; -1 for no edge.
+    """For each group of edges, find the edge whose awaited work ended last.
 
-    An edge joins a wait to the work that it waits for. `of` holds the number of each edge.
+    An edge joins a wait to the work that is awaited. `of` is the number of each edge's group, and
+    `count` is how many groups there are. The result is -1 for a group without edges.
     """
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)
@@ -105,18 +106,22 @@ def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: F
     return np.where(of_stream, of_waits, np.append(found.waited_ns, 0)[edge])
 
 
-def _callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
-    """The name of the operator and the path of the range around each call; -1 for none."""
+def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
+    """For each call, the operator around it and the range that it belongs to.
+
+    The operator is an index into the names of the events, and the range an index into the paths of
+    ranges. Each index is -1 if there is no operator or no range.
+    """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     made = Launches(call, launching_operator(events, call), call)
     node = launching_nodes(events, tree, made)
-    top = np.append(_outermost_operators(events, tree), -1)[node]
+    top = np.append(outermost_operators(events, tree), -1)[node]
     operator = np.where(top >= 0, events.name[np.append(tree.index, -1)[top]], -1)
     scope = np.append(scopes.innermost, -1)[node]
     return operator, np.append(scopes.attributed, -1)[scope]
 
 
-def _outermost_operators(events: Events, tree: CallTree) -> Ints:
+def outermost_operators(events: Events, tree: CallTree) -> Ints:
     """For each operator node, the outermost operator around it with no range in between."""
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
     goes_up = is_operator & (tree.parent >= 0) & is_operator[tree.parent]

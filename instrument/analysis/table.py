@@ -151,7 +151,9 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of a column, by its own name or torch's, such as `self_cpu_time_total`.
+        """Return the values of a column. `name` is its name, or torch's name for it.
+
+        An example of torch's names is `self_cpu_time_total`.
 
         Raises:
             KeyError: the table has no such column; the message lists the columns it has.
@@ -329,9 +331,10 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping.
+        """Make a table of the given rows, which are another grouping of this table's data.
 
-        Rows whose key is not in this table are left out. The new table is sorted like this one.
+        Given rows whose key is not in this table are left out. The new table is sorted like this
+        table.
         """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):
@@ -408,15 +411,18 @@ def _exact_text(column: str, value: Any) -> str:
     return f"{value:,} {unit_of(column)}".removesuffix("share").rstrip()
 
 
-def to_text(table: Table, *, name_width: int = 60) -> str:
+def to_text(
+    table: Table, *, name_width: int = 60, texts: Mapping[str, Callable[[Any], str]] | None = None
+) -> str:
     """Return the table as aligned plain text, with times, bytes and counts in readable units.
 
     Text longer than `name_width` characters is shortened in the middle. An unknown cell is "-".
+    `texts` holds the formats of columns that are not written in the usual way.
     """
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
     body = [
-        [cell_text(name, value, name_width) for name, value in zip(table.columns, row)]
+        [cell_text(name, value, name_width, texts) for name, value in zip(table.columns, row)]
         for row in table
     ]
     left = [is_text(table.column(name)) for name in table.columns]
@@ -463,15 +469,20 @@ def unit_of(column: str) -> str:
     return ""
 
 
-def cell_text(column: str, value: Any, width: int = 60) -> str:
+def cell_text(
+    column: str,
+    value: Any,
+    width: int = 60,
+    texts: Mapping[str, Callable[[Any], str]] | None = None,
+) -> str:
     """Return a cell as one line of text, with its unit.
 
     An unknown cell is "-". Text longer than `width` characters is shortened in the middle, unless
-    the column holds sentences.
+    the column holds sentences. `texts` is that of `to_text`.
     """
     if value is None:
         return "-"
-    if as_text := _TEXTS.get(unit_of(column)):
+    if as_text := (texts or {}).get(column) or _TEXTS.get(unit_of(column)):
         return as_text(value)
     text = f"{value:.3g}" if isinstance(value, float) else printable(str(value))
     return (

@@ -94,7 +94,7 @@ DEVICES: Schema = schema(
 def overview(events: Events, work: Work) -> Table:
     """Return one row for each step, with the plugin's definition of a step; see `OVERVIEW`.
 
-    A step ends with the last device event that it launched, or on the CPU if that is later. The
+    A step ends when both its CPU work and the last device event that it launched have ended. The
     next step starts at this end. The last step is left out if it has less than 0.8 of the device
     events of the step before, because the window cut it off. A trace without steps is one step,
     whose `number` is None.
@@ -178,7 +178,11 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """The blocks per multiprocessor of the running kernels, at most 1, integrated over time."""
+    """How well running kernels filled the multiprocessors, as an integral over time in ns.
+
+    At each time, the blocks per multiprocessor of all running kernels are added. A sum above 1
+    counts as 1.
+    """
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
     order = np.argsort(times, kind="stable")

@@ -73,7 +73,7 @@ class View(NamedTuple):
 
     @property
     def schema(self) -> Schema:
-        """The columns; imports their module."""
+        """The schema of the table. Reading it imports the module that defines it."""
         module, name = self.columns.split(":")
         found: Schema = getattr(import_module(f"instrument.analysis.{module}"), name)
         return found
@@ -261,8 +261,8 @@ VIEWS = {
 def rows_of(views: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the rows of the coverage that the given views depend on.
 
-    "ranges" and "operators" together stand for the whole capture. So the result is then all rows
-    that any table depends on.
+    A report with both "ranges" and "operators" describes the whole capture. So if `views` has both,
+    the result is all rows that any table depends on.
     """
     if {"ranges", "operators"}.issubset(views):
         return coverage_rows.TABLES
@@ -282,8 +282,8 @@ class Views:
         metadata: the content of `capture.json`; empty for a trace file alone.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
-        graph_captures: the argument `graph_captures` of `load`: other captures, whose traces
-            recorded how the CUDA graphs of this trace were captured.
+        graph_captures: the argument `graph_captures` of `load`: other captures, which were recorded
+            while the program built the CUDA graphs that this trace replays.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
@@ -324,9 +324,9 @@ class Views:
             communication: a regular expression. Kernels whose names match it are communication.
                 None means `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
                 `profiler.communication` added when the capture was recorded.
-            graph_captures: traces that were recorded while the CUDA graphs of this trace were
-                captured, such as those of vLLM and SGLang. The view `cuda_graphs` takes the
-                operators and ranges of the graphs' nodes from these traces.
+            graph_captures: traces that were recorded while the program built the CUDA graphs that
+                this trace replays. vLLM and SGLang can write such traces. The view `cuda_graphs`
+                takes the operators and ranges of the graphs' nodes from these traces.
             peak_flops: the peak FLOP/s of the devices, for `efficiency`: a number, or a mapping
                 from precisions to numbers, such as `{"bfloat16": 989e12}`. For other precisions,
                 the peaks are those of `instrument.analysis.peak_rates`. None means
@@ -393,7 +393,8 @@ class Views:
     def place(self) -> Path | None:
         """The capture's folder under its final name, or else the trace file.
 
-        Until all sinks have run, the folder has a temporary name that begins with a dot.
+        While the capture is being written, the folder has a temporary name that begins with a dot.
+        It gets its final name after all sinks, which write the capture's files, have run.
         """
         if (
             self.folder is not None
@@ -520,7 +521,7 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launched device work, with the delays; see `analysis.kernels`."""
+        """The CPU calls that launch device work, and the work's delays; see `analysis.kernels`."""
         from instrument.analysis.kernels import launches
 
         return launches(self.events, self.work)
@@ -576,14 +577,21 @@ class Views:
 
     @cached_property
     def categories(self) -> list[Categories]:
-        """The memory of each of torch's categories over time; see `analysis.memory_categories`."""
+        """The memory in use over time, by torch's categories, such as parameters and gradients.
+
+        One entry for each device; see `instrument.analysis.memory_categories`.
+        """
         from instrument.analysis.memory_categories import read
 
         return [] if self.folder is None else read(self.folder, self.events.base_ns)
 
     @cached_property
     def memory_categories(self) -> Table:
-        """The memory of each of torch's categories, by device; see `analysis.memory_categories`."""
+        """The memory of each of torch's categories at the start, peak and end of the window.
+
+        Categories are, for example, parameters and gradients. The table has one row for each device
+        and category; see `instrument.analysis.memory_categories`.
+        """
         from instrument.analysis.memory_categories import table
 
         return table(self.categories)
@@ -617,8 +625,8 @@ class Views:
         """Return call paths, each with the time of its last frame; see `analysis.stacks`.
 
         Raises:
-            CaptureError: the trace holds no Python frames, no such range, or, for `device`, no work
-                of a device.
+            CaptureError: the trace holds no Python frames, or no such range; or `metric` is
+                "device", and the trace holds no work of a device.
         """
         from instrument.analysis.stacks import stacks
 

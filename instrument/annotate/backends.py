@@ -29,7 +29,8 @@ class Backend(NamedTuple):
 
     Attributes:
         open: opens a range of this name on the calling thread; returns the handle for `close`.
-        close: ends a range on the thread that opened it; harmless if the tool records no more.
+        close: ends a range, on the thread that opened it. A range may also be closed after the tool
+            has stopped recording.
         mark: records a moment (a named point in time); None if the tool cannot record moments.
     """
 
@@ -76,7 +77,10 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Call this when a recording stops: ranges that are open in torch will never be closed."""
+    """Call this when a recording stops, so that no range of this recording is closed afterwards.
+
+    Closing such a range in torch could corrupt memory.
+    """
     global _recording
     _recording += 1
 
@@ -126,9 +130,10 @@ compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
-    """Let annotations open their ranges in the backend `emitting` too, until `disarm`.
+    """Let annotations open their ranges also in the backend `emitting`, until `disarm`.
 
-    If `emitting` is None, torch's backend is used. Does nothing if the backend is already armed.
+    If `emitting` is None, torch's backend is used. If the backend is already armed, nothing
+    changes.
     """
     emitting = emitting or torch_backend
     # the newest backend opens a range first and closes it last: so timings of the run, which are
@@ -160,7 +165,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def mark(moment: str) -> None:
-    """Record a moment in the tools that can record moments; torch's profiler cannot."""
+    """Record a moment in the tools that can record moments. torch's profiler is not one of them."""
     if backend.mark is not None:
         backend.mark(moment)
 
@@ -198,9 +203,10 @@ def both(outer: Backend, inner: Backend) -> Backend:
 
 
 def note_compiled(name: str) -> None:
-    """Store the name of a range in code that Dynamo compiles.
+    """Remember the name of a range that is opened in code which Dynamo compiles.
 
-    Dynamo calls this function while it compiles the code. The compiled code does not call it.
+    Dynamo calls this function while it compiles the code. The compiled code does not call this
+    function.
     """
     from torch._guards import CompileContext  # already imported when Dynamo calls this
 
@@ -219,7 +225,7 @@ def _compiled_code() -> ref[CodeType] | None:
 
 
 def current_compiled_ranges() -> list[dict[str, str]]:
-    """The `compiled_ranges`, except those whose code `torch._dynamo.reset()` has removed."""
+    """The `compiled_ranges`, without ranges whose code `torch._dynamo.reset()` has removed."""
     return [
         {"range": name, "region": region_name}
         for (name, region_name), (region, code) in compiled_ranges.items()

@@ -1,8 +1,8 @@
 """Opens ranges around calls of modules: wraps `nn.Module.__call__` while something records ranges.
 
-Module hooks would not do: a copy or a saved file of a module contains its hooks, TorchScript does
-not accept hooks, torch's inference fast path is off with hooks, and Dynamo recompiles a module if
-its hooks change.
+Module hooks are not used, for four reasons. A copy or a saved file of a module contains its hooks.
+TorchScript does not accept hooks. torch's inference fast path is off with hooks. Dynamo recompiles
+a module if its hooks change.
 """
 
 from __future__ import annotations
@@ -65,13 +65,16 @@ def mark(module: nn.Module, name: str) -> None:
 
 
 def marks() -> list[ModuleRange]:
-    """The ranges of the marked modules that still exist, each once."""
+    """The ranges of the marked modules that are still alive.
+
+    Modules that were marked with the same name share one range.
+    """
     names = [vars(module)[_MARK] for module in _marked if _MARK in vars(module)]
     return [_ranges_by_mark[name] for name in dict.fromkeys(names)]
 
 
 def attached(module: nn.Module) -> ModuleRange | None:
-    """The range that `attach` gave a module, or None."""
+    """The range that `attach` gave a module; None if it gave the module no range."""
     return _attached.get(id(module))
 
 
@@ -117,7 +120,10 @@ def _set_call(call: Callable[..., Any]) -> None:
 
 
 def _unwrap(call: Any) -> Callable[..., Any]:
-    """Remove the wrappers of `_wrap` from a function; another tool may have restored an old one."""
+    """Remove all wrappers that `_wrap` put around a function.
+
+    These may be older wrappers too, because another tool may have put an older wrapper back.
+    """
     while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
         call = call.__wrapped__
     return call  # type: ignore[no-any-return]
@@ -139,7 +145,7 @@ def unwrapped() -> Iterator[None]:
 
 
 def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest opens ranges."""
+    """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest wrapper opens ranges."""
 
     def ranged(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         # checked first: Dynamo inlines this function, and must not guard on `call`, which changes
@@ -167,8 +173,8 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 def skip_in_dynamo(function: Callable[..., Any]) -> None:
     """Make Dynamo skip a function's own frame, but compile the functions that it calls.
 
-    Dynamo treats torch's `nn.Module.__call__` in the same way. Otherwise, after a graph break,
-    Dynamo would compile module calls a second time, together with the wrapper.
+    Dynamo treats torch's `nn.Module.__call__` in the same way. Without this function, Dynamo would
+    compile module calls a second time after a graph break, together with the wrapper.
     `torch.compiler.disable(recursive=False)` has the same effect, but loads Dynamo, which takes two
     seconds.
     """

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 class ModuleFilter:
     """Which submodules of a model get a range; see `instrument_model`.
 
-    With a `prefix`, the ranges' names begin with it.
+    If `prefix` is not empty, the names of the ranges begin with it.
     """
 
     depth: int | None = None
@@ -61,8 +61,8 @@ def instrument_model(
     """Give each submodule of `model` a range with its qualified name in every recorded window.
 
     While a window is open, `nn.Module.__call__` is wrapped. The model itself does not change, so
-    its copies, saved files and TorchScript are as before. The range of the model itself has the
-    name of the model's class. A module with several names has a range with the first name. A
+    it can be copied, saved and scripted as usual. The range of the model itself has the name of the
+    model's class. A module with several names has a range with the first name. A
     container that is never called, such as `nn.ModuleList`, has no range. A second call for the
     same model replaces the selection of the first call.
 
@@ -151,7 +151,7 @@ def _instrument(models: Mapping[str, nn.Module], module_filter: ModuleFilter) ->
 
 
 def forget(model: nn.Module) -> None:
-    """Undo `instrument_model`."""
+    """Undo `instrument_model` for a model: its submodules get no more ranges."""
     _instrumented.pop(model, None)
 
 
@@ -167,16 +167,20 @@ class ModuleRanges:
         self._attached: list[nn.Module] = []
 
     def unseen(self, *, with_marked: bool = False) -> set[str]:
-        """The names of submodules whose ranges have not opened; `with_marked` adds marked modules.
+        """The names of submodules whose ranges have not opened since `__enter__`.
 
-        Such a submodule was not called, or is inside a compiled region.
+        Such a submodule was not called, or is inside a compiled region. If `with_marked` is True,
+        modules that the user marked with `profiled` are included.
         """
         before = self._calls_before | (self._marked_calls_before if with_marked else {})
         names = {each.name for each in before}  # a compiled model and the model in it share names
         return names - {each.name for each, calls in before.items() if each.calls > calls}
 
     def types(self) -> dict[str, str]:
-        """By range name, the class of the submodules whose ranges opened, as "Linear or Conv2d"."""
+        """The classes of the submodules whose ranges opened, by the name of the range.
+
+        If several submodules share a name, their classes are one text, such as "Linear or Conv2d".
+        """
         found: dict[str, set[str]] = {}
         for each, calls in self._calls_before.items():
             if each.calls > calls and each.type is not None:

@@ -82,7 +82,10 @@ class Range:
 
 
 class AnnotatedCallable:
-    """Wraps a callable object so that its calls are in a range; otherwise behaves like it."""
+    """Wraps a callable object so that its calls are in a range.
+
+    In all other respects, the result behaves like the wrapped object.
+    """
 
     def __init__(self, target: Any, name: Name) -> None:
         self.__wrapped__ = target
@@ -125,24 +128,28 @@ def profiled(*, name: Name | None = None) -> Callable[[T], T]: ...
 def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     """Mark code, so that every window shows its calls as a named range.
 
-    `@profiled` uses the qualified name, `@profiled("attention_block")` the given name, and `with
-    profiled("loss"):` marks a block. It can mark functions, coroutines and generators (a range for
-    each slice between two suspensions), methods with `classmethod` or `staticmethod` on either
-    side, properties, callable objects, `functools.partial`, `nn.Module` classes and instances (each
-    `forward`), `torch.autograd.Function` classes (`forward` and `backward`), and classes with a
-    `__call__`. An instance of `nn.Module` is marked in place: an attribute holds the name as plain
-    text. So copies keep the name, and a process without this package can load the module.
+    `@profiled` uses the qualified name, and `@profiled("attention_block")` the given name. `with
+    profiled("loss"):` marks a block. `profiled` can mark:
+
+    - functions and methods. `@classmethod` or `@staticmethod` may stand above or below `@profiled`;
+    - coroutines and generators, which get a range for each slice between two suspensions;
+    - properties, callable objects, `functools.partial`, and classes with a `__call__`;
+    - `nn.Module` classes and instances: each call of `forward` is a range;
+    - `torch.autograd.Function` classes: each call of `forward` and of `backward` is a range.
+
+    An instance of `nn.Module` is marked in place: an attribute holds the name as plain text. So
+    copies keep the name, and a process without this package can load the module.
 
     A name may be a format string over the parameters, as in `@profiled("layer{self.index}")`. The
     option `name=` also takes a function of the arguments. The format or the function is evaluated
     only while a window records or timings run.
 
-    The result has the signature and the docstring of the marked object, and behaves like it under
-    `pickle` and `inspect`. A call costs one check of a flag while nothing records, about 3 µs while
-    a window records, and 0.5 µs with timings of the whole run. With `INSTRUMENT_DISABLE=1` in the
-    environment at import, `profiled` returns the object itself. A range that `torch.compile` traces
-    into a compiled region is not timed, because the compiled code does not contain it. The capture
-    lists such ranges.
+    The result has the signature and the docstring of the marked object, and `pickle` and `inspect`
+    treat it like the marked object. A call costs one check of a flag while nothing records, about
+    3 µs while a window records, and 0.5 µs with timings of the whole run. With
+    `INSTRUMENT_DISABLE=1` in the environment at import, `profiled` returns the object itself. A
+    range that `torch.compile` traces into a compiled region is not timed, because the compiled code
+    does not contain the range. The capture lists such ranges.
 
     Raises:
         ConfigError: the object cannot be marked, or the name is empty.
@@ -167,7 +174,7 @@ _pushed = _PushedRanges()
 
 
 def range_push(name: str) -> int:
-    """Open a range on this thread that `range_pop` closes; returns its nesting depth, from 0.
+    """Open a range on this thread, until `range_pop`; return the range's nesting depth, from 0.
 
     Like `torch.cuda.nvtx.range_push`, for code in which no `with` block fits. A window does not
     show ranges that were pushed before the window began. While nothing records, a call costs
@@ -181,7 +188,10 @@ def range_push(name: str) -> int:
 
 
 def range_pop() -> int:
-    """Close the range that this thread pushed last; returns its depth, or -1 if none is open."""
+    """Close the range that this thread pushed last.
+
+    Returns the nesting depth of this range; -1 if this thread has no open range.
+    """
     if is_dynamo_compiling() or not _pushed.ranges:
         return -1
     _pushed.ranges.pop().__exit__()
@@ -191,10 +201,10 @@ def range_pop() -> int:
 def mark(message: str) -> None:
     """Record a moment: a point in time with a name.
 
-    The trace and `Capture.moments` show the moment, and so do NVTX and ITT if `profiler.emit` names
-    them. In the trace, a moment is a very short range named `message (mark)`, because Kineto has no
-    moments for users. While nothing records, a call costs 0.2 µs. Inside compiled regions, a call
-    does nothing.
+    The trace and `Capture.moments` show the moment. The tools NVTX and ITT show the moment if
+    `profiler.emit` contains them. In the trace, a moment is a very short range named
+    `message (mark)`, because Kineto has no moments for users. While nothing records, a call costs
+    0.2 µs. Inside compiled regions, a call does nothing.
     """
     if is_dynamo_compiling() or backends.disabled:
         return
@@ -251,7 +261,11 @@ def _mark_class(cls: type, name: Name) -> type:
 
 
 def _mark_autograd_function(cls: type, name: Name) -> None:
-    """Mark the methods that `cls` defines; torch allows only one of `backward` and `vjp`."""
+    """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
+
+    The subclass may call its backward `vjp` instead; torch allows only one of the two names. The
+    range is named after `backward` in both cases.
+    """
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method

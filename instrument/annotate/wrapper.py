@@ -1,9 +1,9 @@
 """Wraps a function so that its calls are in a range.
 
-A plain function gets a wrapper with the function's signature, compiled from source: passing the
-arguments by name costs a third of what `*args, **kwargs` cost, and tools that inspect the wrapper
-see the signature. The wrapper's globals are those of `backends`, so that the flag `armed`, which
-each call checks, is a plain global.
+A plain function gets a wrapper with the function's signature, compiled from source. Passing the
+arguments by name costs a third of the time that `*args, **kwargs` cost, and tools that inspect the
+wrapper see the signature. The wrapper uses the globals of the module `backends`. So the flag
+`armed`, which each call checks, is a global variable of the wrapper.
 """
 
 from __future__ import annotations
@@ -160,10 +160,12 @@ def _wrapper_factory(
 
 
 def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
-    """The source of a function's parameters, of a call's arguments, and of a dict of these.
+    """The source code of a wrapper's parameters, of its call of the function, and of a dict.
 
-    None if the parameters cannot be written as source. Default values are not included: the wrapper
-    gets them from the function.
+    Returns three texts, such as "x, *, y", "x, y=y" and "{'x': x, 'y': y}": the list of parameters,
+    the arguments that pass the parameters on, and a dict from the parameters' names to their
+    values. Returns None if the parameters cannot be written as source code. Default values are not
+    included: the wrapper gets them from the function.
     """
     positional = code.co_varnames[: code.co_argcount]
     keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -241,12 +243,15 @@ class _CallSlices:
                 resume, value = inner.throw, error
 
     def awaitable(self, inner: Any) -> _Awaitable:
-        """Like `drive`; the result is an object for `await`."""
+        """Return an object for `await`, which runs `inner` in the same way as `drive`."""
         return _Awaitable(self.drive(inner))
 
     @staticmethod
     def without_own_frames(error: BaseException) -> BaseException:
-        """Remove this module's frames from the start of a traceback; raising adds one again."""
+        """Remove this module's frames from the start of a traceback.
+
+        When the wrapper raises the exception again, Python adds the wrapper's frame again.
+        """
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):
             trace = trace.tb_next

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import cache, export, graph, ranks, show, trigger
+from instrument.cli import cache, diagnose, export, graph, ranks, show, trigger, whatif
 from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
 
 COMMANDS = {
     "show": show,
+    "diagnose": diagnose,
+    "whatif": whatif,
     "export": export,
     "ranks": ranks,
     "trigger": trigger,

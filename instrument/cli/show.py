@@ -87,8 +87,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text or JSON.
 
     Raises:
-        CaptureError: there is no capture, or the trace does not hold the property of `--by`.
-        ConfigError: an option names a column that does not exist, or needs a view that is not
+        CaptureError: there is no capture, or the trace does not hold the property that `--by`
+            groups by, such as input shapes.
+        ConfigError: an option names a column that does not exist, or needs a table that is not
             shown.
         TraceError: the trace cannot be read.
     """
@@ -100,12 +101,13 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     chosen = arguments.views or ["ranges", "operators"]
     if arguments.by != "name" and (timings or "operators" not in chosen):
         raise ConfigError(
-            f"--by {arguments.by} groups operators, which are not shown: add --ops, or remove --by."
+            f"--by {arguments.by} groups the table of operators, which is not shown: add --ops, or "
+            "remove --by."
         )
     if arguments.graph_capture and not any(view.startswith("cuda_graphs") for view in chosen):
         raise ConfigError(
-            "--graph-capture names the nodes of CUDA graphs, which are not shown: add "
-            "--cuda-graph-nodes, or remove --graph-capture."
+            "--graph-capture adds operators and ranges to the tables of CUDA graphs, but no such "
+            "table is shown: add --cuda-graph-nodes, or remove --graph-capture."
         )
     if timings:
         return _timings(arguments)

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Ask the runs in or below a folder to record their next steps. This works from another "
         "shell, or from another machine that has the folder. The runs must have been started with "
-        "the file trigger: 'profiler/triggers=[file]'. Every rank with this trigger records."
+        "the trigger 'file': 'profiler/triggers=[file]'. Every rank with this trigger records."
     )
     add = parser.add_argument
     add(
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Ask runs for a window, and return a sentence that names the folders of these runs.
 
     Raises:
-        CaptureError: no run below the folder has the file trigger.
+        CaptureError: no run below the folder has the trigger `file`.
     """
     from instrument.triggers.file import ask
 

@@ -1,1 +1,1 @@
-"""The Hydra groups that ship: presets, sinks and triggers, as YAML."""
+"""The built-in Hydra groups: presets, sinks and triggers, as YAML."""

@@ -25,7 +25,7 @@ _CONFLICTS = (
 
 
 class Config(Protocol):
-    """The options that are checked here."""
+    """The options of `ProfilerConfig` that `conflict` reads, besides those in `_CONFLICTS`."""
 
     activities: Activities | None
     experimental_config: dict[str, Any]
@@ -64,7 +64,10 @@ def names(activities: Activities) -> list[str]:
 
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
-    """By activity, the selected types; without the activities of which all types are recorded."""
+    """A mapping from each activity to its selected types.
+
+    Activities of which all types are recorded are left out.
+    """
     return {
         name: types
         for each in activities or ()
@@ -74,7 +77,7 @@ def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
 
 
 def conflict(config: Config) -> str | None:
-    """A sentence about two options that conflict; None without a conflict."""
+    """A sentence about two options that conflict; None if no options conflict."""
     cpu_types = chosen_types(config.activities).get("cpu")
     for option, flag, cpu_type in _CONFLICTS:
         if not getattr(config, option):

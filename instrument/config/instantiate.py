@@ -2,9 +2,9 @@
 
 `_target_` is the import path of a class. There is no other registry, but built-in classes also have
 short names. Hydra builds the mappings of a config, because they may hold interpolations and nested
-`_target_` mappings. The mappings of the command line and of a worker's job hold neither
-interpolations nor nested mappings. `sink_of_class` builds these without Hydra, and calls only
-classes of sinks.
+`_target_` mappings. The mappings that the command line makes, and the mappings that the
+export process receives, hold neither interpolations nor nested mappings. `sink_of_class` builds
+sinks from such mappings without Hydra, and calls only classes of sinks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             known = shipped(f"{kind}s")
             if name not in known:
                 raise ConfigError(
-                    f"{path} is none of the {kind}s that ship ({', '.join(known)}), and has no "
+                    f"{path} is none of the built-in {kind}s ({', '.join(known)}), and has no "
                     f"_target_{suggestion(name, known) or ', the class to build.'}"
                 )
             given = {"_target_": known[name], **given}
@@ -84,7 +84,9 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
 
 
 def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
-    """Build a sink without Hydra, for the command line and the worker; calls only classes of sinks.
+    """Build a sink without Hydra, for the command line and the export process.
+
+    Only classes of sinks are called.
 
     Args:
         target: the name of a built-in sink, or the import path of a class.
@@ -97,7 +99,7 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
     known, (method, signature) = shipped("sinks"), _METHODS["sink"]
     if target not in known and "." not in target:
         hint = suggestion(target, known) or "; give one of these, or the import path of a class."
-        raise ConfigError(f"{target!r} is none of the sinks that ship ({', '.join(known)}){hint}")
+        raise ConfigError(f"{target!r} is none of the built-in sinks ({', '.join(known)}){hint}")
     try:
         kind = _imported(known.get(target, target))
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
@@ -143,7 +145,10 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A mapping from which any process can build this sink; if none can, the sink itself."""
+    """A mapping from which any process can build this sink; the sink itself if there is none.
+
+    `given` is the value in the config from which the sink was built.
+    """
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
         return sink
@@ -153,7 +158,7 @@ def for_any_process(sink: Any, given: Any) -> Any:
         written = json.dumps(options)
         if isinstance(sink, BaseModel):
             same = bool(kind(**options) == sink)
-        else:  # the worker builds the mapping without Hydra
+        else:  # the export process builds the mapping without Hydra
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
         return mapping if same and _imported(mapping["_target_"]) is kind else sink

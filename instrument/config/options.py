@@ -66,7 +66,7 @@ def unwrapped(value: Any) -> Any:
 def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
     """The end of an error sentence: what the value must be.
 
-    `options` are the names of the options, if a model is expected.
+    If the value must be a group of options (a pydantic model), `options` are their names.
     """
     if error["type"] == "greater_than_equal":
         return f"must be {error['ctx']['ge']} or more"

@@ -1,4 +1,4 @@
-"""Reads the presets, sinks and triggers that ship, without Hydra's global state."""
+"""Reads the built-in presets, sinks and triggers, without Hydra's global state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PRESETS = files("instrument") / "conf" / "profiler"
 
 
 def presets() -> list[str]:
-    """The names of the presets that ship."""
+    """The names of the built-in presets."""
     return sorted(
         p.name[:-5]
         for p in _PRESETS.iterdir()
@@ -28,10 +28,10 @@ def presets() -> list[str]:
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The options of a preset that ships, equal to what Hydra composes for `profiler=NAME`.
+    """The options of a built-in preset, equal to what Hydra composes for `profiler=NAME`.
 
     Raises:
-        ConfigError: no such preset ships.
+        ConfigError: there is no such preset.
     """
     if name == "graph":
         raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
@@ -78,6 +78,9 @@ def _yaml(path: str) -> dict[str, Any]:
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """By name, the `_target_` of each sink or trigger that ships; `group` is sinks or triggers."""
+    """A mapping from the name of each built-in sink or trigger to its `_target_`.
+
+    `group` is "sinks" or "triggers".
+    """
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

@@ -98,11 +98,11 @@ class Idle:
 
 
 def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
-    """The first window that begins to record at this step or later; None without one.
+    """The first window whose recording begins at this step or later; None if there is none.
 
-    `Idle` if the schedule is a function and no window was found in the steps that were searched.
-    The result depends only on the schedule and the step, so step numbers may jump. There is no
-    window if only triggers request windows.
+    The result is `Idle` if the schedule is a function and the steps that were searched contain no
+    window. The result depends only on the schedule and the step, so step numbers may jump. The
+    result is None if only triggers request windows.
     """
     if triggers_alone(schedule):
         return None
@@ -127,7 +127,7 @@ def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
 
 
 def last_window(schedule: Schedule) -> Window | None:
-    """The last window of a schedule; None if the schedule has no window or no end."""
+    """The last window of a schedule; None if the schedule has no windows, or never ends."""
     if schedule.at_steps:
         found = next_window(schedule, max(schedule.at_steps))
         return found if isinstance(found, Window) else None
@@ -161,21 +161,28 @@ def triggers_ask(schedule: Schedule) -> bool:
 
 
 def triggers_alone(schedule: Schedule) -> bool:
-    """Whether only triggers request windows, because no option names the steps or their number."""
+    """Whether all windows are requested by triggers.
+
+    True if there are triggers, and no option says which steps to record or how many.
+    """
     return schedule.active is None and _window_option(schedule) is None and triggers_ask(schedule)
 
 
 def _window_option(schedule: Schedule) -> str | None:
-    """The option that replaces the cycles; None if there is none."""
+    """The name of the first given option of `_WINDOW_OPTIONS`; None if none of them is given.
+
+    Such an option replaces the cycles of wait, warmup and active steps.
+    """
     return next((name for name in _WINDOW_OPTIONS if getattr(schedule, name) is not None), None)
 
 
 def _cycle(schedule: Schedule, number: int) -> Window:
     """The window of one cycle, as `torch.profiler.schedule` computes it.
 
-    After `skip_first` steps there are `repeat` cycles (0: without end) of `wait` idle, `warmup`
-    discarded and `active` recorded steps. `skip_first_wait` other than 0 leaves out the wait of the
-    first cycle. `active=None` gives one window without end.
+    The cycles begin after `skip_first` steps. Each cycle has `wait` steps without recording, then
+    `warmup` steps whose records are discarded, then `active` recorded steps. There are `repeat`
+    cycles; 0 means no end. If `skip_first_wait` is not 0, the first cycle has no `wait` steps. If
+    `active` is None, there is one window, which has no end.
     """
     begin = schedule.skip_first + (0 if schedule.skip_first_wait else schedule.wait)
     begin += number * (schedule.wait + schedule.warmup + (schedule.active or 0))
@@ -186,8 +193,8 @@ def _cycle(schedule: Schedule, number: int) -> Window:
 def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
     """A window of `active` steps that begins at `first`.
 
-    `before` is the first step of the previous window, or None. The warm-up begins after that
-    window.
+    `before` is the first step of the previous window; None if there is no previous window. The
+    warm-up does not begin before the previous window has ended.
     """
     active = schedule.active or 1
     free_from = 0 if before is None else before + active
@@ -223,12 +230,16 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step from `step` on whose action is not RECORD; at most `_LONGEST` steps later."""
+    """Search for the first step whose action is not RECORD, and return it.
+
+    The search begins at `step`. If it finds no such step among `_LONGEST` steps, the result is
+    `step + _LONGEST`.
+    """
     return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
 
 def conflict(schedule: Schedule) -> str | None:
-    """A sentence about options of the schedule that conflict; None without a conflict."""
+    """A sentence about options of the schedule that conflict; None if no options conflict."""
     option = _window_option(schedule)
     if option is None:
         if schedule.active is None and schedule.repeat != 1:
@@ -250,7 +261,7 @@ def conflict(schedule: Schedule) -> str | None:
 
 
 def ignored_options(schedule: Schedule) -> str | None:
-    """A sentence about options of cycles that have no effect; None if there are none."""
+    """A sentence about options of cycles that have no effect; None if every option has one."""
     if option := _window_option(schedule):
         names, why = ["wait"], f"profiler.{option} says which windows there are"
         if option == "schedule" and not triggers_ask(schedule):
@@ -347,7 +358,10 @@ def remedy(
 
 
 def _options_to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
-    """The options that, if lowered, make the window begin earlier, or with `within` end earlier."""
+    """The options that the user can lower to make the window begin earlier.
+
+    If `within` is True, options that make the window end earlier are included.
+    """
     if window.trigger is not None:
         return []
     late = [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]

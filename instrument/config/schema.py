@@ -52,10 +52,10 @@ class TimingsConfig(BaseModel):
     """How the whole run is timed, independently of windows and without Kineto.
 
     Attributes:
-        every: steps between two writes.
+        every: after how many training steps a summary is appended to the timings file.
         device: also time ranges on the CUDA device, if there is one.
-        modules: also time the submodules of `instrument_model`, on every step; otherwise they have
-            ranges only in windows.
+        modules: also time the submodules of `instrument_model`, on every step. If False, these
+            submodules have ranges only in windows.
         tensorboard: also write each summary as TensorBoard scalars.
     """
 
@@ -70,19 +70,20 @@ class TimingsConfig(BaseModel):
 class ProfilerConfig(BaseModel):
     """What to record, when, and which sinks and triggers to run; torch's options keep their names.
 
-    The schedule counts training steps. After `skip_first` steps there are `repeat` cycles (0:
-    without end) of `wait` idle, `warmup` discarded and `active` recorded steps; `skip_first_wait`
-    other than 0 leaves out the wait of the first cycle. Unlike torch, `repeat` is 1 by default: one
-    window. `active=None` records until the session stops. With triggers, `active=None` records only
-    the windows that the triggers request; such a window has one step, unless its trigger requests
-    more. Instead of cycles, `at_steps` or `every_n_steps` give the first step of each window. Then
-    `wait` is ignored.
+    The schedule counts training steps. The cycles begin after `skip_first` steps. Each cycle has
+    `wait` steps without recording, then `warmup` steps whose records are discarded, then `active`
+    recorded steps, which are a window. There are `repeat` cycles; 0 means no end. Unlike torch,
+    `repeat` is 1 by default: one window. If `skip_first_wait` is not 0, the first cycle has no
+    `wait` steps. `active=None` records until the session stops. With triggers, `active=None`
+    records only the windows that the triggers request; such a window has one step, unless its
+    trigger requests more. Instead of cycles, `at_steps` or `every_n_steps` give the first step of
+    each window. Then `wait` is ignored.
 
     Attributes:
         enabled: False: the session does nothing, and most other options are not checked.
-        at_steps: the first steps of the windows. Each window has `active` steps, after a warm-up of
-            as many steps as the previous window leaves, at most `warmup`. An empty list means that
-            only triggers request windows.
+        at_steps: the first steps of the windows. Each window has `active` steps. Its warm-up has
+            `warmup` steps, or fewer if the previous window ends too shortly before. An empty list
+            means that only triggers request windows.
         every_n_steps: a window begins at each multiple of this number, without end.
         schedule: replaces cycles, `at_steps` and `every_n_steps`: `torch.profiler.schedule(…)`,
             another function from a step to torch's `ProfilerAction`, or a `_target_` mapping that
@@ -90,18 +91,20 @@ class ProfilerConfig(BaseModel):
             step, at least a thousand steps ahead. At the start it is called up to the end of the
             fourth window. A call of torch's function takes 0.4 µs. A window of more than 10,000
             steps lasts until the session stops.
-        total_steps: how many steps the run has, counted from 0. If given, the session warns at its
-            start of a window that does not fit into the run.
+        total_steps: how many steps the run has, counted from 0. If this is given, and a window does
+            not fit into the run, the session logs a warning when it starts.
         phases: the phases that follow the schedule: train, validation, test, predict. Each phase
             counts its own steps.
-        max_window_s: a window that has recorded for so many seconds ends with the current step,
-            labelled truncated; later windows are still recorded. If no step ends, as in a server
-            without requests, the window ends after twice the time. With `profile_memory`, it then
-            stays open, because only the thread that began it can end it. None means no limit.
+        max_window_s: a window that has recorded for so many seconds ends with the current step. The
+            capture is labelled truncated, and later windows are still recorded. If no step ends, as
+            in a server without requests, the window ends after twice the time. With
+            `profile_memory`, the window stays open until a step ends, because only the thread that
+            began the window can end it. None means no limit.
         max_window_memory: a window during which the process has grown by so many bytes ends in the
-            same way as with `max_window_s`. A number, or text such as "4GB". The limit is at most
-            an eighth of the machine's memory, because torch needs six times as much when it stops.
-            Linux only. None means no limit.
+            same way as with `max_window_s`. A number, or text such as "4GB". If the number is above
+            an eighth of the machine's memory, the limit is this eighth: at the end of a window,
+            torch needs about six times the memory that the window has taken. Linux only. None means
+            no limit.
         activities: a list of cpu, cuda, xpu, mtia and hpu; None means all that this machine has. In
             place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only these types of
             the activity's events (torch 2.13). Steps and ranges are cpu events of the type
@@ -125,7 +128,8 @@ class ProfilerConfig(BaseModel):
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
             precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
             float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Peaks
-            that are not given come from a table of devices; None means that all peaks do.
+            that are not given come from a built-in table of devices. None means that all peaks come
+            from this table.
         memory_snapshot: write `memory_snapshot.pickle` to the capture: the snapshot of CUDA's
             allocator, with the allocations and frees during the window. pytorch.org/memory_viz
             opens it. If the program records a memory history with `torch.cuda.memory`, the window
@@ -160,15 +164,16 @@ class ProfilerConfig(BaseModel):
             URL, the new folder is called NAME-2. Captures that are not uploaded yet are kept
             regardless of `keep` and `disk_budget`; `stop` waits up to `export_timeout_s` for their
             upload. None means no upload.
-        upload_options: options of the URL's file system, such as `endpoint_url`. Put credentials
-            into the environment instead: of these options, capture.json keeps only addresses and
-            booleans. An upload by `instrument export` has only the kept options.
+        upload_options: options of the URL's file system, such as `endpoint_url`. Do not put
+            credentials here, but into the environment: capture.json stores only options that cannot
+            be secrets, such as addresses and booleans, and a later upload by `instrument export`
+            uses only the stored options.
         preemption_grace_s: seconds from SIGTERM until the process is killed. An open window is
             saved within half of this time. None means that SIGTERM is not handled.
-        sinks: by name, the sinks, which write files from each capture. A value is an instance, or a
-            mapping with `_target_`; the sinks that ship need no `_target_`.
-        triggers: by name, the triggers, which may request a window after a step. The values are
-            like those of `sinks`.
+        sinks: a mapping from names to sinks, which write files from each capture. A value is an
+            instance, or a mapping with `_target_`; built-in sinks need no `_target_`.
+        triggers: a mapping from names to triggers, which may request a window after a step. A value
+            is an instance, or a mapping with `_target_`; built-in triggers need no `_target_`.
 
     Raises:
         ConfigError: an option is unknown, has a value that cannot work, or conflicts with another
@@ -239,9 +244,9 @@ class ProfilerConfig(BaseModel):
 
     @property
     def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
-        """By name, the `_target_` mappings of the sinks that the worker can build.
+        """A mapping from names to `_target_` mappings, for sinks that the export process can build.
 
-        The mappings may hold secrets.
+        The `_target_` mappings may hold secrets.
         """
         return {
             name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
@@ -308,8 +313,8 @@ class ProfilerConfig(BaseModel):
             for given in names:
                 if not isinstance(given, str):
                     raise ConfigError(
-                        f"profiler.{info.field_name} is a list that holds {given!r}, but such a "
-                        f"list holds only names of {info.field_name} that ship: give a mapping "
+                        f"profiler.{info.field_name} is a list that holds {given!r}, but a list "
+                        f"may hold only names of built-in {info.field_name}: give a mapping "
                         "instead, whose keys are names that you choose."
                     )
             return {name: {} for name in names}
@@ -393,8 +398,8 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     the application's config has no profiler.
 
     Raises:
-        ConfigError: as for `ProfilerConfig`; or the source has another type, or no such preset
-            ships.
+        ConfigError: an option is wrong, as for `ProfilerConfig`; or the source has another type, or
+            names a preset that does not exist.
     """
     if isinstance(source, ProfilerConfig):
         if not options:

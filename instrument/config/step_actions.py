@@ -68,7 +68,7 @@ class StepActions:
         return str(getattr(self._given, "__qualname__", kind.__qualname__))
 
     def _guarded_call(self, step: int) -> str:
-        """The name of the step's action; after an error, NONE for this step and all later ones."""
+        """The name of the step's action; after an error, NONE for this step and all later steps."""
         if self._failed:
             return "NONE"
         try:

@@ -10,6 +10,7 @@ from instrument.errors import CaptureError
 
 if TYPE_CHECKING:
     from instrument.analysis.views import Views
+    from instrument.runs.run import Ranks
     from instrument.whatif.scenario import Scenario
 
 
@@ -81,3 +82,18 @@ class Check(NamedTuple):
     code: str
     passed: str
     find: Callable[[Views, Scenario], Iterator[Finding]]
+
+
+class RanksCheck(NamedTuple):
+    """A kind of problem that only shows if the ranks of a window are compared.
+
+    Attributes:
+        code: as in `Finding`.
+        passed: the sentence for a window without this problem.
+        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if it
+            cannot tell.
+    """
+
+    code: str
+    passed: str
+    find: Callable[[Ranks], Iterator[Finding]]

@@ -74,8 +74,8 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     Hooks of modules and tensors see these runs.
 
     Raises:
-        GraphError: both tools fail, or a graph cannot represent such a call. Errors of the model
-            itself are not caught.
+        GraphError: both tools fail, or the call does something that a graph cannot represent (see
+            `profile_graph`). Errors of the model itself are not caught.
     """
     expected = outcome(model, model, inputs, strict=True)
     failures: list[str] = []
@@ -106,7 +106,7 @@ class Outcome(NamedTuple):
         gradients: the gradients of the parameters and inputs. A gradient is None if the result does
             not depend on the tensor. Kernels may compute gradients slightly differently in each
             run.
-        left: the values of buffers and inputs after the call.
+        left: the values of the buffers and inputs when the call has returned.
         changed: the attributes of modules that the call changed, by the position of the module and
             the name of the attribute.
     """
@@ -123,8 +123,8 @@ def outcome(
     """Run a call and return its results and side effects; restore the model and the inputs.
 
     Raises:
-        GraphError: with `strict`, a graph cannot represent such a call. Errors of `run` are not
-            caught.
+        GraphError: `strict` is true, and the call does something that a graph cannot represent.
+            Errors of `run` are not caught.
     """
     why = unsupported(model, inputs) if strict else None
     if why is not None:
@@ -167,7 +167,7 @@ def _saving_hooks() -> Any:
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
     """Say that a call checkpoints or offloads activations; None if the call does neither.
 
-    A graph of such a call would use more or less memory than the model.
+    A graph would not checkpoint or offload, so it would not use the same memory as the model.
     """
     nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
@@ -275,7 +275,8 @@ _WAYS = {"torch.fx.symbolic_trace": _by_tracing, "torch.export": _by_export}
 class _Tracer(fx.Tracer):
     """Traces one call: tensors among its inputs become placeholders, other inputs stay as they are.
 
-    So an omitted mask is None in the code of the model. A proxy in its place would never be None.
+    For example, if the caller passes no attention mask, the model's test `mask is None` is true. If
+    a proxy took the place of None, the test would be false.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -336,9 +337,10 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | None]:
-    """The gradients of the sources, from a sum of the results with unequal weights.
+    """The gradients of the tensors in `sources` that require one.
 
-    With equal weights, the gradients of a normalisation would cancel out.
+    The gradients are those of a weighted sum of all elements of the results. The weights differ,
+    because with equal weights, the gradients of a normalisation would cancel out.
     """
     outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]

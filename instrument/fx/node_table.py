@@ -128,7 +128,10 @@ def _times(times_ns: Ints) -> dict[str, list[Any]]:
 
 
 def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Sequence[Any]]:
-    """The columns of `facts`, and the rates: FLOPs per second, and FLOPs per moved byte."""
+    """The columns of `facts` (sizes and FLOPs), and two more that are computed from them.
+
+    The two columns are `flops_per_second` and `intensity`, the FLOPs for each moved byte.
+    """
     times = _times(times_ns)["median_ns"]
     flops, moved = facts["flops"], facts["moved_bytes"]
     return {

@@ -31,7 +31,7 @@ def profile_graph(
     sync: bool = False,
     **kwargs: Any,
 ) -> GraphProfile:
-    """Run a model node by node of its graph; return the times, memory and FLOPs of its nodes.
+    """Run the graph of a model, node by node; return the times, memory and FLOPs of its nodes.
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
@@ -40,8 +40,8 @@ def profile_graph(
     and the content of lists and dicts that an attribute holds. Hooks see every run. If the forward
     pass waits for other ranks, all ranks must make the same call. The modes of the model and the
     caller apply: for inference, call `model.eval()` first, and call this function under
-    `torch.no_grad()`. Before each run of the graph, the model runs once without its graph, for
-    `overhead`.
+    `torch.no_grad()`. Before each run of the graph, the model also runs once without its graph:
+    `GraphProfile.overhead` compares the times of these runs.
 
     Args:
         model: a module; it is not changed.
@@ -59,9 +59,9 @@ def profile_graph(
 
     Raises:
         GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a graph cannot
-            represent the call. A graph cannot represent a call that takes inputs of other types,
-            changes the dicts and lists among its inputs, or checkpoints activations. Errors of the
-            model itself are not caught.
+            represent the call. A graph cannot represent a call that takes inputs of types not named
+            above, changes the dicts and lists among its inputs, or checkpoints activations. Errors
+            of the model itself are not caught.
         ConfigError: `runs` is not positive, or `warmup` is negative.
     """
     if runs < 1 or warmup < 0:
@@ -94,7 +94,7 @@ class _Captured:
 
 
 class NodeProfiler:
-    """Runs a model node by node of its graph, and collects the times of the nodes.
+    """Runs the graph of a model, node by node, and collects the times of the nodes.
 
     Call `run` instead of the model: gradients and writes to buffers and inputs are the same. The
     first `run` captures the graph. For that, the model runs a few more times, and the changes that

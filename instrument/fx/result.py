@@ -44,10 +44,12 @@ class Overhead:
         nodes_ns: the sum of the times of the nodes in a run.
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
-        of_model: the sum of the times of the nodes, less the time that measuring adds, divided by
-            the time of a run of the model without its graph. There is a ratio for each pair of
-            neighbouring runs, one with the graph and one without, because other work on the machine
-            slows both. This is the median of the ratios.
+        of_model: how long the nodes take compared with the model; 1.0 means equally long. Each pair
+            of neighbouring runs, one with the graph and one without, has a ratio: the sum of the
+            times of the nodes, minus the time that measuring adds, divided by the time of the run
+            without the graph. `of_model` is the median of these ratios. Neighbouring runs are
+            compared because other work on the machine slows both. None if the model never ran
+            without its graph.
         quartiles: the first and third quartile of these ratios; None for fewer than two pairs of
             runs.
     """
@@ -136,8 +138,9 @@ class GraphProfile:
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
 
-        The table also has columns for the memory and the bounds of the nodes. The page loads
-        nothing. The same profile gives the same page. For `machine`, see `roofline`.
+        The table also has columns for the memory of the nodes, and for the shortest possible time
+        of each node (see `roofline`, also for `machine`). The page loads no other files. The same
+        profile gives the same page.
         """
         return self._page(machine or self.machine())
 
@@ -154,7 +157,8 @@ class GraphProfile:
     def _repr_html_(self) -> str:
         """What a notebook shows: the page in a frame.
 
-        The page has no bounds, because they would need a measurement of the machine.
+        The table on this page lacks the columns `bound_by`, `bound_ns` and `bound_share`, because
+        they would need a measurement of the machine.
         """
         return render("fx/draw/frame.html", page=self._page())
 

@@ -1,4 +1,4 @@
-"""Accelerate: a sink for the accelerator's trackers; `Session` itself needs no integration."""
+"""A sink for the trackers of Accelerate; `Session` itself needs no integration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from instrument.sinks.scalars import scalars
 
 
 class Trackers(Sink):
-    """Logs each window's scalars with `accelerator.log`: `sinks={"trackers": Trackers(…)}`.
+    """Logs the scalars of each window (a series of recorded steps) with `accelerator.log`.
+
+    Use it in `Session(…, sinks={"trackers": Trackers(accelerator=accelerator)})`.
 
     The scalars are those of the TensorBoard sink, such as `profiler/ranges/forward/cpu_ms`, at the
     window's last step. As usual in Accelerate, only the main process logs. A thread logs the

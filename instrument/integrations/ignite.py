@@ -1,4 +1,4 @@
-"""Ignite: `session = attach(trainer, cfg.profiler)`."""
+"""Profile the runs of an Ignite engine: `session = attach(trainer, cfg.profiler)`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def attach(
 ) -> Session:
     """Record windows of each `engine.run`; a step is an iteration, counted from 0.
 
-    The wait for a batch is a range `data`. Triggers get the loss from `state.output`, if that is a
-    number, a tensor of one element, or a mapping with such a `loss`. Handlers of
+    A window is a series of recorded steps; the config says which. The wait for a batch is a range
+    `data`. The loss of a step, which triggers can use, comes from `state.output`, if the output is
+    a number, a tensor of one element, or a mapping with such a `loss`. Handlers of
     ITERATION_COMPLETED that were added before this call run inside the step; handlers that are
     added later run inside the next step. While no window is open, an iteration costs a few µs.
 
@@ -56,7 +57,7 @@ def attach(
 
 
 def detach(engine: Engine) -> None:
-    """Restore the engine as it was before `attach`; does nothing if it has no session."""
+    """Restore the engine as it was before `attach`; does nothing if no session is attached."""
     attached = vars(engine).get("run")
     if isinstance(attached, Attached):
         attached.remove()

@@ -1,4 +1,8 @@
-"""Lightning: `Trainer(callbacks=[ProfilerCallback(…)])`, or `profiler=InstrumentProfiler(…)`.
+"""Profile the runs of a Lightning Trainer, by a callback or by a profiler.
+
+The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler is
+`Trainer(profiler=InstrumentProfiler(…))`: it adds the callback, and also opens a range for each
+action of Lightning.
 
 The package is `lightning` or `pytorch_lightning`. If both are installed, both classes derive from
 both packages, so that the Trainer of each package accepts them.
@@ -44,13 +48,16 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
-    Takes the arguments of `Session`, and raises the same errors. The session is `self.session`, its
-    captures `self.session.captures`. Steps count from 0. Each batch is a step, even if gradients
-    accumulate. The parts of a step are ranges: `data`, `batch_to_device`, `training_step`,
-    `backward`, `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
-    `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If
-    `training_step` is marked by `@profiled`, it has only that range. If the Trainer has one of
-    Lightning's profilers (`Trainer(profiler=…)`), that profiler alone measures `data`,
+    A window is a series of recorded steps; the config says which. The callback takes the arguments
+    of `Session`, and raises the same errors. `self.session` is the session, and
+    `self.session.captures` holds its captures. Steps count from 0. Each batch is a step, even if
+    gradients accumulate.
+
+    The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
+    `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
+    `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If the user
+    marked `training_step` by `@profiled`, only `@profiled` opens a range for it. If the Trainer has
+    one of Lightning's profilers (`Trainer(profiler=…)`), that profiler alone measures `data`,
     `batch_to_device` and `training_step`.
 
     Validation within `fit` is the session's phase `validation`, whose batches count separately.
@@ -191,12 +198,15 @@ class _Parts(Profiler):
         self._find_marked_steps(module)
 
     def _find_marked_steps(self, module: LightningModule | None) -> None:
-        """Find the methods `training_step` etc. that the user marked; they get no second range."""
+        """Find the methods that the user marked: they get no second range."""
         self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
         self._ranges.clear()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """The range for one of Lightning's actions, if annotations open ranges now."""
+        """A context manager that opens a range for one of Lightning's actions.
+
+        While nothing is recorded, and for actions that get no range, it does nothing.
+        """
         if not backends.armed:
             return _NOTHING
         if action_name not in self._ranges:
@@ -226,13 +236,14 @@ class _Parts(Profiler):
 
 
 class InstrumentProfiler(_Parts):
-    """Records windows as `ProfilerCallback` does, with a range for every action of Lightning's.
+    """Records windows as `ProfilerCallback` does, and opens a range for every action of Lightning.
 
-    Takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have the same names
-    as there; all other ranges have Lightning's names, such as
+    The profiler takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have
+    the same names as with `ProfilerCallback`. All other ranges have Lightning's names, such as
     `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
     trainer. If the trainer already has such a callback, that callback records, with its own config.
-    Unlike Lightning's profilers, this profiler prints no summary: the session's sinks do that.
+    Unlike Lightning's profilers, this profiler prints no summary: the session's sinks write the
+    results.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -245,7 +256,11 @@ class InstrumentProfiler(_Parts):
         return self.callback.session
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add the callback to the trainer; Lightning has set `_lightning_module` before."""
+        """Add the callback to the trainer.
+
+        The trainer is known here, because Lightning sets `_lightning_module` before it calls
+        `setup`.
+        """
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
         self._find_marked_steps(module)

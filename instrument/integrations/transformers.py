@@ -1,4 +1,4 @@
-"""Transformers: `Trainer(callbacks=[ProfilerCallback(cfg.profiler)])`."""
+"""Profile a Transformers Trainer: `Trainer(callbacks=[ProfilerCallback(cfg.profiler)])`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ except ImportError as error:
 class ProfilerCallback(TrainerCallback):
     """Records windows of `trainer.train()`; a step is an optimizer step.
 
-    The number of a step is `state.global_step`. With gradient accumulation, a step includes all its
-    batches. Logging, evaluating and saving after a step belong to the next step. The ranges `data`,
-    `forward`, `backward` and `optimizer`, and a range for each submodule, need no annotation.
+    A window is a series of recorded steps; the config says which. The number of a step is
+    `state.global_step`. With gradient accumulation, a step includes all its batches. Logging,
+    evaluating and saving after a step belong to the next step. The ranges `data`, `forward`,
+    `backward` and `optimizer`, and a range for each submodule, need no annotation.
     Evaluation is the session's phase `validation`, whose batches count separately.
     `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
     `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last
@@ -38,8 +39,9 @@ class ProfilerCallback(TrainerCallback):
     of the process, because Transformers does not pass exceptions to callbacks. Trainers without
     such a callback behave as before.
 
-    Takes the arguments of `Session`, and raises the same errors. The session is `self.session`, its
-    captures `self.session.captures`. While no window is open, a step costs a few µs.
+    The callback takes the arguments of `Session`, and raises the same errors. `self.session` is the
+    session, and `self.session.captures` holds its captures. While no window is open, a step costs a
+    few µs.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:

@@ -7,7 +7,8 @@
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
 - `paths`: the path of each range, such as `train/forward/layer`. Ranges can have equal paths.
-- `synchronisation`: which device work each wait waits for.
+- `synchronisation`: which device work a synchronising call, such as `cudaStreamSynchronize`, waits
+  for.
 - `collective_records`: what torch recorded about the collective of each communication kernel.
 - `step_index`, `intervals`: steps, and overlapping intervals.
 - `flops`, `traffic`: the FLOPs and the least traffic of operators, by formula.

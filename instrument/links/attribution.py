@@ -1,8 +1,9 @@
 """Find the range and the kind of work that all time in a trace belongs to.
 
 A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond that an
-event covers on a thread is own time of the innermost scope around it. If there is no such scope,
-the nanosecond lies outside all scopes.
+event covers on a thread counts for only one scope: the innermost scope around this moment. The
+nanoseconds that count for a scope are its own time. If no scope is around a moment, the nanosecond
+lies outside all scopes.
 
 `instrument.links.autograd` finds the range that a scope belongs to. A range belongs to itself, even
 inside a backward node, as in recomputation. A backward node belongs to the range around its forward
@@ -120,7 +121,7 @@ def _under_step(links: Links) -> Flags:
     """A mask of the paths of optimizer steps and of the ranges in them, without closures.
 
     The closure of an optimizer runs forward and backward inside the step. A range in which
-    operators record gradients belongs to such a closure, and is not work of the optimizer.
+    operators run in grad mode belongs to such a closure, and is not work of the optimizer.
     """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
@@ -130,9 +131,9 @@ def _under_step(links: Links) -> Flags:
 
 
 def _recording_gradients(links: Links) -> Ints:
-    """For each path, how many operators record gradients in the ranges of the path.
+    """For each path, how many operators run in grad mode in the ranges of the path.
 
-    The operators of an optimizer itself do not record gradients.
+    The operators of an optimizer itself do not run in grad mode.
     """
     scopes = links.scopes
     scope = scopes.innermost[scopes.recording]

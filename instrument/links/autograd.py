@@ -8,9 +8,9 @@ so that a layer has its backward time too.
 The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
 torch/csrc/autograd/node.h):
 
-- While gradients are recorded, torch writes a sequence number on every operator. The next backward
-  node that this thread makes gets the same number. Several operators can have the same number. The
-  last of these operators made the node.
+- In grad mode (while autograd records operations), torch writes a sequence number on every
+  operator. The next backward node that this thread makes gets the same number. Several operators
+  can have the same number. The last of these operators made the node.
 - When the engine runs the node, torch writes this sequence number and the forward thread on the
   event of the node (`Node::operator()` in the same file). torch's own arrows from forward to
   backward use the same two values (`generateForwardBackwardLink` in
@@ -18,8 +18,8 @@ torch/csrc/autograd/node.h):
 - The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
   events have the thread ids of the operating system. So each forward thread is matched with the
   thread whose operators fit its nodes best: the thread with the most pairs of equal names
-  (`AddmmBackward0` and `aten::addmm`). If several threads have equally many such pairs, the number
-  of sequence numbers that are found decides.
+  (`AddmmBackward0` and `aten::addmm`). If several threads have equally many such pairs, the thread
+  is chosen that has operators with the sequence numbers of the most nodes.
 
 Three more rules:
 
@@ -29,7 +29,7 @@ Three more rules:
   such time as a separate kind.
 - If a backward node has no forward operator and lies inside another backward node, it gets the
   range of the outer node.
-- If operators inside a backward node record gradients again, the node repeats a forward pass: this
+- If operators inside a backward node run in grad mode again, the node repeats a forward pass: this
   is activation checkpointing. The ranges inside the node get the suffix " (recomputed)".
 """
 
@@ -56,7 +56,7 @@ from instrument.trace.events import (
 )
 
 _ENGINE = "autograd::engine::evaluate_function: "
-_ACCUMULATION = "torch::autograd::AccumulateGrad"
+ACCUMULATION = "torch::autograd::AccumulateGrad"
 _BACKWARD = re.compile(r"Backward\d*$")
 
 
@@ -80,7 +80,7 @@ class Scopes:
         unattributed: a mask of the backward nodes whose forward operator is not known.
         recomputed: a mask of the ranges that are part of a forward pass which a backward node
             repeats.
-        recording: a mask of the nodes of the whole call tree: the operators that record gradients.
+        recording: a mask of the nodes of the whole call tree: the operators that ran in grad mode.
     """
 
     nodes: CallTree
@@ -135,7 +135,8 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
     events have a suffix. Without the suffix, all these events have one name.
 
     Returns:
-        For each of `events.names`, an index into the names without suffix; and these names.
+        Two values: for each of `events.names`, an index into the names without suffix; and the
+            names without suffix.
     """
     plain = [name.removesuffix(RESUMED) for name in events.names]
     index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
@@ -145,17 +146,17 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
 def is_backward(events: Events) -> Flags:
     """A mask of the backward nodes.
 
-    Backward nodes are recognised by name. Before torch 1.10, they are recognised by their forward
-    thread.
+    Backward nodes are recognised by name. In traces of torch before 1.10, they are recognised by
+    their forward thread.
     """
-    named = events.named(lambda name: name.startswith(_ENGINE) or name == _ACCUMULATION)
+    named = events.named(lambda name: name.startswith(_ENGINE) or name == ACCUMULATION)
     found: Flags = events.among(OPERATOR) & (named | (events.forward_thread != 0))
     return found
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
     """For each of `nodes`, whether the event accumulates the gradient of a leaf."""
-    return flags(lambda name: name.endswith(_ACCUMULATION), events.names)[events.name[nodes]]
+    return flags(lambda name: name.endswith(ACCUMULATION), events.names)[events.name[nodes]]
 
 
 def _recomputed(
@@ -169,15 +170,19 @@ def _recomputed(
 ) -> Flags:
     """A mask of the ranges that are part of a forward pass which a backward node repeats.
 
-    With `create_graph`, operators in a backward node record gradients too, although nothing is
-    repeated. In this case, the operators that the node calls directly also record gradients, so the
-    ranges inside the node do not count as repeated. A range whose name occurs only in backward
-    nodes, such as the range of a hook, does not count either.
+    The ranges inside a backward node are in the mask under three conditions:
+
+    - An operator inside the node ran in grad mode.
+    - An operator that the node called directly, not through another operator, did not run in grad
+      mode. With `create_graph`, all operators of a node run in grad mode, although nothing is
+      repeated.
+    - The name of the range also occurs outside backward nodes. The range of a hook, for example,
+      occurs only in backward nodes.
 
     Args:
         events: the events of the trace.
         call_tree: the whole call tree.
-        recording: a mask of the nodes that are operators and record gradients.
+        recording: a mask of the nodes that are operators and ran in grad mode.
         scopes: the call tree of the scopes alone.
         innermost: the innermost scope at or above each node of `call_tree`.
         backward: a mask of the scopes that are backward nodes.
@@ -220,14 +225,14 @@ def _owners(
     Args:
         events: the events of the trace.
         call_tree: the whole call tree.
-        recording: a mask of the nodes that are operators and record gradients.
+        recording: a mask of the nodes that are operators and ran in grad mode.
         scopes: the call tree of the scopes alone.
         innermost: the innermost scope at or above each node of `call_tree`.
         backward: a mask of the scopes that are backward nodes.
 
     Returns:
-        Two arrays: the owner of each scope, -1 for none; and a mask of the backward nodes whose
-            owner is not known.
+        Two arrays: for each scope, its owner as an index into `scopes`, or -1 if it has no owner;
+            and a mask of the backward nodes whose owner is not known.
     """
     count = len(scopes)
     # Two more targets, which point at themselves.
@@ -253,7 +258,11 @@ def _owners(
 def _target_accumulations(
     events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """In `target`, point each accumulating node at the backward node before it on its thread."""
+    """Write into `target` where the nodes that accumulate a gradient get their owner from.
+
+    `target` holds, for each scope, the scope from which it gets its owner. For an accumulating
+    node, this is the backward node before it on the same thread, or `unknown` if there is none.
+    """
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))
     before = np.maximum.accumulate(np.where(backward & ~is_sum, nodes, -1))
@@ -266,7 +275,7 @@ def _target_accumulations(
 def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
     """The operator that made each backward node, as a position among the events; -1 if not known.
 
-    `numbered` holds the operators that record gradients, in the order of the call tree.
+    `numbered` holds the operators that ran in grad mode, in the order of the call tree.
     """
     found = np.full(len(nodes), -1)
     has_key = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
@@ -298,21 +307,23 @@ def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
 def _best_matches(
     events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
 ) -> list[tuple[Ints, Ints]]:
-    """Match each forward thread with one thread; the best pairs are matched first.
+    """Choose the thread of the trace for each forward thread; the best pairs are chosen first.
 
-    A pair is better if more of its nodes and operators have equal names; then, if more operators
-    are known. Equally good pairs are matched in the order in which their threads began, because
-    torch numbers its threads in the order in which they first record something.
+    A pair is a forward thread and a thread of the trace. The best pair is the one in which the most
+    backward nodes have an operator of the same name. Of several such pairs, the best is the one in
+    which the most nodes have any operator. Pairs that are still equally good are chosen in the
+    order in which their threads began, because torch numbers its threads in the order in which they
+    first record something.
 
     Args:
         events: the events of the trace.
         nodes: the backward nodes, as positions among the events.
-        candidates: for each pair of forward thread and thread, two arrays: the indices of the nodes
-            with that forward thread; and for each of these nodes, the operator of that thread with
-            the same sequence number, or -1.
+        candidates: for each pair, two arrays: the backward nodes with this forward thread, as
+            indices into `nodes`; and for each of these backward nodes, the operator with the same
+            sequence number on this thread of the trace, or -1 if there is none.
 
     Returns:
-        The candidates of the chosen pairs.
+        The two arrays of each chosen pair.
     """
     stem = _stems(events) if len(candidates) > 1 else np.zeros(len(events.names), np.int64)
 

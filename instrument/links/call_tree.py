@@ -12,8 +12,9 @@ torch/autograd/profiler_util.py):
 
 So the parent of an event is the nearest earlier event on the same thread that does not end before
 the event. Array operations find the parents of all events at once. The first candidate for the
-parent of an event is the event before it. While a candidate ends too early, the candidate's own
-candidate takes its place.
+parent of an event is the event before it. If a candidate ends too early, it is replaced by the
+event that is the candidate for the candidate's own parent. This is repeated until every candidate
+ends late enough.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class CallTree:
         return node[events]
 
     def own(self, totals: Ints) -> Ints:
-        """The total of each node, less the totals of its direct children."""
+        """For each node, its value in `totals` minus the values of its direct children."""
         return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)
 
     def ends_before_overlap(self) -> Ints:
@@ -108,7 +109,10 @@ class CallTree:
         return totals
 
     def nearest(self, chosen: Flags) -> Ints:
-        """For each node, the nearest chosen node among itself and its ancestors; -1 for none."""
+        """For each node, the node itself if it is chosen, else its nearest chosen ancestor.
+
+        The result is -1 for a node if neither the node nor an ancestor is chosen.
+        """
         own = np.arange(len(self))
         hop = np.where(chosen | (self.parent < 0), own, self.parent)
         while not np.array_equal(further := hop[hop], hop):
@@ -119,8 +123,9 @@ class CallTree:
         """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor.
 
         Returns:
-            Two values: the new tree; and for each node of the old tree, the nearest chosen node
-                among itself and its ancestors, as a node of the new tree, -1 for none.
+            Two values: the new tree; and an array with an index into the new tree for each node of
+                the old tree. The index is that of the node itself if it is chosen, else of its
+                nearest chosen ancestor; -1 if no ancestor is chosen.
         """
         kept = np.flatnonzero(chosen)
         number = np.full(len(self) + 1, -1)
@@ -133,9 +138,10 @@ class CallTree:
         return tree, nearest
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
-        """For each thread and time, the innermost node of the thread around the time; -1 if none.
+        """For each thread and time, the innermost node of the thread around the time.
 
-        The start and the end of a node belong to the node.
+        The result is -1 if no node is around the time. The start and the end of a node belong to
+        the node.
         """
         if not len(self):
             return np.full(len(time_ns), -1)

@@ -37,18 +37,18 @@ def records(events: Events) -> Flags:
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
     """Find the record and the annotation of the collective that launched each kernel.
 
-    If the kernel's external id names a record, this is the record of the kernel. If not, it is the
-    record around the call that launched the kernel. The annotation is the annotation around this
-    call.
+    The record of a kernel is the event that the kernel's external id names, if this event is a
+    record. Otherwise, it is the record around the call that launched the kernel. The annotation of
+    a kernel is the annotation around this call.
 
     Args:
         events: the events of the trace.
-        operator: for each kernel, the event that its external id names; -1 for none.
-        call: for each kernel, the call that launched it; -1 for none.
+        operator: for each kernel, the event that its external id names; -1 if there is none.
+        call: for each kernel, the call that launched it; -1 if there is none.
 
     Returns:
         Two arrays: the record and the annotation of each kernel, as positions among the events; -1
-            if there is none.
+            for a kernel without a record or annotation.
     """
     if not len(operator):
         return operator, operator
@@ -73,7 +73,7 @@ def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints
     positions among the events; -1 means that there is no such event.
 
     Returns:
-        For each collective, an index into the list of details; and this list.
+        Two values: for each collective, an index into the list of details; and this list.
     """
     codes = np.append(events.detail.astype(np.int64), -1)
     one, other = codes[kernel], codes[record]

@@ -41,9 +41,9 @@ def graph_ids(events: Events, device: Ints) -> tuple[Ints, Ints, list[int], list
     """The ids that the trace gives to the graph and the node of each device event.
 
     Returns:
-        Four values: for each device event, its graph as an index into the graph ids, and its node
-            as an index into the node ids, -1 without an id; the sorted graph ids; the sorted node
-            ids.
+        Four values: the graph of each device event, as an index into the third value; the node of
+            each device event, as an index into the fourth value; the sorted ids of the graphs; the
+            sorted ids of the nodes. An index is -1 if the trace gives the event no such id.
     """
     graphs = sorted({found.graph for found in events.details if found.graph is not None})
     nodes = sorted({found.graph_node for found in events.details if found.graph_node is not None})

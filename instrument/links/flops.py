@@ -3,9 +3,9 @@
 A multiplication and the addition after it count as two operations. If an operator with a rule calls
 another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
 counts. If an operator calls itself again with other types, as under autocast, only the inner call
-counts: it has the types that are multiplied. Operators without a rule are not counted: elementwise
-operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the operators of
-a trace that are not counted.
+counts, because it has the types that are multiplied. Operators without a rule are not counted:
+elementwise operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the
+operators of a trace that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
 equal to those of `FlopCounterMode`, except in two cases. First, `FlopCounterMode` has no rule for
@@ -86,9 +86,9 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    No FLOPs are counted for such an operator itself, for any operator that it calls, and for any
-    operator that calls it. If such operators are nested, only the outermost is in the mask. `own`
-    is the result of `node_flops`.
+    Neither such an operator itself, nor an operator that it calls, nor an operator that calls it
+    has FLOPs. If such operators are nested, only the outermost is in the mask. `own` is the result
+    of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -108,7 +108,11 @@ def is_fused_attention(name: str) -> bool:
 
 
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
-    """Set the FLOPs of a node to `UNKNOWN` if the node calls its own operator once again."""
+    """Set the FLOPs of an operator to `UNKNOWN` if it calls the same operator, as under autocast.
+
+    Only the inner call keeps its FLOPs. This applies if the operator makes one such call, with
+    equal FLOPs.
+    """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
     nearest = np.append(call_tree.nearest(flops != UNKNOWN), -1)
@@ -154,27 +158,38 @@ def elements(dims: list[int]) -> int:
 
 
 def _product(a: list[int], b: list[int]) -> int:
-    """[…, m, k] by [k, n]: m * n dot products of length k for each matrix (mm_flop, bmm_flop)."""
+    """The FLOPs of a matrix product, [*, m, k] by [*, k, n], as in torch's mm_flop and bmm_flop.
+
+    For each matrix in the batch, m * n dot products of length k are computed.
+    """
     *batch, m, k = a
     *_, n = b
     return 2 * elements(batch) * m * n * k
 
 
 def _matrix_product(first: int) -> Rule:
-    """The product of arguments `first` and `first + 1`; the addition of `addmm` is not counted."""
+    """A rule for the FLOPs of a matrix product of two arguments: `first` and the one after it.
+
+    The addition of `addmm` is not counted.
+    """
     return lambda dims, _: _product(dims[first], dims[first + 1])
 
 
 def _matrix_vector(first: int) -> Rule:
-    """A matrix [m, k] or a vector [k], by a vector [k]; flop_counter has no such rule."""
+    """A rule for the FLOPs of a matrix [m, k], or a vector [k], times a vector [k].
+
+    `first` is the position of the matrix among the arguments. torch.utils.flop_counter has no such
+    rule.
+    """
     return lambda dims, _: 2 * elements(dims[first])
 
 
 def _convolution(dims: Shapes, arguments: list[str]) -> int:
-    """conv_flop_count: the filter is applied at each point of the output.
+    """The FLOPs of a convolution, as in torch's conv_flop_count.
 
-    A transposed convolution applies the filter at each point of the input. A trace does not have
-    the shape of the output, so `convolution_output` computes this shape from the inputs.
+    The filter is applied at each point of the output. A transposed convolution applies the filter
+    at each point of the input. A trace does not have the shape of the output, so
+    `convolution_output` computes this shape from the inputs.
     """
     image, weight = dims[0], dims[1]
     is_transposed = arguments[6] == "True"
@@ -209,8 +224,9 @@ def _applications(points: list[int], weight: list[int]) -> int:
 
 
 def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
-    """conv_backward_flop: the FLOPs of the forward pass, once for each gradient (input, weight).
+    """The FLOPs of the backward pass of a convolution, as in torch's conv_backward_flop.
 
+    They are the FLOPs of the forward pass, once for each gradient (of the input, of the weight).
     `output_mask` says which of the two gradients are computed.
     """
     gradient, image, weight = dims[:3]
@@ -226,14 +242,22 @@ def _numbers(text: str, length: int) -> list[int]:
 
 
 def _attention(dims: Shapes, _: list[str]) -> int:
-    """sdpa_flop_count: the scores, and their product with the values; a mask has no effect."""
+    """The FLOPs of attention, as in torch's sdpa_flop_count.
+
+    They are the FLOPs of the scores, and of the product of the scores with the values. A mask does
+    not change the count.
+    """
     query, key, value = dims[:3]
     (batch, heads, rows, width), columns = query, key[2]
     return 2 * batch * heads * rows * columns * (width + value[3])
 
 
 def _attention_backward(dims: Shapes, _: list[str]) -> int:
-    """sdpa_backward_flop_count: scores again, gradients of scores, values, query and key."""
+    """The FLOPs of the backward pass of attention, as in torch's sdpa_backward_flop_count.
+
+    They are the FLOPs of computing the scores again, and of four gradients: those of the scores, of
+    the values, of the query and of the key.
+    """
     _gradient, query, key, value = dims[:4]
     (batch, heads, rows, width), columns = query, key[2]
     return 2 * batch * heads * rows * columns * (3 * width + 2 * value[3])
@@ -264,10 +288,11 @@ def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int)
 
 
 def _recurrent(times: int) -> Rule:
-    """A oneDNN layer: for each step of each sequence, a product with each weight matrix.
+    """A rule for the FLOPs of a recurrent layer of oneDNN.
 
-    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights.
-    flop_counter has no such rule.
+    For each time step of each sequence, there is a product with each weight matrix. `times` is 2
+    for the backward pass, which computes the gradients of inputs and of weights.
+    torch.utils.flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -278,10 +303,11 @@ def _recurrent(times: int) -> Rule:
 
 
 def _recurrent_stack(times: int) -> Rule:
-    """All layers of cuDNN or MIOpen: for each step of each sequence, a product with each matrix.
+    """A rule for the FLOPs of all layers of a recurrent network of cuDNN or MIOpen.
 
-    `times` is 2 for the backward pass, which computes the gradients of inputs and of weights.
-    flop_counter has no such rule.
+    For each time step of each sequence, there is a product with each weight matrix. `times` is 2
+    for the backward pass, which computes the gradients of inputs and of weights.
+    torch.utils.flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:

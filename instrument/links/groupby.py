@@ -131,7 +131,8 @@ class SortedGroups:
     def row(self, percent: int) -> Ints:
         """The row of each group at a percentile, by nearest rank; -1 for an empty group.
 
-        0 is the first row, 50 the median (the lower one of two middle rows), 100 the last row.
+        Percentile 0 is the first row of the group, 50 is the median (of two middle rows, the lower
+        one), and 100 is the last row.
         """
         rank = np.maximum(-(-percent * self.size // 100), 1) - 1
         at = np.where(self.size > 0, self.start + rank, len(self.order))

@@ -68,7 +68,7 @@ def launches(events: Events) -> Launches:
 
 
 def launching_operator(events: Events, chosen: Ints) -> Ints:
-    """The operator that the external id of each chosen event names; -1 for no operator."""
+    """The operator that the external id of each chosen event names; -1 if it names no operator."""
     # Some versions of torch write the correlation as the external id. Such an id names no operator.
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
@@ -77,7 +77,11 @@ def launching_operator(events: Events, chosen: Ints) -> Ints:
 
 
 def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
-    """For each wanted key, the first event in `among` with this key; -1 if none, and for key 0."""
+    """For each wanted key, the first event in `among` with this key.
+
+    The result is -1 if no event has the key. It is also -1 for the key 0, because an id of 0 means
+    that the event has no id.
+    """
     positions = np.flatnonzero(among)
     if not positions.size or not wanted.size:
         return np.full(len(wanted), -1)
@@ -90,8 +94,8 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 def launches_kernel(name: str) -> bool:
     """Whether a runtime call of this name launches one kernel, such as `cudaLaunchKernel`.
 
-    Such names of CUDA, its driver, ROCm and XPU contain "launch" and "kernel". The name of MTIA is
-    `runFunction`.
+    Such names of CUDA, its driver, ROCm and XPU contain "launch" and "kernel". On MTIA, the call is
+    named `runFunction`.
     """
     plain = name.lower()
     return ("launch" in plain and "kernel" in plain) or plain.startswith("runfunction")
@@ -109,7 +113,7 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
 
 
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
-    """A mask of the device events before the first work with a known launch on their stream.
+    """A mask of the device events that ran before their stream's first event with a known launch.
 
     A stream runs its work in the order of the launches. So these events were probably launched
     before the recording began. On a stream without any known launch, the mask is False.

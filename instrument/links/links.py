@@ -50,6 +50,11 @@ class Links:
         return nest(events, others | calls, threads_of_calls(events, others))
 
     @cached_property
+    def frames(self) -> CallTree:
+        """The Python frames alone, nested by time; empty if the trace has none as events."""
+        return nest(self.events, self.events.among(PYTHON))
+
+    @cached_property
     def scopes(self) -> Scopes:
         """The ranges and the backward nodes, and the range that each belongs to."""
         return find_scopes(self.events, self.call_tree)

@@ -20,8 +20,8 @@ LONGEST_PATH, _KEPT = 2000, 980
 class Paths:
     """The distinct paths, in tree order: a parent before its children, siblings by first start.
 
-    The time of a sum is proportional to the number of paths and items. The depth of the paths does
-    not matter.
+    To sum over the tree takes time in proportion to the number of paths plus the number of items
+    that are summed. The depth of the paths does not matter.
 
     Attributes:
         above: the parent of each path; -1 for a root.
@@ -72,8 +72,8 @@ class Paths:
             values: the quantity of each item.
             group: the group of each path, 0 to `count` - 1.
             count: the number of groups.
-            path: the path of each item; -1 for none.
-            second: a second path of each item; -1 for none.
+            path: the path of each item; -1 for an item without a path.
+            second: a second path of each item; -1 for an item without a second path.
         """
         own = np.zeros(len(self.names) + 1, np.int64)  # the last slot is for items without a path
         np.add.at(own, path, values)
@@ -119,9 +119,10 @@ class Paths:
         return pairs // len(self.names), pairs % len(self.names)
 
     def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
-        """The groups of the paths from each item's path up to `end`, without `end` itself.
+        """For each item, the groups of its path and of the paths above it, below `end`.
 
-        The result has one number for each pair of item and group: item * number of paths + group.
+        A pair of item and group is returned as one number: item * n + group, where n is the number
+        of paths. There are fewer groups than paths.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():

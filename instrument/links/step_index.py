@@ -35,7 +35,7 @@ def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Int
 
 
 def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
-    """The step around each point in time, as an index into `steps`; -1 for none.
+    """The step around each point in time, as an index into `steps`; -1 if no step is around it.
 
     `steps` are sorted by start and do not overlap.
     """

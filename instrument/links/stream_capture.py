@@ -110,8 +110,8 @@ class GraphNodes(NamedTuple):
     """The nodes of a graph as the device ran them.
 
     Attributes:
-        kind: KERNEL, COPY or MEMSET.
-        kernel: the name of the node's work on the device.
+        kind: for each node, KERNEL, COPY or MEMSET.
+        kernel: for each node, the name of the kernel, copy or memset that the device ran.
         in_order: whether every replay started the nodes in this order.
         launched_ns: when the graph was first launched.
     """
@@ -125,10 +125,10 @@ class GraphNodes(NamedTuple):
 def captured_graphs(links: Links) -> list[CapturedGraph]:
     """Return the captures that began and ended in a trace, in order of time.
 
-    The launches of all threads count, because other threads launch the backward pass. A launch that
-    has work on the device was not captured, and is left out. If the captures of several threads
-    overlap in time, it is not known which launch belongs to which capture. Such captures are left
-    out.
+    A capture gets the launches of all threads, because other threads launch the backward pass. A
+    launch that has work on the device was not captured, and is left out. If the captures of several
+    threads overlap in time, it is not known which launch belongs to which capture. Such captures
+    are left out.
     """
     events = links.events
     is_call = events.among(is_runtime)
@@ -165,11 +165,14 @@ def captured_graphs(links: Links) -> list[CapturedGraph]:
 
 
 def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
-    """For each node of the call tree, the operator around it and the range that it belongs to.
+    """For each of the given nodes, the operator around the node and the range it belongs to.
+
+    `node` holds nodes of the call tree, and -1 where the node is not known.
 
     Returns:
         Two arrays: the name of the innermost operator, as an index into `Events.names`; and the
-            range, as a path of `Links.scopes`. -1 means that there is none; node -1 gives -1.
+            path of the range, as an index into `Links.scopes.paths`. An index is -1 if there is no
+            operator or range, or if the node is not known.
     """
     events, call_tree, scopes = links.events, links.call_tree, links.scopes
     is_operator = events.among(OPERATOR) & ~events.named(is_step)
@@ -183,7 +186,11 @@ def _kind(name: str) -> int:
 
 
 def _windows(events: Events, is_call: Flags) -> tuple[Ints, Ints]:
-    """When each capture began and ended: after `BeginCapture` returned, before `EndCapture`."""
+    """When each capture began and ended; captures that overlap in time are left out.
+
+    A capture begins when its `BeginCapture` call returns, and ends when its `EndCapture` call
+    starts.
+    """
     begins = is_call & events.named(lambda name: CAPTURE_BEGINS in name)
     marks = np.flatnonzero(begins | (is_call & events.named(lambda name: CAPTURE_ENDS in name)))
     marks = marks[np.lexsort((events.start_ns[marks], events.thread[marks]))]
@@ -205,9 +212,11 @@ def _by_start(events: Events, index: Ints) -> Ints:
 
 
 def _first_of_each(correlation: Ints) -> Ints:
-    """The indices of the first call of each correlation, and of all calls with correlation 0.
+    """The indices of the calls without those that repeat the correlation of an earlier call.
 
-    A driver call inside a runtime call has the same correlation as the runtime call.
+    A driver call inside a runtime call has the same correlation as the runtime call, so only the
+    runtime call is kept. All calls with correlation 0 are kept, because 0 means that the
+    correlation is not known.
     """
     _, first = np.unique(correlation, return_index=True)
     return np.flatnonzero(np.isin(np.arange(len(correlation)), first) | (correlation == 0))
@@ -222,7 +231,8 @@ def _kernels(events: Events, calls: Ints) -> list[str | None]:
 
 # The kinds of the nodes of a graph, and the names of its kernels, in order.
 _Sequence = tuple[bytes, tuple[str, ...]]
-# What tells nodes apart if their order is not known: the kind, and the name of a kernel.
+# The key of a node or launch: its kind and, for a kernel, the name of the kernel. If the order of
+# the nodes is not known, nodes with equal keys cannot be told apart.
 _Key = tuple[int, str]
 # Stands for the name of a node if several captures, or several launches of its kernel, give
 # different names.
@@ -233,8 +243,9 @@ class _Alike:
     """Captures that fit the same graphs, sorted by `since_ns` (see `add`).
 
     Attributes:
-        keys: None if the order of the launches is known. If not, the sorted distinct keys; then the
-            captures have one name for each key instead of one name for each launch.
+        keys: None if the order of the launches is known; each capture then has one name for each
+            launch. Otherwise the sorted distinct keys of the launches (see `_Key`); each capture
+            then has one name for each key.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -245,7 +256,7 @@ class _Alike:
     def add(self, since_ns: float, names: list[Any]) -> None:
         """Add a capture. It can have made graphs that were launched at `since_ns` or later.
 
-        `names` are the operators of the capture, then its ranges.
+        `names` holds the operators of the capture, followed by its ranges.
         """
         self._since_ns.append(since_ns)
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
@@ -255,10 +266,10 @@ class _Alike:
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
-        """The operators of the nodes, then the ranges of the nodes.
+        """The names on which the first `count` captures agree.
 
-        Only the first `count` captures are used. Where they give different names, the name is
-        `_OPEN`.
+        The list holds the operator of each node, followed by the range of each node. Where the
+        captures give different names, the name is `_OPEN`.
         """
         names = self._agreed[count - 1]
         if self.keys is None:
@@ -268,15 +279,15 @@ class _Alike:
         return [names[start + k] for start in (0, len(self.keys)) for k in of_node]
 
 
-# The captures that fit a graph, with the way in which they fit; the best way comes first.
+# The captures that fit a graph, grouped by the way in which they fit; the best way comes first.
 _Levels = list[tuple[str, list[_Alike]]]
 
 
 class CapturedNames:
     """Finds the names of the nodes of graphs in the captures of one or several traces.
 
-    Cost: linear in the launches of the captures and in the nodes of the graphs, if the captures of
-    a trace name either all kernels or no kernels.
+    Cost: linear in the number of launches in the captures plus the number of nodes in the graphs.
+    This holds if the captures of a trace have the names of all their kernels, or of none.
     """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
@@ -332,9 +343,9 @@ class CapturedNames:
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
         """Return the names of the nodes of each CUDA graph.
 
-        The names come from stream captures. A capture fits a graph if its launches match the nodes
-        in number, in kind and, where the kernel is known, in kernel. If several captures fit, only
-        names that are the same in all of them are returned.
+        The names come from stream captures. A capture fits a graph if its launches and the nodes
+        have the same number, the same kinds and, where the kernels are known, the same kernels. If
+        several captures fit, only names that are the same in all of these captures are returned.
 
         Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
         that it did not make. Only a comparison of all graphs shows this.
@@ -366,7 +377,10 @@ class CapturedNames:
         return found
 
     def _levels(self, nodes: GraphNodes, sequence: _Sequence) -> _Levels:
-        """The captures that fit a graph, whenever they ended."""
+        """The captures that fit a graph, grouped by the way in which they fit, the best way first.
+
+        Captures that ended after the graph was launched are included.
+        """
         levels: dict[str, list[_Alike]] = {BY_KERNELS: [], BY_ORDER: []}
         kinds, kernels = sequence
         for known, by_names in self._ordered.get(kinds, {}).items() if nodes.in_order else ():
@@ -391,8 +405,8 @@ class CapturedNames:
         return OTHER_LAUNCHES if self._first_ns <= nodes.launched_ns else NO_CAPTURE
 
 
-# The way in which captures fit a graph, None if no capture fits; and these captures, with how many
-# of them ended before the graph was launched.
+# Two values: the way in which captures fit a graph, or None if no capture fits; and these captures,
+# each `_Alike` with the number of its captures that ended before the graph was launched.
 _Chosen = tuple[str | None, list[tuple[_Alike, int]]]
 
 
@@ -405,11 +419,15 @@ def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
 
 
 def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
-    """For captures that fit by order, how many of the first captures fit too many graphs.
+    """Find captures that fit graphs which they cannot all have made.
 
     Graphs that one capture made run the same kernels. So n captures made graphs with at most n
-    different sequences of kernels. If the captures fit more sequences, it is not known which of the
-    graphs they made.
+    different sequences of kernels. If the captures fit more sequences, it is not known which of
+    these graphs they made.
+
+    Returns:
+        For captures that fit by order, the largest n for which the first n captures fit more than n
+            sequences of kernels; 0 if there is no such n.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):
@@ -467,7 +485,7 @@ def _keys(kind: Ints, kernel: Iterable[str | None]) -> list[_Key]:
 
 
 def _names_of_keys(keys: list[_Key], names: list[str | None]) -> dict[_Key, Any]:
-    """The name of the launches of each key; `_OPEN` if they have different names."""
+    """For each key, the name that all launches with this key have; `_OPEN` if the names differ."""
     found: dict[_Key, Any] = {}
     for key, name in zip(keys, names):
         found[key] = name if found.setdefault(key, name) == name else _OPEN

@@ -1,6 +1,8 @@
-"""Which device work each wait waits for, as edges from the work to the event that waits.
+"""Find which device work each synchronising call waits for.
 
-A wait is a CPU call of one of these kinds:
+The result is a list of edges. An edge leads from the device work to the event that waits for it.
+
+A synchronising call, here called a wait, is a CPU call of one of these kinds:
 
 - `cudaDeviceSynchronize` returns after the work of a device has ended, `cudaStreamSynchronize`
   after the work of a stream, and `cudaEventSynchronize` after the work before a CUDA event.
@@ -11,12 +13,12 @@ A wait is a CPU call of one of these kinds:
 
 The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
 
-An edge is recorded if the trace states what the call waits for. Kineto writes a `cuda_sync` event
-for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is set. This event names
-the stream, and the call that recorded the CUDA event (`handleCudaSyncActivity` in
-libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last work that was launched on this
-stream before that call. HTA's critical path uses the same rule. `cudaEventQuery` has such an event
-too, but does not wait.
+An edge is recorded if the trace states what the call waits for. For this, Kineto writes a
+`cuda_sync` event for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is
+set. This event names the stream, and the call that recorded the CUDA event
+(`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last
+work that was launched on this stream before the recording call. HTA's critical path uses the same
+rule. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
 
 Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
 inferred from times, and only where the times show one cause:
@@ -29,12 +31,11 @@ inferred from times, and only where the times show one cause:
   returned. If no work ended during the call, there is no edge.
 - A call waits for its copy if the copy ended before the call returned, and if the call always
   blocks (such as `cudaMemcpy`) or the memory is pageable.
-- Work on a stream waits for work on another stream if a thread called `cudaStreamWaitEvent` and
-  then launched the first work, with no other launch on the same stream in between. The work on the
-  other stream must have been launched before the wait. If the trace has calls that record events,
-  the other work must also have been launched before the last such call. The other work must have
-  ended at most 30 µs before the first work started, and after everything else that the first work
-  had to wait for.
+- Work B waits for work A on another stream if a thread called `cudaStreamWaitEvent` and then
+  launched B, with no other launch on B's stream in between. A must have been launched before this
+  call of `cudaStreamWaitEvent`. If the trace has calls that record CUDA events, A must also have
+  been launched before the last of them that precedes this call. A must have ended at most 30 µs
+  before B started, after B was launched, and after the work before B on B's stream had ended.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ _MOST_TRIED = 64
 
 @dataclass(frozen=True, slots=True)
 class Synchronisations:
-    """The waits of a trace, in the order of the file, and the edges from the awaited work.
+    """The waits of a trace, in the order of the file, and the edges from device work to waits.
 
     Attributes:
         call: the CPU call of each wait, as a position among the events; the `cuda_sync` event if
@@ -101,7 +102,8 @@ class Synchronisations:
         recorded: a mask of the edges that the trace states; all other edges are inferred.
         waited_ns: how long the event in `later` waited because of this edge, until the earlier
             event ended. A call waits from its start. A device event waits from the time at which
-            its launch has begun and its stream is free. 0 if the earlier event ended before.
+            its launch has begun and its stream is free. The time is 0 if the earlier event ended
+            before the later event began to wait.
     """
 
     call: Ints
@@ -117,9 +119,9 @@ def synchronisations(events: Events, found: Launches) -> Synchronisations:
     """Find the waits of a trace, and what each of them waits for.
 
     An edge says that one event waits for another event. Edges that follow from other edges are left
-    out. So if a stream has no new work since the last synchronisation of its device, the next
-    synchronisation has an edge from this stream only if the stream's work ended last on the
-    device.
+    out. For example, a stream without new work since the last synchronisation of its device has no
+    edge to the next synchronisation of the device. The exception is the stream whose work ended
+    last on the device.
 
     Cost: some tens of array operations on the device events and waits.
     """
@@ -175,11 +177,11 @@ class _Index:
         return group * (len(self._times) + 1) + np.searchsorted(self._times, time_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """The last row of each group before a time; -1 if there is none."""
+        """For each group and time, the last row before the time; -1 if there is none."""
         return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)) - 1)
 
     def since(self, group: Ints, time_ns: Ints) -> Ints:
-        """The first row of each group at or after a time; -1 if there is none."""
+        """For each group and time, the first row at or after the time; -1 if there is none."""
         return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)))
 
     def _row(self, group: Ints, place: Ints) -> Ints:
@@ -190,11 +192,12 @@ class _Index:
 
 
 class _Latest:
-    """Looks up which row of a group ended last, of the rows that were queued before a time.
+    """Finds the work of a group that ended last, among the work that was queued before a time.
 
-    A stream runs its work in the order of the launches. So on a stream, the work that ended last is
-    the work that was launched last. The start times of the calls do not show which work that is if
-    several threads launch on one stream.
+    A group is a stream or a device. A row is a piece of device work. A stream runs its work in the
+    order of the launches. So on a stream, the work that ended last is the work that was launched
+    last. If several threads launch on one stream, the start times of the calls do not show which
+    work was launched last.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
@@ -208,7 +211,7 @@ class _Latest:
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """The row that ended last; -1 if no row of the group was queued before the time."""
+        """For each group and time, the row that ended last; -1 if no row was queued before."""
         found: Ints = self._latest[self._index.before(group, time_ns)]
         return found
 
@@ -252,15 +255,18 @@ class _Work:
         self.by_end = np.argsort(self.end_ns, kind="stable")
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
-        """The first row that was launched on a stream at or after a time; -1 if there is none."""
+        """For each stream and time, the first row that was launched at or after the time.
+
+        The result is -1 if no row was launched then.
+        """
         found: Ints = np.append(self.first, -1)[self.by_launch.since(stream, time_ns)]
         return found
 
     def last_ended(self, after_ns: Ints, until_ns: Ints, accepts: Callable[[Ints], Flags]) -> Ints:
-        """The row that ended last within each span of time and is accepted; -1 if there is none.
+        """For each span of time, the last row that ended in it and for which `accepts` is true.
 
-        `accepts` gets one row for each span. In each span, only the last `_MOST_TRIED` rows are
-        tried.
+        The result is -1 if there is no such row. `accepts` gets one row for each span and returns a
+        mask. In each span, only the last `_MOST_TRIED` rows are tried.
         """
         found = np.full(len(until_ns), -1)
         rows, ends = np.append(self.by_end, -1), np.append(self.end_ns[self.by_end], 0)
@@ -315,10 +321,11 @@ class _Waits:
         return np.flatnonzero((self.kind == kind) & (self.is_stated == stated))
 
     def _read_details(self, events: Events, work: _Work, is_call: Flags) -> None:
-        """Find the device and stream of each stated wait, and the stream and time it waits for.
+        """Find the device and stream of each stated wait, and which work the wait waits for.
 
-        A stream or device on which no work ran is -1. `since_ns` is when the CUDA event was
-        recorded. If this is not known, `since_ns` is when the call began, and `is_exact` is false.
+        This is the work that was launched on the stream `source` before the time `since_ns`, at
+        which the CUDA event was recorded. If this time is not known, `since_ns` is when the call
+        began, and `is_exact` is false. A stream or device on which no work ran is -1.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()
@@ -357,7 +364,7 @@ def _cuda_syncs(events: Events) -> tuple[Ints, Ints]:
 
 
 def _place(thread: Thread, work: _Work) -> tuple[int, int]:
-    """The numbers of a device and of a stream; -1 where no work ran."""
+    """The numbers of a device and of a stream; -1 for a device or stream on which no work ran."""
     device, stream = thread
     if isinstance(stream, int) and stream >= _ROW_OF_SYNC:
         stream -= _ROW_OF_SYNC
@@ -458,7 +465,10 @@ def _recorded_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
-    """Edges as in `_recorded_stream_waits`, inferred if no `cuda_sync` event is of this kind."""
+    """The same edges as in `_recorded_stream_waits`, but inferred from times.
+
+    If the trace has a `cuda_sync` event of a stream wait, no edge is inferred.
+    """
     chosen = waits.of_kind(STREAM_WAIT, stated=False)
     if len(waits.of_kind(STREAM_WAIT, stated=True)):
         chosen = chosen[:0]
@@ -495,7 +505,10 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _ended_within(
     work: _Work, waits: _Waits, wait: Ints, accepts: Callable[[Ints], Flags] | None = None
 ) -> Ints:
-    """For each wait, the work that ended last, just before the call returned; -1 if none did."""
+    """For each wait, the last row that ended during the call, at most 30 µs before it returned.
+
+    The row was queued before the call began. The result is -1 if there is no such row.
+    """
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
 
     def was_queued(row: Ints) -> Flags:
@@ -506,7 +519,10 @@ def _ended_within(
 
 
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
-    """The edges to calls, without edges that have no work or point back in time."""
+    """The edges to calls. An edge is left out if its work is -1, or ended after the call returned.
+
+    If the trace states the edge, the clocks of CPU and device may differ by `_SKEW_NS`.
+    """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)
     return wait[kept], row[kept], np.full(np.count_nonzero(kept), -1), recorded[kept]

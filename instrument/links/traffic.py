@@ -5,9 +5,9 @@ The bytes of a tensor are the number of its elements times the size of an elemen
 more bytes if it reads an input again from the device's memory, and fewer if an input is in a cache.
 There are rules for matrix products, convolutions and attention.
 
-Strides are ignored. So a tensor that repeats its elements (`expand`) counts with all the repeated
-elements. The mask of attention is usually such a tensor, and is therefore not counted. The sums
-that attention keeps for its backward pass are not counted either.
+Strides are ignored. So the count is too high for a tensor that repeats its elements (`expand`). The
+mask of attention is usually such a tensor, and is left out, so that the count is not too high. The
+sums that attention keeps for its backward pass are left out too.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class _Call:
     arguments: list[str]
 
     def size(self, at: int) -> int:
-        """The size of an element of an argument."""
+        """The size of an element of an argument, in bytes."""
         return ELEMENT_TYPES[self.types[at]][1]
 
     def bytes(self, at: int) -> int:
-        """The size of an argument; 0 for an optional tensor that is not given."""
+        """The size of an argument, in bytes; 0 for an optional tensor that is not given."""
         return elements(self.dims[at]) * self.size(at) if self.types[at] else 0
 
     def scalars(self, first: int) -> list[str]:
@@ -74,7 +74,7 @@ _Rule = Callable[[_Call], int]
 def moved_bytes(name: str, shapes: bytes, types: bytes, arguments: bytes | None) -> int:
     """The least traffic of a call in bytes; `UNKNOWN` without a rule, a shape or a known type.
 
-    `shapes`, `types` and `arguments` are texts of `Events.texts`.
+    `shapes`, `types` and `arguments` are items of `Events.texts`.
     """
     if (rule := _RULES.get(split_overload(name)[0])) is None:
         rule = _unknown
@@ -96,14 +96,18 @@ def _unknown(_: _Call) -> int:
 
 
 def _product(call: _Call, first: int, size: int) -> int:
-    """Both operands and the result of a matrix product; `size` is for elements of the result."""
+    """The bytes of a matrix product: both operands and the result.
+
+    `first` is the position of the first operand among the arguments, and `size` is the size of an
+    element of the result.
+    """
     *batch, rows, _ = call.dims[first]
     result = elements(batch) * rows * call.dims[first + 1][-1] * size
     return call.bytes(first) + call.bytes(first + 1) + result
 
 
 def _matrix_product(call: _Call) -> int:
-    """`mm` and `bmm`; one overload has the type of the result as an argument."""
+    """The bytes of `mm` or `bmm`. One overload takes the type of the result as an argument."""
     given = call.scalars(2)
     return _product(call, 0, _SIZES[int(given[0])] if given else call.size(0))
 
@@ -113,14 +117,17 @@ def _integer_product(call: _Call) -> int:
 
 
 def _scaled_product(call: _Call) -> int:
-    """`_scaled_mm`: two scales and a bias are inputs too."""
+    """The bytes of `_scaled_mm`, which also reads two scales and a bias."""
     kind = call.arguments[6]
     size = _SIZES[int(kind)] if kind else call.size(0)
     return _product(call, 0, size) + call.bytes(2) + call.bytes(3) + call.bytes(4)
 
 
 def _added_product(call: _Call) -> int:
-    """`addmm` and `baddbmm`; one overload has the type of the result as its first scalar."""
+    """The bytes of `addmm` or `baddbmm`.
+
+    One overload takes the type of the result as its first argument after the tensors.
+    """
     given = call.scalars(3)
     size = _SIZES[int(given[0])] if len(given) == 3 else call.size(1)
     return _product(call, 1, size) + _addend(call, given[-2:])
@@ -131,13 +138,16 @@ def _activated_product(call: _Call) -> int:
 
 
 def _summed_product(call: _Call) -> int:
-    """`addbmm`: the products of all matrices are summed to one."""
+    """The bytes of `addbmm`, which sums the products of all pairs of matrices into one matrix."""
     result = call.dims[1][-2] * call.dims[2][-1] * call.size(1)
     return call.bytes(1) + call.bytes(2) + result + _addend(call, call.scalars(3))
 
 
 def _addend(call: _Call, scalars: list[str]) -> int:
-    """The bytes of the tensor that is added to a product; 0 if `beta` is 0: torch ignores it."""
+    """The bytes of the tensor that is added to a product.
+
+    If `beta` is 0, torch does not read this tensor, and the result is 0.
+    """
     return call.bytes(0) if scalars and scalars[0] and float(scalars[0]) else 0
 
 
@@ -155,16 +165,17 @@ def _dot_product(call: _Call) -> int:
 
 
 def _convolution(call: _Call) -> int:
-    """The image, the weight, the bias, and the output in the type of the image."""
+    """The bytes of a convolution: image, weight, bias, and output in the type of the image."""
     output = elements(convolution_output(call.dims, call.arguments)) * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 
 
 def _convolution_backward(call: _Call) -> int:
-    """The gradient of the output, and the inputs and results of each gradient that is computed.
+    """The bytes of the backward pass of a convolution.
 
-    To compute the gradient of the image, the weight is read. To compute the gradient of the weight,
-    the image is read.
+    The gradient of the output is read once. To compute the gradient of the image, the weight is
+    read and the gradient of the image is written. To compute the gradient of the weight, the image
+    is read and the gradient of the weight is written. The gradient of the bias is written.
     """
     gradient, image, weight = (call.bytes(at) for at in range(3))
     mask = [text == "True" for text in call.arguments[10].strip("[]").split(", ")]
@@ -175,14 +186,17 @@ def _convolution_backward(call: _Call) -> int:
 
 
 def _attention(call: _Call) -> int:
-    """Query, key, value, and the output."""
+    """The bytes of attention: query, key, value and output."""
     query, value = call.dims[0], call.dims[2]
     output = elements(query[:-1]) * value[-1] * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 
 
 def _attention_backward(call: _Call) -> int:
-    """The output, query, key and value, and the gradients of these four."""
+    """The bytes of the backward pass of attention.
+
+    They are those of output, query, key and value, and of the gradients of these four.
+    """
     return 2 * sum(call.bytes(at) for at in range(4))
 
 

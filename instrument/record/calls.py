@@ -26,7 +26,12 @@ _enclosing: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_enclosing", def
 
 
 class _CountedCall(NamedTuple):
-    """A call that counts: the step in which it began, and whether it is the first call."""
+    """A call that is counted as a step.
+
+    Attributes:
+        step: the step in which the call began.
+        first: whether this is the first call.
+    """
 
     step: int
     first: bool
@@ -35,11 +40,12 @@ class _CountedCall(NamedTuple):
 class RecordedCalls:
     """Makes each call of the wrapped functions a step of a session.
 
-    The first call starts the session, unless the session is already running. A session that the
-    first call started stops after its last window; a window without a planned end lasts as long as
-    the first call. Calls in all threads and asynchronous tasks count, so a step lasts from the end
-    of one call to the end of the next, even on another thread. Two kinds of calls do not count: a
-    call inside another call, and a call that began before the window in which it ends.
+    The first call starts the session, unless the session is already running. If the first call
+    started the session, the session stops after its last window. A window without a planned end
+    then ends with the first call. Calls in all threads and asynchronous tasks are counted, so a
+    step lasts from the end of one call to the end of the next, even on another thread. Two kinds of
+    calls are not counted: a call inside another call, and a call that began before the window in
+    which it ends.
 
     Attributes:
         over: whether nothing is left to record; calls are then not counted.
@@ -52,7 +58,7 @@ class RecordedCalls:
         self._owns_session = False  # whether the first call started the session
 
     def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """Wrap a function so that each call is a step, in a range.
+        """Wrap a function so that each call is counted as a step and opens a range.
 
         The range is named `name`, or like the function if `name` is None.
 
@@ -110,7 +116,10 @@ class RecordedCalls:
             self._end_call(call)
 
     def _begin_call(self) -> _CountedCall | None:
-        """Begin a call; the first call starts the session. None if the call does not count."""
+        """Begin a call, and start the session if this is the first call.
+
+        Returns the call; None if the call is not counted as a step.
+        """
         if self in _enclosing.get():
             return None
         first = not self.over and self._first.acquire(blocking=False)

@@ -221,7 +221,7 @@ class _Messages:
         return number
 
     def unread(self) -> Iterator[Any]:
-        """The new messages since the last call. If there are none, this costs one request."""
+        """The new messages since the last call; without new messages, one request to the store."""
         from torch.distributed import DistStoreError
 
         written = self._store.add(self._name, 0)
@@ -348,8 +348,8 @@ def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
 def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
     """Answer join messages with the session's name and folder, until all ranks have joined.
 
-    Messages from before a restart are answered too. No rank reads those answers, so no rank counts
-    as joined by them.
+    Messages from before a restart of the job are answered too. No rank reads these answers. A rank
+    counts as joined only after it has read its answer.
     """
     joins, began = _Messages(store, "joins"), time.monotonic()
     with suppress(Exception):  # the store may be gone
@@ -395,7 +395,10 @@ def _store_address() -> tuple[str, int]:
     """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
-        raise ConnectionError("MASTER_ADDR and MASTER_PORT, which torchrun sets, name no store")
+        raise ConnectionError(
+            "the address of the job's store is not known, because MASTER_ADDR is not set or "
+            "MASTER_PORT is not a number; torchrun sets both"
+        )
     # torch's own connection would log its stack again and again if nobody listens
     until = time.monotonic() + _CONNECT_S
     while (error := _connection_error(address, int(port))) is not None:

@@ -1,4 +1,4 @@
-"""The key `environment` of `capture.json`: what the process was set to, and what disturbed a window.
+"""The key `environment` of `capture.json`: settings of the process, and what disturbed a window.
 
 A trace does not hold these facts. torch's settings and the threads are read when a window begins.
 Dynamo's compilations, the runs of the garbage collector and the loaders are those of the window. An
@@ -75,8 +75,8 @@ class WindowEnvironment:
 class Collections:
     """Counts the runs of the garbage collector while this object is in `gc.callbacks`.
 
-    Python runs one collection at a time, on any thread, and calls this object on that thread. A
-    collection that had begun before, or ends later, is not counted.
+    Python runs one collection at a time, on any thread, and calls this object on the same thread. A
+    collection is counted only if it both begins and ends while this object is in `gc.callbacks`.
 
     Attributes:
         totals: the number of collections, and their total and longest duration in nanoseconds.
@@ -87,7 +87,7 @@ class Collections:
         self._began_ns: int | None = None
 
     def __call__(self, phase: str, _: Mapping[str, int]) -> None:
-        """Note that a collection starts or stops, as `gc.callbacks` reports it."""
+        """Count a collection; Python calls this when a collection starts and when it stops."""
         now = time.perf_counter_ns()
         if phase == "start":
             self._began_ns = now
@@ -103,7 +103,10 @@ skip_in_dynamo(Collections.__call__)
 
 
 def known(read: Callable[[], T]) -> T | None:
-    """The result of `read`, or None if it raises, for example because torch has no such name."""
+    """Call `read` and return its result; None if `read` raises.
+
+    For example, `read` raises if this version of torch lacks a function that `read` calls.
+    """
     try:
         return read()
     except Exception:
@@ -143,7 +146,11 @@ def thread_counts() -> dict[str, int | None]:
 
 
 def usable_cpus() -> int | None:
-    """How many CPUs this process may use: its affinity, and its cgroup's quota rounded up."""
+    """How many CPUs this process may use.
+
+    This is the smaller of two numbers: the CPUs in the process's affinity, and the quota of its
+    cgroup, rounded up.
+    """
     if not hasattr(os, "sched_getaffinity"):  # not on Linux
         return os.cpu_count()
     allowed = set[int]()
@@ -156,11 +163,14 @@ def usable_cpus() -> int | None:
 
 
 def cpu_quota(membership: str, root: Path) -> float | None:
-    """The smallest CPU quota of a process's cgroups and their parents, in CPUs; None without one.
+    """The smallest CPU quota of a process's cgroups and their parents, in CPUs.
+
+    None if no cgroup has a quota.
 
     Args:
         membership: the content of `/proc/self/cgroup`.
-        root: where the cgroups are mounted; within a container, possibly only the container's own.
+        root: where the cgroups are mounted. In a container, this folder may show only the
+            container's own cgroup.
     """
     quotas = list[float | None]()
     for line in membership.splitlines():
@@ -177,7 +187,7 @@ def cpu_quota(membership: str, root: Path) -> float | None:
 
 
 def _quota(folder: Path) -> float | None:
-    """The quota in the files of one cgroup; None if it has none or they cannot be read."""
+    """The CPU quota in the files of one cgroup; None without a quota, or without such files."""
     with suppress(OSError, ValueError, ZeroDivisionError):  # "max" is no number
         quota, period = map(int, (folder / "cpu.max").read_text().split())
         return quota / period
@@ -188,7 +198,11 @@ def _quota(folder: Path) -> float | None:
 
 
 def local_ranks() -> int | None:
-    """How many processes of this job run on this machine; None if no launcher says so."""
+    """How many processes of this job run on this machine, as the launcher says.
+
+    Raises:
+        KeyError: no launcher gives this number.
+    """
     if rank_info().world_size == 1:
         return 1
     for variable in _LOCAL_SIZES:
@@ -204,7 +218,7 @@ def local_ranks() -> int | None:
 
 
 class DynamoCounts(NamedTuple):
-    """What Dynamo has counted in this process; `recompilations` is None if torch hides it."""
+    """What Dynamo has counted in this process; `recompilations` is None if it is not known."""
 
     counters: dict[str, dict[str, int]]
     recompilations: int | None
@@ -218,7 +232,7 @@ def dynamo_counts() -> DynamoCounts:
 
 
 def _recompilations() -> int:
-    """How often Dynamo has compiled a frame again; raises if torch does not count that."""
+    """How often Dynamo has compiled a frame again; raises if torch does not count this."""
     convert: Any = sys.modules.get("torch._dynamo.convert_frame")
     if convert is None:
         return 0
@@ -228,7 +242,7 @@ def _recompilations() -> int:
 def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
     """What Dynamo compiled between two moments: graphs, graph breaks by reason, recompilations.
 
-    A count that has become smaller is unknown: the program has cleared it in between.
+    A count is None if it has become smaller, because the program has then cleared the counters.
     """
     graphs = _unique_graphs(after) - _unique_graphs(before)
     recompilations = None
@@ -267,7 +281,8 @@ class Loaders:
     """The settings of the loaders that a run iterates.
 
     Attributes:
-        seen: the settings of those that the window has iterated so far, each once.
+        seen: the settings of the loaders that were iterated in the current window so far, without
+            duplicates.
     """
 
     def __init__(self) -> None:
@@ -276,7 +291,7 @@ class Loaders:
 
     @contextmanager
     def iterating(self, loader: Any, phase: str) -> Iterator[None]:
-        """Note that the block iterates a loader within a phase of the session."""
+        """A context manager: during its block, a loader is iterated in a phase of the session."""
         iteration = object()
         self._add(iteration, loader, phase)
         try:
@@ -285,12 +300,15 @@ class Loaders:
             self._open.pop(iteration, None)
 
     def add(self, loader: Any, phase: str) -> None:
-        """Note that a trainer iterates this loader from now on, instead of the phase's last one."""
+        """Record that a trainer iterates this loader from now on.
+
+        The loader replaces the loader that the trainer iterated in this phase before.
+        """
         self._open.pop(phase, None)
         self._add(phase, loader, phase)
 
     def end_run(self) -> None:
-        """Forget the loaders of a trainer, which iterates them no more."""
+        """Forget the loaders of trainers, because the run has ended."""
         for phase in [each for each in list(self._open) if isinstance(each, str)]:
             del self._open[phase]
 
@@ -308,7 +326,10 @@ class Loaders:
 
 
 def loader_settings(loader: Any) -> dict[str, Any] | None:
-    """The settings of a `DataLoader`, or of an object with its attributes; None for any other."""
+    """The settings of a `DataLoader`, or of an object that has the same attributes.
+
+    None for all other objects.
+    """
     workers = _of_type(int, loader, "num_workers")
     if workers is None:
         return None
@@ -332,13 +353,13 @@ def _is_iterable(dataset: Any) -> bool:
 
 
 def _of_type(kind: type[T], owner: Any, name: str) -> T | None:
-    """An attribute with exactly this type, and not below 0; otherwise None."""
+    """The value of an attribute; None if it has another type, is negative, or is above 2**50."""
     value = known(lambda: getattr(owner, name))
     return value if type(value) is kind and 0 <= value <= 2**50 else None  # type: ignore[operator]
 
 
 def _leave_to_parent() -> None:
-    """In a forked child, such as a loader's worker: stop to count collections."""
+    """In a forked child, such as a loader's worker: stop counting collections."""
     for callback in list(gc.callbacks):
         if isinstance(callback, Collections):
             gc.callbacks.remove(callback)

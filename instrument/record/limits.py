@@ -42,7 +42,11 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Why the window must end; None while it is below `times` each of its limits."""
+        """Why the window must end; None while it must not end.
+
+        The window must end if its duration or the growth of the process has reached its limit,
+        multiplied by `times`. The limit of the duration is raised by at least `extra_s`.
+        """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
             return f"profiler.max_window_s={self._max_s:g} was reached"

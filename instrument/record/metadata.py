@@ -56,11 +56,11 @@ def run_metadata(
 def provenance() -> dict[str, Any]:
     """Describe the program: command line, Hydra's overrides, and the state of its git repository.
 
-    `overrides` is None without Hydra. `git` holds the commit of the script's repository, and
-    `dirty`: whether a tracked file differs from this commit. `git` is None without a repository,
-    without git, or if git does not answer within two seconds. `dirty` is None if the repository's
-    own config names programs that compare files, because git would run them. git is called once in
-    a process.
+    `overrides` is None if the program does not use Hydra. `git` holds the commit of the script's
+    repository, and `dirty`, which says whether a tracked file differs from this commit. `git` is
+    None if there is no repository or no git, or if git does not answer within two seconds. `dirty`
+    is None if the repository's own config names programs that compare files, because git would run
+    these programs. git is called only once in a process.
     """
     hydra = queue.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)

@@ -16,7 +16,7 @@ from instrument.errors import CaptureError
 
 
 class Owner(Protocol):
-    """A user of the profiler; see `Recorder`."""
+    """An object that uses torch's profiler, such as a `Recorder`."""
 
     prepared: bool
     thread: Thread
@@ -25,7 +25,7 @@ class Owner(Protocol):
         """Stop the profiler on this thread."""
 
     def release(self) -> None:
-        """Update this object after torch's profiler has stopped."""
+        """Set `prepared` to false, because torch's profiler has stopped."""
 
 
 #: Held while the profiler is prepared, started and stopped.
@@ -36,7 +36,7 @@ _owner: weakref.ref[Owner] | None = None
 
 
 def set_owner(owner: Owner) -> None:
-    """Store that `owner` uses the profiler, for as long as `owner.prepared` is true."""
+    """Remember `owner` as the user of the profiler, for as long as `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 
@@ -48,17 +48,20 @@ def current_owner() -> Owner | None:
 
 
 def abandon(owner: Owner) -> None:
-    """Store that `owner` leaves the profiler on, because this thread cannot stop it."""
+    """Remember that `owner` left the profiler on, because this thread cannot stop the profiler."""
     global abandoned
     abandoned = owner
     atexit.register(stop_abandoned)  # otherwise torch would crash at exit
 
 
 def stop_abandoned() -> str | None:
-    """Stop an abandoned profiler: on the thread of its window, or after that thread has ended.
+    """Stop the profiler that an owner left on, if this thread can stop it.
+
+    The thread of the owner's window can stop the profiler. After this thread has ended, any thread
+    can.
 
     Returns:
-        None if no profiler is left on; otherwise a sentence that says why one is still on.
+        None if the profiler is off; otherwise a sentence that says why it is still on.
     """
     global abandoned
     with lock:

@@ -67,11 +67,11 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new `Recorder`.
 
-    All threads are recorded, and any thread may continue and stop the window. With
-    `profile_memory`, or with an older torch, only the thread that prepares the window is recorded,
-    and only this thread can stop torch's profiler. If another thread continues such a window, the
-    window is dropped. `one_profiler.stop_abandoned` then stops torch's profiler on the first
-    thread.
+    All threads are recorded, and any thread may continue and stop the window. The exceptions are
+    windows with `profile_memory`, and a torch without the option `profile_all_threads`: only the
+    thread that prepares the window is recorded, and only this thread can stop torch's profiler. If
+    another thread continues such a window, the window is dropped. `one_profiler.stop_abandoned`
+    then stops torch's profiler on the first thread.
 
     `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
     million events, 13–16 s with shapes.
@@ -207,8 +207,7 @@ class Recorder:
         Returns None if only the warm-up ran, or if the window was already stopped.
 
         Raises:
-            CaptureError: this thread cannot stop the window; see `Recorder` about older torch and
-                `profile_memory`.
+            CaptureError: this thread cannot stop the window; see `Recorder`.
         """
         with one_profiler.lock:
             if not self.prepared or one_profiler.abandoned is self:
@@ -256,7 +255,7 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Stop opening ranges for annotations and modules, and counting collections."""
+        """Stop opening ranges for annotations and modules. Stop counting garbage collections."""
         if self._environment is not None:
             with suppress(ValueError):  # removed before
                 gc.callbacks.remove(self._environment.collections)
@@ -303,7 +302,10 @@ class Recorder:
         )
 
     def release(self) -> None:
-        """Update this object after torch's profiler has stopped, and restore the profile hook."""
+        """Set `prepared` to false, because torch's profiler has stopped.
+
+        Also restore the user's profile hook, and finish the execution trace.
+        """
         self.prepared = False
         if self._profile_hook is not None:
             self._profile_hook.restore()
@@ -345,19 +347,25 @@ class RecordedWindow:
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: for `capture.json`, what the trace does not say about ranges.
-            `compiled_ranges` are ranges that Dynamo traced into a compiled region, each with the
-            region's name. `module_types` are the classes of the submodules whose ranges opened.
-            `modules_not_seen` are the submodules whose ranges never opened, because they were not
-            called or are inside a compiled region; marked modules are listed only if this process
-            compiles code. `graphs_compiled` is the number of graphs that Dynamo compiled since the
-            warm-up began; their compilation may make the window slower. `environment` holds the
-            settings of torch and what disturbed the window; see `record/environment.py`.
+        ranges: facts for `capture.json` that the trace does not hold, by key; see below.
         profile: torch's profiler with its recording.
         disturbed: whether the program ran another torch profiler within the window.
         with_memory_categories: whether `save` also writes memory by category.
         snapshot: the CUDA allocator's memory snapshot, or None.
         execution_trace: torch's execution trace, or None.
+
+    The keys of `ranges`:
+
+    - `compiled_ranges`: the ranges that Dynamo traced into a compiled region, each with the name of
+      the region.
+    - `module_types`: the classes of the submodules whose ranges opened.
+    - `modules_not_seen`: the submodules whose ranges never opened, because they were not called or
+      are inside a compiled region. Modules that the user marked are listed only if this process
+      compiles code.
+    - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
+      compilation may make the window slower.
+    - `environment`: the settings of torch, and what disturbed the window; see
+      `record/environment.py`.
     """
 
     started_at: float
@@ -434,9 +442,11 @@ class RecordedWindow:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends: torch cannot stop or save a window twice.
+    """Delay Ctrl-C and SIGTERM until the block ends.
 
-    Does nothing outside the main thread, because only the main thread handles signals.
+    Otherwise a signal could interrupt torch while it stops or saves a window, and torch cannot stop
+    or save a window a second time. Does nothing outside the main thread, because only the main
+    thread handles signals.
     """
     if current_thread() is not threading.main_thread():
         yield
@@ -478,8 +488,9 @@ def import_early() -> None:
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
     """Record an empty window, to check options that only torch can check.
 
-    Cost: none if neither `experimental_config` nor types of an activity are given. Otherwise about
-    1 ms, and in the first window of a process also 1 s in which Kineto initializes.
+    Cost: if `experimental_config` is given, or the types of events that an activity records, about
+    1 ms, and in the first window of a process also 1 s in which Kineto initializes. Otherwise
+    nothing.
 
     Raises:
         ConfigError: torch refuses an option.

@@ -44,7 +44,10 @@ class Preemption:
         self._timer: threading.Timer | None = None
 
     def install(self, grace_s: float | None) -> None:
-        """Handle SIGTERM from now on; does nothing if `grace_s` is None or on another thread."""
+        """Handle SIGTERM from now on.
+
+        Does nothing if `grace_s` is None, or if this is not the main thread.
+        """
         self.noticed, self._grace_s = False, grace_s
         if self._grace_s is not None and _on_main_thread():
             self._installed, self._process = True, os.getpid()
@@ -102,7 +105,9 @@ class Preemption:
                     "the open window is saved at the end of this step, however long that takes",
                 )
                 logger.warning(
-                    "SIGTERM: the open window is saved at the end of this step, or in {:g} s.", half
+                    "SIGTERM arrived: the open window is saved at the end of this step, or in "
+                    "{:g} s if the step takes longer.",
+                    half,
                 )
 
     def _cancel_timer(self) -> None:

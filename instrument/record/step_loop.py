@@ -63,8 +63,8 @@ class OverheadTimer:
     def end_step(self, *, recorded: bool | None) -> int:
         """End the current step, begin the next one, and return the ended step's duration in ns.
 
-        `recorded` says whether a window was open. It is None for a step of the warm-up, whose
-        duration is not kept.
+        `recorded` says whether a window was open. If `recorded` is None, the step belongs to the
+        warm-up of a window, and its duration is not kept.
         """
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
@@ -104,7 +104,7 @@ class OverheadTimer:
         `recorded_step_ns` is the median duration of the window's steps. `unrecorded_step_ns` is
         the median over the last steps before the window, and `unrecorded_steps` is their number,
         at most 50. A median is None if there are no such steps. `start_ns`, `stop_ns` and
-        `save_ns` are how long training waited while torch started, stopped and wrote the trace.
+        `save_ns` are how long training waited for torch to start, to stop and to write the trace.
         """
         return {
             "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
@@ -122,12 +122,14 @@ class StepCounter:
 
     Attributes:
         name: train, validation, test or predict.
-        schedule: the config, if `profiler.phases` lists the phase; otherwise None.
+        schedule: the config that says which steps of this phase are recorded; None if
+            `profiler.phases` does not list the phase.
         step_number: the current step of the phase, counted from 0. While another phase runs, the
             step with which this phase continues.
         began_at: the step number at the session's start.
-        planned: the open window, or the next one if none is open. `Idle` if the next window is not
-            known yet; None if no window is left.
+        planned: the open window, or the next window if none is open. If the next window is not
+            known yet, an `Idle`, which says before which step no window begins. None if no window
+            is left.
         skipped: the last window that was skipped because its first step had passed; None if no
             window was skipped.
         next_event_step: the next step at whose start a window may begin, continue or end.
@@ -152,7 +154,7 @@ class StepCounter:
 
     @property
     def window(self) -> Window | None:
-        """The open window, or the next one; None if neither is known."""
+        """The open window, or the next window if none is open; None if no window is known."""
         return self.planned if isinstance(self.planned, Window) else None
 
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
@@ -170,7 +172,7 @@ class StepCounter:
         self.planned = self._following[1]
 
     def look_ahead(self) -> None:
-        """Compute the window after the planned one early, so that `advance` takes less time."""
+        """Compute the window that follows the planned window, so that `advance` takes less time."""
         window = self.window
         following = None if window is None else self._next_window(window.first + 1)
         self._following = self.planned, following
@@ -364,7 +366,10 @@ class StepLoop:
         return before
 
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
-        """Return to the counter `before`, and end an open window of the phase that ends."""
+        """Make `before` the current counter again.
+
+        If the phase that ends has an open window, this window ends too.
+        """
         counter = self.current
         if counter is before:  # the block has the same phase as the code around it
             return
@@ -422,7 +427,10 @@ class StepLoop:
         self.running, self.ended_at = False, self.step_number
 
     def deliver(self, reason: str | None) -> None:
-        """Wait until the captures are finished and uploaded, as long as the config allows."""
+        """Wait until the captures are finished and uploaded.
+
+        The config sets the longest time to wait.
+        """
         if self.run is not None:
             self._guarded(self.run.capture_queue.close, reason)
 
@@ -445,9 +453,10 @@ class StepLoop:
             logger.warning("{}", sentence)
 
     def exclusively(self, act: Callable[..., T], *args: Any) -> T | None:
-        """Call `act` with the lock held; None if another thread holds the lock for 0.1 s.
+        """Call `act` with the lock held, and return its result.
 
-        In that case `act` is not called, and the next step does the work of this one.
+        If another thread holds the lock for 0.1 s, `act` is not called, and the result is None. The
+        next call of `step` then does what `act` would have done.
         """
         if not self.lock.acquire(timeout=_LOCK_WAIT_S):
             return None
@@ -733,7 +742,12 @@ class StepLoop:
                 self._guarded(self._end_window, reason)
 
     def _finish(self, reason: str | None, ended: str) -> None:
-        """End the open window early; `reason` says why, or `ended` if `reason` is None."""
+        """End the open window because the run or phase ends.
+
+        `reason` says why the run ends early; it is None if the run does not end early. If `reason`
+        is None, a window that has not reached its planned end is labelled with the text `ended`, or
+        with a sentence that no step has ended.
+        """
         counter, recorder = self.owner, self.recorder
         window = counter.window
         if recorder is None or window is None:
@@ -754,7 +768,8 @@ class StepLoop:
     def _has_recorded_steps(self, reason: str | None) -> bool:
         """Whether a window is open and should be saved.
 
-        A window that has just begun is saved only if `reason` says why the run ends early.
+        A window in which a step has ended is saved. A window in which no step has ended is saved
+        only if the run ends early (`reason` is not None), or if no step of the run has ended.
         """
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first

@@ -2,7 +2,8 @@
 
 A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
 histogram. Every n steps a line is added to `timings_rank0.jsonl`, with a summary of the time since
-the last line and a summary of the whole run. TensorBoard can get the first of these summaries too.
+the last line and a summary of the whole run. TensorBoard can also get the summary of the time since
+the last line.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class DurationHistogram:
         self._bins = np.zeros(_BINS, np.int64)
 
     def add(self, durations_ns: list[int]) -> None:
-        """Add durations to the histogram; needs at least one."""
+        """Add durations to the histogram; `durations_ns` must not be empty."""
         values = np.array(durations_ns, np.int64)
         self.calls += len(values)
         self.total_ns += int(values.sum())
@@ -74,14 +75,17 @@ class DurationHistogram:
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """The quantile for a share (0.5: the median), within 2 %; needs at least one duration."""
+        """The quantile of a share, such as 0.5 for the median, within 2 %.
+
+        The histogram must hold at least one duration.
+        """
         position = math.ceil(share * self.calls)
         bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
         middle_ns: float = _GROWTH ** (bin_index + 0.5)
         return min(round(middle_ns), self.max_ns)
 
     def summary(self) -> dict[str, int]:
-        """The statistics that go into a summary; needs at least one duration."""
+        """The statistics that go into a summary. The histogram must not be empty."""
         return {
             "calls": self.calls,
             "mean_ns": round(self.total_ns / self.calls),
@@ -95,8 +99,9 @@ class Row:
     """The durations of one range name.
 
     Attributes:
-        uncounted: durations not in a histogram yet; any thread may append, which is atomic.
-        run: all durations up to the last `take_recent`.
+        uncounted: durations that are in no histogram yet. Any thread may append to this list,
+            because an append is atomic.
+        run: all durations up to the last call of `take_recent`.
     """
 
     def __init__(self) -> None:
@@ -106,7 +111,10 @@ class Row:
         self._counting = Lock()
 
     def count(self) -> None:
-        """Move `uncounted` into the histogram, unless another call of `count` is moving it now."""
+        """Move the durations in `uncounted` into the histogram.
+
+        Do nothing while another thread is moving them.
+        """
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -114,7 +122,7 @@ class Row:
                 self._counting.release()
 
     def take_recent(self) -> DurationHistogram:
-        """The durations since the last call; adds them to `run`."""
+        """Return the durations since the last call of this method, and add them to `run`."""
         with self._counting:
             self._count()
             recent, self._recent = self._recent, DurationHistogram()
@@ -122,7 +130,7 @@ class Row:
         return recent
 
     def _count(self) -> None:
-        taken = self.uncounted[:]  # other threads may append meanwhile
+        taken = self.uncounted[:]  # a copy, because other threads may append to the list now
         if taken:
             del self.uncounted[: len(taken)]
             self._recent.add(taken)
@@ -142,7 +150,7 @@ class Rows:
             row.count()
 
     def items(self) -> list[tuple[str, Row]]:
-        """A copy of the names and rows: other threads may add more meanwhile."""
+        """A copy of the names with their rows, because other threads may add rows at any time."""
         return list(self._rows.items())
 
     def _new_row(self, name: str) -> Row:
@@ -151,7 +159,8 @@ class Rows:
         if OTHERS not in self._rows:
             logger.warning(
                 "Timings keep at most {} range names: {!r} and all later names are counted "
-                "together as {!r}. The usual cause is a name that is made from arguments.",
+                "together as {!r}. The usual cause of so many names is a name that is made from "
+                "arguments.",
                 _MOST_NAMES,
                 name,
                 OTHERS,
@@ -228,7 +237,11 @@ class DeviceTimes:
         return bool(end.query() and begin.query())
 
     def _usable(self) -> bool:
-        """Whether events may be used; a query while a CUDA graph is captured breaks the capture."""
+        """Whether CUDA events may be used now.
+
+        They must not be used while a CUDA graph is captured: to query an event makes the capture
+        of the graph fail.
+        """
         cuda = self._cuda
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()
 
@@ -243,7 +256,10 @@ class DeviceTimes:
         return device, event
 
     def _fail(self, error: Exception) -> None:
-        """Stop timing the device; the usual cause is an earlier CUDA error of the program."""
+        """Stop timing the device, after an error of a CUDA event.
+
+        The usual cause of such an error is an earlier CUDA error of the program.
+        """
         if not self._failed:
             self._failed = True
             logger.error("Timings measure no device times from now on: {}", error)
@@ -258,10 +274,11 @@ class Timings:
     recording makes them slower. The session's work between two steps does not count. Ranges that
     torch.compile traces into a compiled region are not timed.
 
-    Cost: 2 to 5 µs per range on the CPU in a step of 2 ms, whose own work evicts this code from the
-    caches; 0.5 to 1 µs if ranges follow each other directly; 3 µs per submodule with `modules`;
-    1 µs per step; 25 kB per name. Each write takes 0.05 ms of the training thread and 0.2 kB of
-    disk per name. If the process is killed, the durations since the last write are lost.
+    Cost on the CPU: 0.5 to 1 µs per range if ranges follow each other directly. In a step of 2 ms
+    it was 2 to 5 µs per range, because the work of the step evicts this code from the caches. A
+    submodule costs 3 µs with `modules`, and a step 1 µs. Each name takes 25 kB of memory. Each
+    write takes 0.05 ms of the training thread, and 0.2 kB of disk per name. If the process is
+    killed, the durations since the last write are lost.
 
     Attributes:
         path: the file to which each write appends a line.
@@ -289,9 +306,9 @@ class Timings:
         backends.arm(self._ranges)
         more = ""
         if self._modules is None and any_instrumented():
-            more = "; submodules too with profiler.timings.modules=true"
+            more = "; profiler.timings.modules=true also times submodules"
         logger.info(
-            "Times every range and step, and writes to {} every {} steps{}",
+            "Timing every range and step; the results are written to {} every {} steps{}",
             self.path,
             self._every,
             more,
@@ -332,7 +349,10 @@ class Timings:
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
 
     def table(self) -> Table:
-        """One row per range, for the run up to the last write; longest total time first."""
+        """One row for each range, the longest total time first.
+
+        The rows cover the run up to the last write.
+        """
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -344,9 +364,10 @@ class Timings:
         return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
-        """By name, the summaries of the ranges that were called since the last write.
+        """The summaries of all ranges that were called since the last write, by range name.
 
-        `since` summarizes the time since that write, and `run` the whole run.
+        Each range has two summaries: `since` of the calls since the last write, and `run` of the
+        calls in the whole run.
         """
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():
@@ -401,7 +422,8 @@ def _tensorboard_writer(
 ) -> Callable[[int, dict[str, dict[str, int]]], None]:
     """A function that appends summaries to a TensorBoard event file.
 
-    The file has its own folder: within a folder, TensorBoard never returns to an older file.
+    The file has a folder of its own, because TensorBoard never reads an older file of a folder
+    again.
     """
     # import everything now, which takes half a second, instead of between two steps
     import_module("tensorboard.compat.proto.event_pb2")
@@ -421,7 +443,7 @@ def _tensorboard_writer(
 
 
 def _tagged(summaries: dict[str, dict[str, int]]) -> dict[str, float]:
-    """The summaries as scalars, by tag, such as `timings/<range>/p50_ms` or `…/calls`."""
+    """The summaries as scalars, by tag: `timings/<range>/p50_ms`, `timings/<range>/calls`."""
     return {
         f"timings/{name}/{key.removesuffix('_ns')}{'_ms' if key.endswith('_ns') else ''}": (
             value / 1e6 if key.endswith("_ns") else value

@@ -56,8 +56,8 @@ def usable_activities(wanted: Activities | None) -> list[str]:
     usable = [name for name in named if name in available] or ["cpu"]
     if missing:
         logger.warning(
-            "profiler.activities names {}, which this machine or this torch does not have: records "
-            "{} only.",
+            "profiler.activities names {}, which this machine or this torch does not have: only {} "
+            "will be recorded.",
             " and ".join(missing),
             " and ".join(usable),
         )
@@ -65,7 +65,11 @@ def usable_activities(wanted: Activities | None) -> list[str]:
 
 
 def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
-    """Activities in torch's form: an enum member, or a mapping from it to the chosen types."""
+    """Convert activities to the form that torch takes.
+
+    An activity becomes a member of `ProfilerActivity`. If types of the activity are chosen, it
+    becomes a mapping from the member to the types.
+    """
     members = ProfilerActivity.__members__
     return [
         {members[name.upper()]: types[name]} if name in types else members[name.upper()]
@@ -74,10 +78,11 @@ def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list
 
 
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
-    """The experimental options of a window: our defaults if this torch has them, and the user's.
+    """The experimental options of a window: our defaults, overridden by the user's options.
 
-    `verbose` puts the call stack on every operator. `trace_only` skips events that are never read
-    here. `profile_all_threads` records every thread, but torch then loses all memory events.
+    A default is left out if this torch does not have the option. `verbose` puts the call stack on
+    every operator. `trace_only` skips events that this package never reads. `profile_all_threads`
+    records every thread, but torch then loses all memory events.
     """
     ours = {
         "verbose" if config.with_stack else "trace_only": True,
@@ -93,8 +98,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
     """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: this torch has no such experimental option, needs another type of value, or
-            cannot choose types of an activity.
+        ConfigError: an experimental option is unknown to this torch or its value has the wrong
+            type, or this torch cannot record only chosen types of an activity.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):

@@ -22,7 +22,8 @@ from instrument.record.distributed import (
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
-# How long the end of a run waits for the polling thread, which an unresponsive store may block.
+# How long the end of a run waits for the polling thread. The thread hangs if the job's store does
+# not respond.
 _JOIN_S = 5.0
 
 
@@ -73,9 +74,9 @@ class TriggerRunner:
     ) -> None:
         self._coordinator = coordinator
         self._unsent: dict[str, TriggerRequest] = {}  # not yet sent to the leading rank
-        self._announced: list[AnnouncedWindow] = []  # of all ranks; they have not begun yet
+        self._announced: list[AnnouncedWindow] = []  # windows of all ranks that have not begun yet
         self._triggers: list[_ActiveTrigger] = []
-        # by trigger, the last request made between steps
+        # the last request that each trigger has made between two steps
         self._pending_requests: dict[str, Request] = {}
         self._losses = LossReader()
         self._over = Event()
@@ -129,9 +130,10 @@ class TriggerRunner:
             recorded: whether a window is open; then no other window can begin.
 
         Returns:
-            The name of a trigger and its request: the window that was announced to all ranks for
-            the next step, or else the request of the first trigger that fires and may get a window.
-            None if no window begins.
+            The name of a trigger and its request; None if no window begins. If a window was
+            announced to all ranks for the next step, the request is the one that led to this
+            window. Otherwise it is the request of the first trigger that fires and may get a
+            window.
         """
         known = self._losses.after_step(number, loss)
         # a NamedTuple's own constructor takes twice as long
@@ -161,9 +163,10 @@ class TriggerRunner:
         return (self._next_announced(number, recorded) if self._announced else None) or first
 
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
-        """The announced window that all ranks begin with the next step; None without one.
+        """The announced window that all ranks begin with the next step; None if there is none.
 
-        If a window is open, it is open on all ranks, and the announced window begins a step later.
+        While a window is open, the announced window is delayed, one step at a time. All ranks
+        delay it alike, because a window is open on all ranks.
         """
         window = self._announced[0]
         if number + 1 < window.begin:
@@ -185,7 +188,7 @@ class TriggerRunner:
         return None
 
     def _named(self, name: str) -> _ActiveTrigger | None:
-        """The trigger with this name; None if only another rank has such a trigger."""
+        """The trigger with this name; None if only other ranks have such a trigger."""
         return next((trigger for trigger in self._triggers if trigger.name == name), None)
 
     def _count_window(self, name: str, number: int) -> None:
@@ -232,7 +235,10 @@ class TriggerRunner:
                 self._coordinator.end()
 
     def exchange(self) -> None:
-        """Exchange requests and announced windows with the other ranks, through the store."""
+        """Exchange requests and announced windows with the other ranks, through the job's store.
+
+        The store is the key-value store of torch.distributed.
+        """
         if (coordinator := self._coordinator) is None:
             return
         try:
@@ -278,19 +284,25 @@ class TriggerRunner:
         return True
 
     def _drop(self, trigger: _ActiveTrigger) -> None:
-        """Within `except`: log what a trigger raised, and do not call it after steps any more."""
+        """Log the current exception, and remove the trigger from those called after each step.
+
+        Call this method only in an `except` block.
+        """
         logger.exception("The trigger {} failed and is not called again.", trigger.name)
         self._checks = [pair for pair in self._checks if pair[1] is not trigger]
 
 
 def _reraise_interrupt(error: BaseException) -> None:
-    """Raise Ctrl-C again; any other exception, even from `sys.exit()`, is the trigger's error."""
+    """Raise the exception again if it comes from Ctrl-C on the main thread.
+
+    Any other exception, even SystemExit, is an error of the trigger, which the caller logs.
+    """
     if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
         raise error
 
 
 def _as_request(answer: Any) -> Request:
-    """A trigger's answer as a request of plain types, which can be sent to other ranks."""
+    """Convert a trigger's answer to a request of plain types, which can be sent to other ranks."""
     if not isinstance(answer, Request):
         return Request(answer if isinstance(answer, str) else None)
     why, steps = answer

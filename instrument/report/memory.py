@@ -36,7 +36,7 @@ _HEADINGS = {
 
 
 class _Area(NamedTuple):
-    """One series of a chart; its CSS class is "series-" and `colour`."""
+    """One series of a chart; its CSS class is "series-" followed by the value of `colour`."""
 
     name: str
     points: str
@@ -46,8 +46,9 @@ class _Area(NamedTuple):
 class _Chart(NamedTuple):
     """A plot as the page draws it, with positions in pixels.
 
-    `areas` are the stacked series, `reserved` the points of the line for reserved memory. `levels`
-    and `steps` hold pairs of a position and a label, for horizontal and vertical lines.
+    `areas` are the stacked series, and `reserved` holds the points of the line for reserved memory.
+    `levels` holds the horizontal lines and `steps` the vertical lines, each line as a pair of its
+    position and its label.
     """
 
     by: str
@@ -71,9 +72,11 @@ class _Device(NamedTuple):
 def page(
     capture: Views, curves: Sequence[Curve], categories: Sequence[Categories], rows: int
 ) -> str:
-    """Make the page: for each device, charts and tables of the peak, the steps and the sizes.
+    """Return the HTML of the page: charts and tables for each device.
 
-    The page has no script and loads nothing. A table has at most `rows` rows.
+    The tables show the memory in use at the peak, the memory that each training step left behind,
+    and the allocations by size. The page has no script and loads nothing. A table has at most
+    `rows` rows.
 
     Raises:
         CaptureError, TraceError: as for `capture.memory`.
@@ -128,7 +131,7 @@ def _chart(plot: Plot, by: str, steps: Table) -> _Chart:
         return round(_TOP + _HEIGHT * (1 - level / most), 1)
 
     def stairs(levels: Sequence[int]) -> list[str]:
-        """The points of a curve with steps, because a level holds until the next event."""
+        """The points that draw `levels` as stairs: a level stays the same until the next time."""
         xs, ys = [x(time_ns) for time_ns in plot.time_ns], [y(level) for level in levels]
         before = [f"{at},{level}" for at, level in zip(xs[1:], ys)]
         points = [f"{at},{level}" for at, level in zip(xs, ys)]
@@ -177,6 +180,6 @@ def _tiles(facts: Any, start: int) -> list[tuple[str, str]]:
 
 
 def _listed(table: Table, start: int) -> Table:
-    """The table without the column of the device, and with times since the start of the curve."""
+    """The table without the column `device`, and with times since the start of the curve."""
     columns = {name: table.column(name) for name in table.columns if name != "device"}
     return Table(columns, begin_ns=start).since_begin()

@@ -24,7 +24,8 @@ _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns",
     "total_ns", "forward_ns", "backward_ns", "device_ns",
 )  # fmt: skip
-# Rows of the operator table that are shown elsewhere: among the ranges, steps and moments.
+# Kinds of rows in the operator table that other tables show: ranges, steps, marks and waits for
+# data.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges, because each nanosecond counts for only one range.
 _OWN = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
@@ -51,11 +52,11 @@ _BOUND_BY = {
 # A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
 # bottlenecks take a quarter or more.
 _BINDING = 0.2
-# The rows of the coverage that the heading states.
+# The rows of `capture.coverage` that the heading states.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
-# Advice on what to mark is given if less than this share of the time is in ranges.
+# Advice on which code to mark as a range is given if less than this share of the time is in ranges.
 _MARKED = 0.5
-# At most this many of the modules that were not called are named.
+# At most this many modules without a call are named.
 _FEW = 4
 
 
@@ -127,9 +128,10 @@ def cost(capture: Views) -> str:
 
 
 def _beside(capture: Views) -> str:
-    """The duration of a step before the window, and by how much a recorded step takes longer.
+    """A text on the duration of a step before the window, for comparison with a recorded step.
 
-    The increase is left out if too few steps ran before the window.
+    The text also says by how many percent a recorded step takes longer, unless too few steps ran
+    before the window.
     """
     before = capture.about.cost.unrecorded_step_ns
     if not before:
@@ -145,7 +147,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 
     At most `rows` ranges are kept. Shares are shares of the device time, or of the CPU time if no
     device time was recorded. Names are indented by depth. One row sums all ranges that are left
-    out, and the rows of `ranges.rest` follow, so that the shares add up to 1.
+    out. The rows of the view `ranges.rest` follow, which hold the time outside of all ranges. So
+    the shares of all rows add up to 1.
     """
     kept = _with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -162,7 +165,10 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 
 
 def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
-    """The positions of at most `rows` ranges with all ranges around them, in linear time."""
+    """The positions of the ranges with the largest shares and of all ranges around them.
+
+    There are at most `rows` positions. Cost: one sort of the ranges.
+    """
     if len(ranges) <= rows:
         return [*range(len(ranges))]
     share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
@@ -184,14 +190,13 @@ def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
 def with_type(name: str, module_type: str | None) -> str:
     """Return a range's name or path with the class of its module: "layers.0: Linear"."""
     plain = name.removesuffix(RECOMPUTED)
-    own = plain.rpartition("/")[2].rpartition(".")[
-        2
-    ]  # the range of the whole model has the name of its class
+    # the name of the whole model's range is the name of its class
+    own = plain.rpartition("/")[2].rpartition(".")[2]
     return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
 
 
 def unmarked(capture: Views) -> str:
-    """Return advice on what to mark if most of a window's time is in no range; otherwise ""."""
+    """Return advice on which code to mark as a range; "" if most of the time is in ranges."""
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (
         capture.folder is None
@@ -223,14 +228,17 @@ def _sum(cells: Sequence[float | None]) -> float | None:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return a text about the time that is 100 % for the shares of ranges and operators."""
+    """Return a text on the total time that the shares of ranges and operators refer to."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
 
 
 def device(capture: Views) -> str:
-    """Return two lines, on the devices' time and on the bottleneck; "" without device events."""
+    """Return a line on the devices' time, and a line on the bottleneck.
+
+    Returns "" if there are no device events.
+    """
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
         return ""
@@ -275,15 +283,19 @@ def outside_operators(capture: Views) -> str:
 def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
-    "ranges" and "operators" together stand for the whole capture. Losses that `heading` and
-    `inside_compiled` already state are left out.
+    Each view in `views` is given by its name. The views "ranges" and "operators" together stand for
+    the whole capture: the line then states every loss. Losses that `heading` and `inside_compiled`
+    already state are left out.
     """
     stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
     return line(capture, [name for name in rows_of(views) if name not in stated])
 
 
 def inside_compiled(capture: Views) -> str:
-    """Return lines that list the ranges inside compiled regions, and the modules not called."""
+    """Return lines on the ranges and modules that were not timed.
+
+    These are the ranges inside compiled regions, and the modules without a call in the window.
+    """
     by_region: dict[str, list[str]] = {}
     for row in capture.compiled_ranges:
         by_region.setdefault(row.region, []).append(row.name)
@@ -299,7 +311,11 @@ def inside_compiled(capture: Views) -> str:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """The first few submodules as text; submodules inside a submodule of `names` are counted."""
+    """The first few modules in `names` as text.
+
+    A module inside another module in `names` is not named. The text says how many modules are
+    inside each named module.
+    """
     inside: dict[str, int] = {}
     outer = ""
     # With "\0" instead of ".", the submodules of a module follow directly after it.
@@ -374,7 +390,7 @@ def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
 
 
 def without_ranges(operators: Table) -> Table:
-    """Return the rows of the operator table that are not shown as ranges, steps or moments."""
+    """Return the operator table without its rows for ranges, steps, marks and waits for data."""
     return operators.where(lambda row: row.kind not in _NO_OPERATORS)
 
 

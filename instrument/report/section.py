@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from instrument.analysis.table import Table
 
@@ -27,7 +28,9 @@ class Section:
         key: the column by which the rows are sorted, or None.
         below: for each row the lines to show below it; empty if no row has such lines.
         is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
-        text_width: the most characters in a line of plain text; None means no limit.
+        text_width: the maximum number of characters in a line of plain text; None means no limit.
+        texts: how the cells of a column are written, for columns with a format of their own.
+        all_columns: the option of the command that shows the columns which are left out.
     """
 
     table: Table
@@ -39,6 +42,8 @@ class Section:
     below: Sequence[Sequence[str]] = ()
     is_tree: bool = False
     text_width: int | None = TEXT_WIDTH
+    texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    all_columns: str = "--columns all"
 
 
 def is_every_column(columns: Sequence[str] | None) -> bool:

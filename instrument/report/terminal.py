@@ -29,10 +29,11 @@ _LEAST_MISSED = (
     "self_total_ns", "total_ns", "start_ns", "end_ns", "graph", "graph_node", "streams",
     "max_replay_ns", "device_number", "peak_share", "precision",
 )  # fmt: skip
-# The least width of names, the least width of other text, and the greatest width of both. On a wide
-# terminal, the greatest width is half of the terminal.
+# The minimum width of names, the minimum width of other text, and the maximum width of both. On a
+# wide terminal, the maximum width is half of the terminal.
 _NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
-# Free width goes first to names up to this width, then to the bar of a share, then to longer names.
+# Unused width first widens columns of text up to this width. The rest makes room for the bar of a
+# share, and then widens columns of text further.
 _READABLE = 36
 # Shortened text keeps this many of its last characters, because names of kernels differ there.
 _TAIL = 15
@@ -44,7 +45,9 @@ _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
 
 
 def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
-    """Return parts as text for a terminal, with control sequences.
+    """Return the parts of a report as text for a terminal, with control sequences.
+
+    A part is a paragraph, or a `Section`, which holds a table.
 
     A row of a table is never longer than a line. If a row is too long, names are shortened in the
     middle, then columns are left out. A line below the table lists the columns that were left out.
@@ -79,7 +82,7 @@ def _print_words(console: Console, line: str, style: str = "") -> None:
 
 @dataclass
 class _Column:
-    """A column to draw: its cells as text, the least and greatest width, and the chosen width."""
+    """A column to draw: its cells as text, its minimum and maximum width, and the chosen width."""
 
     name: str
     header: str
@@ -112,9 +115,7 @@ def _draw_section(console: Console, section: Section) -> None:
             console.print(line, no_wrap=True, overflow="ellipsis")
     if left_out:
         some = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
-        caption = (
-            f"{some} left out: {', '.join(left_out)}; --columns all or a wider terminal shows "
-        )
+        caption = f"{some} left out: {', '.join(left_out)}; {section.all_columns} or a wider terminal shows "
         console.print(Text(f"{caption}{'it' if len(left_out) == 1 else 'them'}.", _FAINT))
 
 
@@ -125,7 +126,9 @@ def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]
         narrowest = _NARROWEST_NAME if name == _names_of(section.columns) else _NARROWEST
         values, header = table.column(name), heading(name)
         cells = [
-            printable(value) if isinstance(value, str) else cell_text(name, value)
+            printable(value)
+            if isinstance(value, str)
+            else cell_text(name, value, texts=section.texts)
             for value in values
         ]
         guides: list[str] = []
@@ -150,7 +153,11 @@ def _names_of(columns: Sequence[str]) -> str:
 
 
 def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[str]:
-    """The tree lines before each name, of at most `levels` levels; names are depth first."""
+    """The tree lines to draw before each name of a tree.
+
+    `depths` are the depths of the names, each name directly before the names below it. Of the lines
+    before a name, only the innermost `levels` levels are drawn.
+    """
     blank, line, branch, last = signs
     guides: list[str] = []
     open_levels: set[int] = set()  # levels at which a row further down continues the line
@@ -164,7 +171,7 @@ def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[st
 
 
 def _needed(columns: Sequence[_Column]) -> int:
-    """The width of a line in which each column has its least width."""
+    """The width of a line in which each column has its minimum width."""
     return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
@@ -187,7 +194,7 @@ def _narrowed(
 
 
 def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
-    """All columns in as many blocks as needed; each block repeats the column of names."""
+    """Divide all columns into blocks that fit the width; each block repeats the column of names."""
     named = _names_of([column.name for column in columns])
     names = [column for column in columns if column.name == named]
     blocks = [[*names]]
@@ -200,7 +207,11 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 
 
 def _set_widths(columns: list[_Column], width: int) -> None:
-    """Give free width first to text up to `_READABLE`, then to a bar, then to longer text."""
+    """Choose the width of each column, so that the columns use the width of the terminal.
+
+    Unused width first widens columns of text up to `_READABLE`. The rest makes room for a bar, and
+    then widens columns of text further.
+    """
     left = width - _needed(columns)
     for column in columns:
         column.width = column.least
@@ -214,7 +225,7 @@ def _set_widths(columns: list[_Column], width: int) -> None:
 
 
 def _widen(columns: list[_Column], left: int, most: int) -> int:
-    """Widen the columns in order, up to `most`; returns the width that remains."""
+    """Widen the columns in order, each up to `most`; return the unused width that remains."""
     for column in columns:
         more = max(min(column.most, most) - column.width, 0)
         more = min(more, max(left, 0))

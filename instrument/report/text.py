@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
@@ -26,7 +26,7 @@ from instrument.analysis.table import (
     to_text,
 )
 from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
-from instrument.errors import CaptureError, ConfigError, did_you_mean
+from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
 from instrument.printable import printable
 from instrument.report.notebook import (
     cost,
@@ -46,6 +46,9 @@ from instrument.report.notebook import (
     without_ranges,
 )
 from instrument.report.section import TEXT_WIDTH, Section, is_every_column
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 By = Literal["name", Grouping]
 
@@ -118,7 +121,9 @@ _GROUPED_BY = {
 
 
 def check_sort(sort: str) -> str:
-    """Return the column of the operator table for a sort key, which may be torch's name.
+    """Return our name of the operator table's column for a sort key.
+
+    The key is our name of the column, or the name that torch uses for it.
 
     Raises:
         ConfigError: the operator table has no such column.
@@ -131,7 +136,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """Return our column names for column names that may be torch's; `["all"]` is returned as it is.
+    """Replace torch's names of columns by our names; `["all"]` is returned unchanged.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -155,12 +160,27 @@ def plain(parts: Iterable[str | Section]) -> str:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    If something is missing from the capture, the last line says so. Long names are shortened in the
-    middle. Except for the last line, a line has at most about 140 characters.
+    The three findings that save most stand below the tables. If something is missing from the
+    capture, the last line says so. Long names are shortened in the middle. Except for the last
+    line, a line has at most about 140 characters.
     """
     views = [name for name in ("ranges", "operators") if options.get(name, True)]
-    parts = [*capture_parts(capture, **options), incomplete(capture, views)]
+    parts = [*capture_parts(capture, **options), _findings(capture), incomplete(capture, views)]
     return plain(part for part in parts if part)
+
+
+def _findings(capture: Views) -> str:
+    """The largest findings. A sentence above the operators tells of unmarked time already."""
+    from instrument.findings import unmarked_time
+    from instrument.findings.diagnose import CHECKS, diagnose
+    from instrument.report.diagnosis import largest_as_text
+
+    checks = [check for check in CHECKS if check != unmarked_time.CHECK]
+    try:
+        found = diagnose([cast("Capture", capture)], checks, ranks_checks=()).findings
+    except Exception as error:  # the tables are worth more than the findings
+        return f"The capture could not be diagnosed: {printable(reason_of(error))}."
+    return largest_as_text(found)
 
 
 def capture_parts(
@@ -183,7 +203,7 @@ def capture_parts(
 
     Args:
         capture: the capture.
-        rows: the most rows of each table; -1 means all rows.
+        rows: the maximum number of rows in each table; -1 means all rows.
         sort: the column by which operators are sorted.
         columns: the columns to show.
         by: the property by which operators are grouped, in addition to their name.
@@ -447,20 +467,22 @@ def _fitted(section: Section) -> tuple[str, list[str]]:
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:
-        return to_text(table.select(shown)), []
+        return to_text(table.select(shown), texts=section.texts), []
     left_out = []
     for name in section.missable:
-        if (
-            name in shown
-            and _width(to_text(table.select(shown), name_width=_NARROWEST_NAME)) > most
-        ):
+        if name in shown and _width(_narrowest(section, shown)) > most:
             shown.remove(name)
             left_out.append(name)
     for width in range(60, _NARROWEST_NAME, -4):
-        text = to_text(table.select(shown), name_width=width)
+        text = to_text(table.select(shown), name_width=width, texts=section.texts)
         if _width(text) <= most:
             return text, left_out
-    return to_text(table.select(shown), name_width=_NARROWEST_NAME), left_out
+    return _narrowest(section, shown), left_out
+
+
+def _narrowest(section: Section, shown: Sequence[str]) -> str:
+    table = section.table.select(shown)
+    return to_text(table, name_width=_NARROWEST_NAME, texts=section.texts)
 
 
 def _width(text: str) -> int:

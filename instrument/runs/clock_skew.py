@@ -32,7 +32,8 @@ CLOCKS: Schema = schema(
     "window",
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
-    uncertainty_ns="the median distance of the compared collectives from offset and drift. If the "
+    uncertainty_ns="the median distance between the measured differences of the two clocks and the "
+    "differences that follow from `offset_ns` and `drift_ppm`. If the "
     "clock is measured through other ranks, the largest uncertainty of these ranks is added. None "
     "if only one collective was compared, or if the uncertainty of any of these ranks is None",
     matched="how many collectives were compared",
@@ -69,8 +70,8 @@ class Clock:
         return corrected
 
 
-# By key of the collective: its end on the lowest rank's clock, and the clock of the rank that
-# recorded this end.
+# For each collective, by its key: the end of the collective on the lowest rank's clock, and the
+# clock of the rank that recorded this end.
 _Aligned = dict[int, tuple[int, Clock]]
 
 
@@ -82,18 +83,18 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     computed from the differences between these times:
 
     - `offset_ns` is the median difference.
-    - `drift_ppm` is the median slope between any two differences (Theil and Sen). The drift is None
-      if fewer than eight collectives match, or if it does not at least halve the median distance of
-      the differences from the offset.
-    - `uncertainty_ns` is the median distance of the differences from offset and drift, or None for
-      a single match.
+    - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
+      only if at least eight collectives match, and if `uncertainty_ns` with the drift is at most
+      half of `uncertainty_ns` without the drift. Otherwise `drift_ppm` is None.
+    - `uncertainty_ns` is the median distance between the differences and the line that offset and
+      drift describe. It is None if only one collective matches.
 
-    A clock that is further ahead or behind than times in a trace can be (`BEYOND_NS`) is not known.
+    If the offset is larger than `BEYOND_NS`, the largest time in a trace, the clock is not known.
 
     If a rank has no collective in common with the first rank, it is compared with ranks whose
     clocks are already measured. The largest uncertainty of these ranks is added to the rank's own
-    uncertainty. The sum is None if any part is None. If the rank has no collective in common with
-    these ranks either, its clock is not known.
+    uncertainty. If one of these uncertainties is None, so is the sum. If the rank has no collective
+    in common with these ranks either, its clock is not known.
 
     The last 128 collectives of a rank are compared: collectives on the device, or on the CPU if
     there are none on the device.
@@ -167,7 +168,11 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
 
 
 def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
-    """The clock that is ahead by the values `ahead` at `times`; other clocks are not considered."""
+    """Compute a clock from the measured differences `ahead` at the times `times`.
+
+    The uncertainty is that of these differences. The uncertainty of the clocks that the clock was
+    compared with is not yet added.
+    """
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
         return Clock(offset_ns, None, 1)
@@ -189,7 +194,7 @@ def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:
 
 
 def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None:
-    """The median slope between any two points, in µs a second; None for too few points."""
+    """The median slope between any two points, in µs per second; None if there are too few."""
     if len(times_ns) < _FEWEST_FOR_DRIFT:
         return None
     time, ahead = (
@@ -207,5 +212,8 @@ def _median_distance(distances: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """Return the median; of two middle values the lower one, so the result is in `values`."""
+    """Return the median; if there are two middle values, the lower one.
+
+    So the result is one of `values`.
+    """
     return sorted(values)[(len(values) - 1) // 2]

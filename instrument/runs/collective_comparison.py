@@ -54,15 +54,18 @@ def collectives(
 
     See `RANK_COLLECTIVES`. A rank's time in a collective is the time from the start of its first
     kernel to the end of its last kernel. The rank that arrives last does not wait, so its time is
-    the time of the transfer. Durations do not depend on the clocks of the ranks. The order of
-    arrival depends on them: the clocks are corrected at the ends of collectives, and differences
-    below the uncertainty of the clocks mean nothing.
+    the time of the transfer. If not all ranks of a group recorded, the time of the transfer is an
+    upper bound.
 
-    Lost: broadcasts, reduces, gathers, scatters and transfers between two ranks. A rank can leave
-    such a collective before the other ranks arrive, so the shortest time is not the time of the
-    transfer. If not all ranks of a group recorded, the time of the transfer is an upper bound.
+    Durations do not depend on the clocks of the ranks, but the order of arrival does. So each clock
+    is corrected, as measured at the ends of collectives (`clock_skew`). Differences below the
+    uncertainty of the clocks mean nothing.
 
-    Cost: some sorts of all collectives.
+    The table does not contain broadcasts, reduces, gathers, scatters and transfers between two
+    ranks. A rank can leave such a collective before the other ranks arrive, so the shortest time is
+    not the time of the transfer.
+
+    Cost: all collectives are sorted several times.
     """
     several = np.bincount(found.key)[found.key] > 1
     owner, group = found.owner[several], found.group[several]
@@ -112,7 +115,7 @@ def collectives(
 def _arrivals(
     found: MatchedCollectives, clocks: Sequence[Clock | None], chosen: Flags
 ) -> tuple[Ints, Flags]:
-    """When each rank began each chosen collective, on one clock; and a mask of the known times."""
+    """When each rank began each chosen collective, on one clock; and a mask of the valid times."""
     arrival, known = found.start_ns.copy(), np.ones(len(found.owner), np.bool_)
     bounds = np.searchsorted(found.owner, np.arange(found.ranks + 1)).tolist()
     for clock, begin, end in zip(clocks, bounds, bounds[1:]):

@@ -23,11 +23,13 @@ class MatchedCollectives:
 
     Attributes:
         owner: the index of the rank's summary.
-        key: the number of the collective. Ranks that took part in one collective have the same key.
+        key: the number of the collective. Rows of different ranks with the same key are the same
+            collective.
         group: an index into `groups`.
-        start_ns, end_ns: in Unix time, on the rank's own clock.
+        start_ns, end_ns: the start and the end in Unix time, on the rank's own clock.
         bytes: the size of the message; -1 if it is not known.
-        groups: the distinct values of `OF_COLLECTIVE_GROUP`.
+        groups: the distinct process groups and kinds of collectives. Each item is a tuple of the
+            values of the columns `OF_COLLECTIVE_GROUP`.
         ranks: the number of summaries.
     """
 
@@ -49,7 +51,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     match by name, group, step and ordinal. If the trace has no groups either, all ranks count as
     one group.
 
-    Cost: a sort of all collectives.
+    Cost: all collectives are sorted once.
     """
     sizes = [len(summary.collectives.get("end_ns") or ()) for summary in summaries]
     owner = np.repeat(np.arange(len(summaries)), sizes)
@@ -92,13 +94,16 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
 def _cells(
     summaries: Sequence[RankSummary], name: str, sizes: Sequence[int]
 ) -> Iterator[list[Any]]:
-    """The cells of a column, rank by rank."""
+    """The cells of a column of `RankSummary.collectives`, one list for each rank."""
     for summary, size in zip(summaries, sizes):
         yield summary.collectives.get(name) or [None] * size
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
-    """For each group of a summary, the name of its collectives and its `OF_COLLECTIVE_GROUP`."""
+    """The rows of a summary's `collective_groups` as tuples.
+
+    A tuple holds the name of the collectives, then the values of the columns `OF_COLLECTIVE_GROUP`.
+    """
     columns = summary.collective_groups
     count = max((len(column or ()) for column in columns.values()), default=0)
     names = ("name", *OF_COLLECTIVE_GROUP)

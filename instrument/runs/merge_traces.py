@@ -51,10 +51,10 @@ def merge(ranks: Ranks, target: Path) -> None:
     known, the times are not moved. Numbers that link events (flows, correlations, operators,
     sequences) are changed, so that no two ranks use the same numbers. All other content is copied.
 
-    Lost: drift of the clocks. All times of a rank are moved by the offset in the middle of the
-    window. The file lists the drift under `ranks`.
+    The drift of a clock is not corrected: all times of a rank are moved by the same offset, which
+    is the offset of the clock in the middle of the window. The file lists the drift under `ranks`.
 
-    Cost: one pass over the files in constant memory, 5 to 7 µs an event.
+    Cost: one pass over the files in constant memory, 5 to 7 µs per event.
 
     Raises:
         CaptureError: the capture of a rank holds no trace.

@@ -61,13 +61,13 @@ RANK_RANGES: Schema = schema(
     cpu_max_ns="the highest CPU time per step of any rank",
     slowest="the rank with the most CPU time; the lowest rank if several are equal",
     spread="`cpu_max_ns` less `cpu_min_ns`, divided by `cpu_median_ns`",
-    device_min_ns="the lowest device time per step of any rank; None without device events",
+    device_min_ns="the lowest device time per step of any rank; None if there are no device events",
     device_median_ns="the median of the ranks' device times per step",
     device_max_ns="the highest device time per step of any rank",
     forward_min_ns="the lowest `forward_ns` per step of any rank",
     forward_median_ns="the median of the ranks' `forward_ns` per step",
     forward_max_ns="the highest `forward_ns` per step of any rank",
-    backward_min_ns="the lowest `backward_ns` per step of any rank; None without a backward",
+    backward_min_ns="the lowest `backward_ns` per step of any rank; None if there is no backward",
     backward_median_ns="the median of the ranks' `backward_ns` per step",
     backward_max_ns="the highest `backward_ns` per step of any rank",
 )
@@ -90,7 +90,10 @@ STRAGGLERS: Schema = schema(
 
 
 def per_rank(summaries: Sequence[RankSummary]) -> Table:
-    """Return each rank's mean step; see `RANKS`. Times are None if no step of the rank ended."""
+    """Return one row for each rank, with the mean times of its steps; see `RANKS`.
+
+    The times are None if no step of the rank ended.
+    """
     rows = [_mean_step(summary) for summary in summaries]
     return Table.of(
         RANKS,
@@ -127,7 +130,10 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """Return the row of `capture.breakdown` of each rank, and a column `rank`."""
+    """Return one row for each rank, with the parts of its device time.
+
+    The columns are `rank` and the columns of `capture.breakdown`.
+    """
     columns = {
         name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
     }
@@ -135,7 +141,7 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 
 
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
-    """Return the ranks that should have recorded and have no capture.
+    """Return the ranks that should have recorded but have no capture.
 
     The list is empty if it is not known which ranks should have recorded.
     """
@@ -167,7 +173,7 @@ class _Cells(NamedTuple):
         return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """The values of a column for all ranges; -1 for a value that is not known.
+        """The values of a column for all ranges; a value that is not known is -1.
 
         With `per_step`, the values of a rank are divided by the number of its finished steps. If no
         step of the rank is finished, they are not divided.

@@ -71,12 +71,14 @@ class RankSummary(msgspec.Struct, kw_only=True):
     Unknown values and columns are None.
 
     - `ranges` has the columns of `capture.ranges`, at most 500 rows.
-    - `steps` are the finished steps, with the device's time between start and end of each step
-      (`compute_ns` to `copy_ns`). In a trace without device events, the communication columns hold
-      the time of collectives on the CPU (gloo).
+    - `steps` are the finished steps. Columns such as `compute_ns` hold how long the device
+      computed, communicated, copied or was idle between the start and the end of the step. In a
+      trace without device events, the columns of communication hold the time of collectives on the
+      CPU (gloo).
     - `breakdown` is the row of `capture.breakdown`, for the whole trace.
     - `collectives` are the last 512 collectives of kinds that end at the same moment on all ranks.
-      Their times plus `base_ns` are Unix times. Their `group` is a row of `collective_groups`.
+      Their times plus `base_ns` are Unix times. Their `group` is the index of a row of
+      `collective_groups`.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
@@ -200,7 +202,9 @@ _DECODER = msgspec.json.Decoder(RankSummary)
 
 
 def read(path: Path | str) -> RankSummary:
-    """Read the summary of a capture; make one for a capture without a summary and a trace file.
+    """Read the summary of a capture, or make the summary if none is stored.
+
+    For a trace file, the summary is always made.
 
     Raises:
         CaptureError, TraceError: as for `Capture.load` and `summarize`.
@@ -209,9 +213,9 @@ def read(path: Path | str) -> RankSummary:
 
 
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
-    """Read the summaries of captures at paths or URLs.
+    """Read the summaries of captures; return a mapping from each path or URL to the summary.
 
-    The value is None for a capture whose summary does not exist or cannot be read by this version.
+    If a summary does not exist or this version cannot read it, the mapping holds None instead.
 
     Raises:
         CaptureError: a summary at a URL cannot be fetched.
@@ -240,7 +244,7 @@ def _decoded(text: bytes | None) -> RankSummary | None:
 
 
 def _is_sound(found: RankSummary) -> bool:
-    """Whether tables can be made of a summary: complete columns, and times in range."""
+    """Whether a summary is valid: its columns are complete, and its times are in range."""
     try:
         unix_time(found.started_at)
     except ValueError:
@@ -268,7 +272,7 @@ def _is_in_range(found: RankSummary) -> bool:
 
 
 def _are_grouped(found: RankSummary) -> bool:
-    """Whether the collectives have all columns, and each group is a row of the groups."""
+    """Whether the collectives have all columns, and each `group` is the index of a group."""
     if not any(found.collectives.values()):
         return True
     count = max((len(column or ()) for column in found.collective_groups.values()), default=0)
@@ -291,7 +295,7 @@ def _is_table(columns: Columns) -> bool:
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
-    """Read the summary of each path, or an error sentence, in any order.
+    """Yield each path with its summary, or with an error sentence, in any order.
 
     Traces are read by as many processes as there are cores. Each process is a new interpreter that
     runs this module. multiprocessing is not used, because its processes would run the user's script
@@ -333,5 +337,8 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
 
 
 def main() -> None:
-    """Print the answers for the paths on the command line as JSON."""
+    """Print a JSON list with the summary or the error sentence for each command-line argument.
+
+    Each argument is the path or URL of a capture or trace.
+    """
     sys.stdout.buffer.write(msgspec.json.encode([_answer(path) for path in sys.argv[1:]]))

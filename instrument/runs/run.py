@@ -77,7 +77,11 @@ class Run:
         unread = [answer for _, answer in answers if isinstance(answer, str)]
         found = [(path, answer) for path, answer in answers if isinstance(answer, RankSummary)]
         if not found:
-            others = f" ({len(unread)} in all; this was the first.)" if len(unread) > 1 else ""
+            others = (
+                f" This is the first of {len(unread)} paths that cannot be read."
+                if len(unread) > 1
+                else ""
+            )
             raise CaptureError(f"{unread[0]}{others}")
         return cls(found, unread)
 
@@ -87,7 +91,7 @@ class Run:
         If several windows match, the newest is returned.
 
         Raises:
-            CaptureError: there is no such window; the message lists the windows that exist.
+            CaptureError: no window has this name; the message lists the windows that exist.
         """
         found = [window for window in self.windows if name in (window.name, window.where)]
         if not found:
@@ -121,7 +125,7 @@ class Ranks:
 
     @cached_property
     def ranks(self) -> Table:
-        """Each rank's mean step; see `instrument.runs.rank_comparison.per_rank`."""
+        """The mean times of each rank's steps; see `instrument.runs.rank_comparison.per_rank`."""
         return rank_comparison.per_rank(self.summaries)
 
     @cached_property
@@ -131,7 +135,7 @@ class Ranks:
 
     @cached_property
     def breakdown(self) -> Table:
-        """The row of `capture.breakdown` of each rank, and a column `rank`."""
+        """The parts of each rank's device time: a row of `capture.breakdown` for each rank."""
         return rank_comparison.breakdown(self.summaries)
 
     @cached_property
@@ -141,7 +145,7 @@ class Ranks:
 
     @cached_property
     def collectives(self) -> Table:
-        """The collectives of all ranks, with transfer and waiting; see `collective_comparison`."""
+        """The ranks' time in collectives: transfer and waiting; see `collective_comparison`."""
         return collective_comparison.collectives(self.summaries, self.matched, self.measured_clocks)
 
     @cached_property
@@ -156,22 +160,30 @@ class Ranks:
 
     @cached_property
     def matched(self) -> MatchedCollectives:
-        """The collectives of all ranks, and which of them are one collective."""
+        """The collectives of all ranks; the ranks' records of one collective have the same key."""
         return match(self.summaries)
 
     @property
     def where(self) -> str:
-        """The folder or URL that holds the capture of the lowest rank, and the window's name."""
+        """A text that identifies the window: FOLDER/NAME.
+
+        FOLDER is the folder or URL that holds the capture of the lowest rank, and NAME is the name
+        of the window.
+        """
         return f"{str(self.paths[0]).rpartition('/')[0]}/{self.name}"
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that should have recorded and have no capture."""
+        """The ranks that should have recorded but have no capture."""
         return rank_comparison.missing(self.summaries, self.world_size)
 
     @property
     def notes(self) -> list[str]:
-        """Sentences to read before comparing: missing ranks, truncated captures, differences."""
+        """Sentences to read before the tables.
+
+        They state which ranks are missing, on which ranks the window was cut short or ranges were
+        left out, and how ranks differ in steps, devices and versions of packages.
+        """
         cut = [str(summary.rank) for summary in self.summaries if summary.truncated]
         left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
         notes = [
@@ -237,8 +249,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has each rank at most once.
 
     The captures of a window have the same phase and first step. Ranks may write into one folder or
-    into different folders. Captures of another run with the same steps form another window: they
-    began at another time, or the window already has a capture of their rank.
+    into different folders. A capture with the same phase and first step belongs to another window,
+    and so to another run, if it began more than ten minutes earlier or later, or if the window
+    already has a capture of the same rank.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -257,10 +270,11 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
 
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
-    """Whether a capture is in another folder than all of `ranks`, and the seconds between them.
+    """Compare the place and the start of a capture with the captures in `ranks`.
 
-    The seconds are the time between the start of the capture and the start of the first capture in
-    `ranks`; 0 if a start is not known.
+    Returns whether the capture is in another folder than all captures in `ranks`, and how many
+    seconds lie between its start and the start of the first capture in `ranks`. If a start is not
+    known, the number of seconds is 0.
     """
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
@@ -281,7 +295,10 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """A sentence on how ranks differ in a value, the commonest value first; "" if they agree."""
+    """A sentence on how ranks differ in a value, the most frequent value first.
+
+    The sentence is "" if all ranks have the same value.
+    """
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():
         by_value.setdefault(value or "none", []).append(str(number))

@@ -19,7 +19,7 @@ __all__ = ["Sink"]
 
 
 class Sink(Options):
-    """Writes output from each capture; its fields are its options.
+    """Base class of sinks. A sink writes output from each capture; its options are its fields.
 
     Raises:
         ConfigError: the sink is built with an unknown option or an invalid value.
@@ -29,7 +29,7 @@ class Sink(Options):
     """The sink's name in error messages; by default its class name without a trailing "Sink"."""
 
     last: ClassVar[bool] = False
-    """Whether this sink runs after the others, as it changes files that the other sinks read."""
+    """Whether this sink runs after the others, because it changes files that they read."""
 
     def __init__(self, **options: Any) -> None:
         if type(self).write is Sink.write:
@@ -72,11 +72,12 @@ class Sink(Options):
         return False
 
     def notice(self) -> None:
-        """Read state that only the training thread can read; training waits meanwhile.
+        """Read state that only the training thread can read; training waits until this is done.
 
         The session calls this method on the training thread when a run starts and when a window
-        ends. It calls the method only for sinks that run in the training process: sinks with
-        `inline`, or all sinks if `profiler.export` is `inline`.
+        ends. It calls the method only for sinks that run in the training process. These are the
+        sinks whose class sets `inline` to true, or all sinks if the option `profiler.export` has
+        the value `inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -85,7 +86,7 @@ class Sink(Options):
         If this method raises, the caller logs the error.
 
         Args:
-            timeout_s: the longest time, in seconds, that this method may wait. A time is given if
-                training failed, because other ranks may then wait for this process to end. None
+            timeout_s: the longest time, in seconds, that this method may wait. It is given if the
+                run ended early, because other ranks may then wait for this process to end. None
                 means that the sink decides.
         """

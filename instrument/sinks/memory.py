@@ -42,8 +42,8 @@ class Memory(Sink):
     Times in the data are nanoseconds on the trace's own clock. Only memory events are needed;
     recorded shapes, ranges and stacks add detail.
 
-    Lost: torch's split into parameters, gradients and activations, which only
-    `profiler.memory_categories` records.
+    Without `profiler.memory_categories`, there is no split into parameters, gradients and
+    activations, because torch does not record these categories.
 
     Cost: about 10 µs per memory event, most of it for the raw form.
     """

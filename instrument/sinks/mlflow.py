@@ -24,10 +24,12 @@ class MLflow(Tracker):
     A metric's step is the window's last training step. The files of a capture go into the artifact
     folder `profile/<capture>`. The sink ends only a run that it started, at the end of the session.
 
-    Lost: characters that MLflow refuses become `_`, and names are cut after 250 characters.
+    In the names of metrics, characters that MLflow refuses become `_`. Names are cut after 250
+    characters.
 
     Raises:
-        MissingPackage: when built, if the package `mlflow` is not installed.
+        MissingPackage: the package `mlflow` is not installed. The error is raised when the sink is
+            created.
     """
 
     sink_name: ClassVar[str] = "mlflow"
@@ -85,7 +87,10 @@ class MLflow(Tracker):
             )
 
     def end(self) -> None:
-        """End the run that this sink started, and forget the program's run."""
+        """End the MLflow run if this sink started it.
+
+        A run that the program started is not ended, but the sink does not log into it any more.
+        """
         run, self._own, self._active = self._own, None, None
         if run is not None:
             self._client().set_terminated(run)

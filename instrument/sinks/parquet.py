@@ -39,12 +39,14 @@ class Parquet(Sink):
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces the file.
 
-    Lost: flows, thread labels, and those arguments of events for which there is no column.
+    Not written are flows, thread labels, and those arguments of events for which there is no
+    column.
 
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 
     Raises:
-        MissingPackage: when built, if the package `pyarrow` is not installed.
+        MissingPackage: the package `pyarrow` is not installed. The error is raised when the sink is
+            created.
     """
 
     sink_name: ClassVar[str] = "parquet"

@@ -66,8 +66,9 @@ class Stacks(Sink):
         """Write `stacks.txt`, and `stacks.svg` if `svg` is true.
 
         Raises:
-            CaptureError: the trace holds no Python frames, no such range, no device activity for
-                `device`, or no time in any path.
+            CaptureError: the trace holds no Python frames, or no range that the option `range`
+                names; the option `metric` is `device`, but the trace holds no device activity; or
+                no path has any time.
             TraceError: the trace cannot be read.
         """
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)

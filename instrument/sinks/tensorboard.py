@@ -29,7 +29,8 @@ class TensorBoard(Sink):
     `use_gzip` is true.
 
     Raises:
-        MissingPackage: when built, if the package `tensorboard` is not installed.
+        MissingPackage: the package `tensorboard` is not installed. The error is raised when the
+            sink is created.
     """
 
     sink_name: ClassVar[str] = "TensorBoard"
@@ -141,7 +142,7 @@ def _process(capture: Capture) -> tuple[str, int]:
 
 
 def _started_ns(capture: Capture) -> int:
-    """The start of the recording in ns since 1970; if unknown, the trace file's time."""
+    """The start of the recording in Unix time; if unknown, when the trace file was last changed."""
     started_s = unix_time(capture.about.started_at)
     if started_s is None:
         return trace_of(capture).stat().st_mtime_ns

@@ -56,7 +56,8 @@ class Tracker(Sink):
     timeout_s: float = Field(60, gt=0)
     """The longest time, in seconds, that the end of the run waits until everything is sent."""
 
-    # The queue of windows to send, and the thread that sends them. Both are None, or neither is.
+    # The queue of windows to send, and the thread that sends them. Either both exist, or both are
+    # None.
     _queue: SimpleQueue[Sent | None] | None = PrivateAttr(None)
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)
@@ -161,7 +162,10 @@ class Tracker(Sink):
             self._failures.append(f"{what} ({type(error).__name__}: {reason})")
 
     def _take_failures(self) -> str:
-        """Return the failures that were not reported yet, as the end of a sentence, or ""."""
+        """Return the failures that were not reported yet, as the end of a sentence.
+
+        Returns "" if there are no such failures.
+        """
         failures, self._failures = self._failures, []
         return f"{', '.join(failures)}." if failures else ""
 

@@ -15,18 +15,20 @@ _STEP = "profile/step"
 class WandB(Tracker):
     """Logs each window into the wandb run that is active in the program, or into a new one.
 
-    The x axis of the curves is `profile/step`, the window's last training step. In the program's
-    run, wandb's own step does not change unless `commit` is true. So wandb accepts every
-    `wandb.log(…, step=…)` of the program. Each capture is a version of the artifact
-    `profile-<run id>` of type `profile`; the version's alias is the name of the capture.
+    The x axis of the curves is `profile/step`, the window's last training step. Each capture is a
+    version of the artifact `profile-<run id>` of type `profile`; the version's alias is the name of
+    the capture.
+
+    In a run that the program started, the sink does not advance wandb's own step. So wandb accepts
+    every `wandb.log(…, step=…)` of the program. But if several windows end between two calls of
+    `wandb.log`, only the scalars of the last window are kept. With `commit=true`, all scalars are
+    kept, but the sink advances wandb's step.
 
     The sink finishes only a run that it started, at the end of the session.
 
-    Lost: if several windows end between two calls of `wandb.log` in the program, only the scalars
-    of the last window are kept, unless `commit` is true.
-
     Raises:
-        MissingPackage: when built, if the package `wandb` is not installed.
+        MissingPackage: the package `wandb` is not installed. The error is raised when the sink is
+            created.
     """
 
     sink_name: ClassVar[str] = "wandb"
@@ -52,7 +54,10 @@ class WandB(Tracker):
         need_package("The wandb sink", "wandb", "wandb")
 
     def notice(self) -> None:
-        """Remember the program's run: later windows go into this run, even after its end."""
+        """Remember the wandb run that is active in the program.
+
+        Later windows are logged into this run, even if no run is active when they end.
+        """
         import wandb  # the import takes seconds, so it is done before the first step
 
         self._active = wandb.run or self._active
@@ -77,7 +82,10 @@ class WandB(Tracker):
             run.log_artifact(artifact, aliases=["latest", sent.name])
 
     def end(self) -> None:
-        """Finish the run that this sink started, and forget the program's run."""
+        """Finish the wandb run if this sink started it.
+
+        A run that the program started is not finished, but the sink does not log into it any more.
+        """
         run, self._own, self._active = self._own, None, None
         if run is not None:
             run.finish()

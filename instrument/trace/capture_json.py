@@ -76,7 +76,10 @@ class Config(Struct):
 
 
 class InRegion(Struct):
-    """A range that torch.compile traced into a compiled region."""
+    """A range inside a region of code that torch.compile has compiled; it is not timed there.
+
+    `region` is torch's id of the compiled region, such as "0/0".
+    """
 
     range: str
     region: str
@@ -85,8 +88,9 @@ class InRegion(Struct):
 class Threads(Struct):
     """How many threads torch uses, and how many CPUs and processes of the job share the work.
 
-    `cpus` is the number of CPUs that the process may use: its affinity, limited by its cgroup's
-    quota, which is rounded up. `local_ranks` is the number of processes of the job on this machine.
+    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity, or the quota of
+    its cgroup, rounded up, if the quota is lower. `local_ranks` is the number of processes of the
+    job on this machine.
     """
 
     intra_op: Count | None = None
@@ -99,8 +103,8 @@ class Dynamo(Struct):
     """What torch.compile did within the window.
 
     `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
-    function again, because a guard has failed. A count that the program cleared within the window
-    is None.
+    function again, because a guard has failed. A count is None if the program reset torch.compile's
+    counter within the window.
     """
 
     graphs: Count | None = None
@@ -117,9 +121,10 @@ class GarbageCollection(Struct):
 
 
 class Loader(Struct):
-    """The settings of a `DataLoader` that the window iterated in a phase of the session.
+    """The settings of a `DataLoader` from which the program read batches within the window.
 
-    `iterable` is whether its dataset is an `IterableDataset`.
+    `phase` is the phase in which this happened, such as "train" or "validation". `iterable` is
+    whether the dataset is an `IterableDataset`.
     """
 
     phase: str | None = None
@@ -134,9 +139,9 @@ class Loader(Struct):
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
-    Settings are those of the thread that began the window, at that moment. `allow_tf32` is for
-    matrix products on CUDA. `dynamo` is None if torch.compile was never loaded. `loaders` is None
-    if the session saw none.
+    Settings have the values that they had when the window began, on the thread that began it.
+    `allow_tf32` is for matrix products on CUDA. `dynamo` is None if torch.compile was never loaded.
+    `loaders` is None if the session has seen no `DataLoader`.
     """
 
     threads: Threads | None = None
@@ -225,7 +230,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
-    """Convert metadata to `Metadata`; error messages name `path`.
+    """Convert the decoded JSON of a `capture.json` to `Metadata`.
+
+    `path` is the path of the file, for error messages.
 
     Raises:
         CaptureError: the value of a key has the wrong type.

@@ -62,7 +62,10 @@ _INDICES_OR_NONE |= {"grid": "grids", "block": "grids", "detail": "details"}
 
 
 def _made_by() -> list[str]:
-    """The package version, the format and the columns; an entry with other values is stale."""
+    """What identifies the code that writes a cache entry: package version, format and columns.
+
+    A cache entry from other code is not used.
+    """
     return [own_version(), str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 
@@ -87,7 +90,7 @@ def read(trace: Path, final_path: Path | None = None) -> Events:
 
     Args:
         trace: the file.
-        final_path: the path that the trace will have after its folder is renamed; the cache entry
+        final_path: the path that the trace will have after its folder is renamed. The cache entry
             is stored for this path.
 
     Raises:

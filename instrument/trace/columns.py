@@ -45,7 +45,7 @@ def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
 
 
 def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
-    """Convert integers to a column; an integer with more than 64 bits keeps its lower 64 bits."""
+    """Convert integers to a column; of an integer with more than 64 bits, the lower 64 are kept."""
     try:
         return np.array(values, np.int64)
     except OverflowError:  # unsigned integers, such as 2**64 - 1 for -1
@@ -53,19 +53,32 @@ def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
 
 
 class Interned(dict[Any, int]):
-    """The distinct values so far, each with its position in the order of first use."""
+    """The distinct values so far, each with its position in their order of first use.
+
+    A code is such a position.
+    """
 
     def __missing__(self, value: Hashable) -> int:
         position = self[value] = len(self)
         return position
 
     def codes(self, values: Iterable[Hashable], count: int) -> Codes:
-        """The position of each value; `count` is the number of values."""
+        """The code of each value in `values`; new values are added.
+
+        `count` is the number of items in `values`.
+        """
         return np.fromiter(map(self.__getitem__, values), np.int32, count)
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """The values of each field of the structs `values`, by name; the fastest way to read fields."""
+    """Return a mapping from each field's name to the values of the field in all given structs.
+
+    Args:
+        kind: the type of the structs.
+        values: the structs.
+
+    This is the fastest way to read the fields of many structs.
+    """
     columns = zip(*map(astuple, values)) if values else [()] * len(kind.__struct_fields__)
     return dict(zip(kind.__struct_fields__, columns))
 
@@ -73,7 +86,8 @@ def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[A
 def ints(values: Sequence[int | None], missing: int) -> Ints:
     """Convert numbers to a column, with `missing` for None.
 
-    Most columns of a piece have the same value in all rows. This case takes a third of the time.
+    Most columns hold the same value in all rows of a piece of the file. This case is handled
+    separately, in a third of the time that the general case takes.
     """
     if len(values) > 1 and values.count(values[0]) == len(values):
         return np.repeat(ints(values[:1], missing), len(values))
@@ -84,7 +98,7 @@ def ints(values: Sequence[int | None], missing: int) -> Ints:
 
 
 def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
-    """Append a piece of each column to `parts`."""
+    """Append one piece of each column to the pieces in `parts`."""
     for name, column in columns.items():
         parts.setdefault(name, []).append(column)
 

@@ -150,7 +150,7 @@ class Details(NamedTuple):
         launched_kernel: the name of the kernel that a call launches. Traces of ROCm have this
             argument, traces of CUDA do not.
         annotation: the name that `torch.cuda._graph_annotations.mark_kernels` gave to the node of a
-            CUDA graph, if torch's tool wrote this name into the trace.
+            CUDA graph, if torch's tool `_annotate_cuda_graph_trace` wrote this name into the trace.
     """
 
     collective: str | None = None
@@ -221,7 +221,8 @@ class Events:
     Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
     columns is much faster.
 
-    Flows, thread labels and event arguments without a column or a field in `Details` are not kept.
+    Not kept are flows, thread labels, and those arguments of events for which there is neither a
+    column here nor a field in `Details`.
 
     Attributes:
         categories, names: the distinct categories and names. The name of an MTIA copy ends with the
@@ -248,10 +249,10 @@ class Events:
             its device; NaN if missing.
         occupancy: Kineto's estimate of the occupancy in percent; 0 if Kineto made no estimate, NaN
             if missing.
-        detail: an index into `details`; -1 if the event has none of these arguments.
+        detail: an index into `details`; -1 if the event has none of the arguments in `Details`.
         memory: allocations and frees.
         recorded: the number of all events in the file.
-        base_ns: see `start_ns`; 0 if missing.
+        base_ns: what to add to `start_ns` and `end_ns` to get Unix time; 0 if missing.
         cut_short: whether the file is truncated. The columns then hold the events before the cut.
         rank, world_size: the rank of the recording process, and the number of ranks; None if the
             trace does not have them.

@@ -30,7 +30,7 @@ LONGEST = 1 << 24
 _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
-_MOST_ITEMS = 1000  # that are read from a list other than `traceEvents`
+_MOST_ITEMS = 1000  # only the first 1,000 items of a list other than `traceEvents` are read
 _LATEST_NS = 2**62  # in Unix time the year 2116
 # A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
@@ -63,7 +63,8 @@ class Pieces:
         path: the file, for error messages.
         scan: reads the events between two positions of a text; returns None if it cannot.
         decode: reads the text of a JSON list of events; raises the errors of msgspec if it cannot.
-        coerce: converts an event that `decode` cannot read, from a dict and the repaired text.
+        coerce: makes a struct of an event that `decode` cannot read. Its arguments are the event as
+            a dict, and the repaired text of the event.
 
     Attributes (valid after the iteration):
         base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
@@ -205,7 +206,10 @@ class Pieces:
         return True
 
     def _one_by_one(self) -> tuple[list[Any], bool]:
-        """Decode the next few events one by one; return them, and whether more may follow."""
+        """Decode the next few events one by one.
+
+        Returns the events, and whether more events may follow.
+        """
         events: list[Any] = []
         size = SMALLEST
         while True:
@@ -314,7 +318,10 @@ def cut_short(path: Path, *, gzip: bool = False) -> TraceError:
 
 
 def _items(found: Any, kind: type[Any]) -> list[Any]:
-    """The first items of a list that have the type `kind`; no items if `found` is not a list."""
+    """The items of type `kind` among the first 1,000 items of a list.
+
+    The result is empty if `found` is not a list.
+    """
     items = found[:_MOST_ITEMS] if isinstance(found, list) else []
     return [item for item in items if isinstance(item, kind)]
 
@@ -322,8 +329,8 @@ def _items(found: Any, kind: type[Any]) -> list[Any]:
 def forgiving(text: bytes) -> tuple[Any, str]:
     """Repair a JSON text and decode it; return the value and the repaired text.
 
-    The backslash of an unknown escape is taken literally, NaN and Infinity become None, and a time
-    with two minus signs keeps one of them.
+    The backslash of an unknown escape is taken literally. NaN and Infinity become None. Of the two
+    minus signs of a time, one is removed.
 
     Raises:
         ValueError: the text is not JSON even after the repairs.
@@ -346,7 +353,10 @@ def with_one_sign(text: bytes) -> bytes:
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
-    """The first position, at or after `at`, whose byte is not one of `characters`."""
+    """The first position, from `at` on, at which the byte is not one of `characters`.
+
+    The result is the length of the text if there is no such position.
+    """
     size = 16
     while at < len(text):
         part = text[at : at + size]
@@ -357,7 +367,10 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _last_end(text: bytes, begin: int, end: int) -> int:
-    """The position after the last `}` that a `, {` follows, between two positions; -1 if none."""
+    """Find the last `}` between two positions that is followed by `, {`.
+
+    Returns the position after the `}`; -1 if there is no such `}`.
+    """
     at = text.rfind(b"{", begin, end)
     while at > begin:
         comma = _skip_back(text, at)
@@ -370,7 +383,7 @@ def _last_end(text: bytes, begin: int, end: int) -> int:
 
 
 def _skip_back(text: bytes, at: int) -> int:
-    """The last position before `at` whose byte is not blank; 0 if there is none."""
+    """The last position before `at` at which the byte is not blank; 0 if there is none."""
     size = 16
     while at > 0:
         begin = max(at - size, 0)
@@ -381,7 +394,10 @@ def _skip_back(text: bytes, at: int) -> int:
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:
-    """The position after the bracket that closes the bracket at `begin`; -1 if beyond `end`."""
+    """The position after the bracket that closes the bracket at `begin`.
+
+    The result is -1 if the closing bracket is not before `end`.
+    """
     depth = 0
     for token in _TOKEN.finditer(text, begin, end):
         character = text[token.start()]

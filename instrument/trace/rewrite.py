@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 # The repair of times reads this many bytes at once, because larger pieces exceed the CPU cache. The
 # repair adds a tenth to the time of a rewrite.
 _PIECE = 1 << 17
-_LONGEST_TIME = 64  # the most bytes of a time and its key
+_LONGEST_TIME = 64  # the maximum number of bytes in a time and its key
 # For a trace of 42 MB, level 3 takes 0.15 s and compresses by a factor of 13. Level 6 takes 0.35 s
 # (factor 17), level 9 takes 1.15 s (factor 19).
 _LEVEL = 3
@@ -28,11 +28,13 @@ _LEVEL = 3
 def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     """Copy the trace `source` to `target`, with `metadata` as its first keys.
 
-    The copy is gzip if the name of `target` ends in `.gz`. If the clock was set back, a trace has
-    negative times, and torch writes these times in a form that is not JSON. The copy has these
-    times as valid JSON, so that Perfetto opens the copy. If neither the compression nor the keys
-    change, all bytes are copied unchanged, negative times too. `target` appears whole or not at
-    all, and may be the same file as `source`.
+    The copy is gzip if the name of `target` ends in `.gz`. `target` appears whole or not at all,
+    and may be the same file as `source`.
+
+    If the clock was set back, a trace has negative times, and torch writes these times in a form
+    that is not JSON. They become valid JSON in the copy, so that Perfetto opens the copy. There is
+    one exception: if the copy has the same compression as the trace and no key is added, all bytes
+    are copied as they are.
 
     Raises:
         TraceError: the file cannot be read. Or its gzip data is cut short, damaged or expands too

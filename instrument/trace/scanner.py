@@ -1,12 +1,13 @@
 """Read the events of a piece of a trace with the compiled module `_scanner`, where it is installed.
 
 The module is written in C and built during the installation if there is a C compiler. Without the
-module, each piece is decoded as JSON (`schema`), with the same result, in four times the time.
+module, each piece is decoded as JSON (`schema`). The result is the same, but it takes about four
+times as long.
 
-`_scanner` returns the numbers and the kind of each event. A kind is a short event in JSON: it has
-all values that are kept, except numbers and long texts. A trace has few kinds. Each kind is decoded
-like an event. The columns of an event are the columns of its kind, with the event's own numbers and
-texts.
+Most events of a trace differ only in their numbers and long texts. So `_scanner` divides each event
+into its numbers and long texts, and its kind. The kind is the JSON text of all other values of the
+event that are kept. A trace has few kinds, and each kind is decoded only once. An event gets the
+columns of its kind, with its own numbers and long texts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ except ImportError:  # built only where there is a compiler
 
 Columns = dict[str, NDArray[Any]]
 
-# The columns of the rows that `_scanner` returns; a text is -1 if it is missing.
+# The columns of the rows that `_scanner` returns. A text is an index, or -1 if the text is missing.
 _NUMBERS = (
     "start_ns",
     "end_ns",
@@ -63,8 +64,8 @@ _MOST_KINDS, _MOST_BYTES = 1 << 16, 1 << 26
 class Scanned(NamedTuple):
     """The events of a piece.
 
-    `texts` has, for each column of `TEXTS`, the code of each event and the distinct texts. A code
-    is a position in the distinct texts; -1 if the event has no such text.
+    `texts` holds two items for each column of `TEXTS`: an index for each event, and the list of
+    distinct texts into which it points. The index is -1 if the event has no such text.
     """
 
     recorded: int
@@ -87,7 +88,7 @@ class Kinds:
         self._bytes = 0
 
     def decoded(self, kinds: list[bytes]) -> list[Any]:
-        """Decode the kinds that are new; raises the errors of msgspec.
+        """Decode those of `kinds` that are new; raises the errors of msgspec.
 
         If very many kinds are known, all of them are forgotten first.
         """
@@ -97,7 +98,10 @@ class Kinds:
         return decode(b"[%b]" % b",".join(new)) if new else []
 
     def add(self, kinds: list[bytes], new: list[Any]) -> Codes:
-        """Add the `new` kinds, which `decoded` returned; return the position of each kind."""
+        """Add the new kinds; return an index into the columns for each of `kinds`.
+
+        `new` is what `decoded` returned for `kinds`.
+        """
         if new:
             columns = self._columns_of(new)
             self._columns = {
@@ -108,7 +112,11 @@ class Kinds:
         return np.array([positions.setdefault(kind, len(positions)) for kind in kinds], np.int32)
 
     def columns_at(self, kind: Codes, rows: NDArray[Any]) -> Columns:
-        """The columns of events: from `rows` if `rows` has the column, else from the kind."""
+        """Return the columns of events.
+
+        A column that `rows` has is taken from `rows`, any other column from the kinds of the
+        events. `kind` is the index of each event's kind.
+        """
         own = set(rows.dtype.names or ())
         return {
             name: rows[name].astype(column.dtype) if name in own else column[kind]
@@ -127,10 +135,10 @@ class Scanner:
         self._other_kinds = Kinds(lambda _: {})
 
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
-        """The events between two positions of a text; None if the text must be decoded as JSON.
+        """Read the events between two positions of a text.
 
-        This is so if the module is missing or does not understand the text, or if a kind cannot be
-        decoded.
+        Returns None if the text must be decoded as JSON, because the compiled module is missing or
+        does not understand the text, or because a kind cannot be decoded.
         """
         found = compiled.scan(text, begin, end) if compiled else None
         if found is None:

@@ -114,7 +114,7 @@ class Begin(_Timed, tag_field="ph", tag="B"):
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of the most recent `Begin` on the same thread that has not ended yet."""
+    """The end of an event: of the most recent `Begin` on the thread that is still open."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
@@ -153,7 +153,10 @@ _EXACT: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(
 
 
 def decode(text: bytes) -> list[Any]:
-    """Decode a list of events; times are `Decimal` if a float is not exact to the nanosecond."""
+    """Decode a list of events.
+
+    The times are `Decimal` if a float would not be exact to the nanosecond.
+    """
     events = _EVENTS.decode(text)
     if not _floats_hold(events):
         for event, exact in zip(events, _EXACT.decode(text)):
@@ -163,7 +166,7 @@ def decode(text: bytes) -> list[Any]:
 
 
 def _floats_hold(events: list[Any]) -> bool:
-    """Whether every time that is a float is small enough to be exact to the nanosecond."""
+    """Whether all times are exact to the nanosecond: each is an integer or a small enough float."""
     times = [event.ts for event in events if type(event) in _TIMED]
     hold = (
         min(times, default=0) > -FLOAT_HOLDS_NS_BELOW

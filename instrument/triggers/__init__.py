@@ -24,13 +24,13 @@ class Step(NamedTuple):
     """One finished training step, as triggers see it.
 
     Attributes:
-        number: counted from 0.
-        duration_ns: wall time since the previous step ended, without the time spent in other
-            phases.
-        loss: the newest loss that has arrived since the previous step; None if none has arrived. It
-            belongs to an earlier step, `loss_step`: a loss is copied from the device
+        number: the number of the step, counted from 0.
+        duration_ns: wall time since the previous training step ended, minus the time spent in
+            other phases of the session, such as validation.
+        loss: the newest loss that has arrived since the previous step; None if no loss has arrived.
+            It belongs to an earlier step, `loss_step`: a loss is copied from the device
             asynchronously, so that training never waits for it.
-        loss_step: the step that `loss` belongs to; None without a loss.
+        loss_step: the number of the step that `loss` belongs to; None if `loss` is None.
         recorded: whether a window was open or warming up in this step; such steps are slower.
     """
 
@@ -42,9 +42,10 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """Bytes that torch's allocator holds on the current device now; None without a CUDA device.
+        """How many bytes torch's allocator holds on the current CUDA device now.
 
-        Costs about 10 µs with a CUDA device: do not read it after every step.
+        None if there is no CUDA device. Reading takes about 10 µs with a CUDA device, so do not
+        read this property after every step.
         """
         import torch  # not needed by `instrument trigger`
 
@@ -52,7 +53,10 @@ class Step(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for a window: the reason, and the number of steps (None: `profiler.active`)."""
+    """A request for a window: the reason, and the number of steps to record.
+
+    If the number of steps is None, `profiler.active` steps are recorded.
+    """
 
     why: str | None = None
     steps: int | None = None
@@ -66,8 +70,8 @@ class TriggerCallbacks(NamedTuple):
     """The functions of one trigger in one run; each may be None.
 
     Attributes:
-        fires: called on the training thread after each step; requests a window unless the result is
-            false or None.
+        fires: called on the training thread after each step. A window is requested if the result
+            is True, a text or a `Request`.
         poll: called every half second on a separate thread, for work that is too slow for a step.
         failed: called if an exception leaves the session's `with` block, with the exception and the
             number of the step.
@@ -81,18 +85,18 @@ class TriggerCallbacks(NamedTuple):
 
 
 class Trigger(Options):
-    """Requests windows; a config names the class by `_target_`. Its fields are its options.
+    """Base class of triggers. A trigger requests windows; its options are the fields of its class.
 
-    Your own trigger defines `fires`, or `begin` if it keeps state between steps. A session takes
-    any object with a method `fires`. The options of a subclass of this class are checked before the
-    first step.
+    A config names the class of a trigger by `_target_`. Your own trigger defines `fires`, or
+    `begin` if it keeps state between steps. A session takes any object with a method `fires`. The
+    options of a subclass of this class are checked before the first step.
 
     If the trigger fires while no window is open, the next `warmup` steps warm up and the `active`
     steps after them are recorded. If the trigger raises, the error is logged and the trigger is not
     called again.
 
     Attributes:
-        cooldown: steps after the trigger fires in which it gets no other window.
+        cooldown: after the trigger fires, it gets no other window for this many steps.
         max_windows: the maximum number of windows that the trigger gets in a run; None means no
             limit.
 
@@ -112,7 +116,11 @@ class Trigger(Options):
         super().__init__(**options)
 
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
-        """Whether to record the steps after `step`; a text means yes and gives the reason."""
+        """Return whether to record the steps after `step`.
+
+        A text means yes and is the reason. A `Request` means yes and can also set the number of
+        steps.
+        """
         return None
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002

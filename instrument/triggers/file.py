@@ -1,4 +1,4 @@
-"""A touched file requests a window; `ask` requests a window from another process."""
+"""A window is requested when a file is touched, or when another process calls `ask`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class File(Trigger):
     max_windows: int | None = Field(20, ge=1)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
-        """Create the file that `ask` writes into; a file `record` from before requests nothing."""
+        """Create the file that `ask` writes into.
+
+        If the file `record` exists already, it requests no window until it is touched again.
+        """
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
         watched = {
@@ -81,10 +84,12 @@ def _request(path: Path) -> str | None:
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Request a window from each run with a file trigger below a folder; return the runs' folders.
+    """Request a window from each run that has the file trigger and records in or below a folder.
+
+    Returns the folders of these runs.
 
     Raises:
-        CaptureError: there is no such run.
+        CaptureError: no run in or below the folder has the file trigger.
     """
     asked = set()
     for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _PREFIX + "*")]:
@@ -101,7 +106,10 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
 
 
 def _write(path: Path, request: bytes) -> None:
-    """Write a request into an existing file, in one write so that no reader sees half a number."""
+    """Write a request into an existing file.
+
+    The request is written at once, so that no reader sees half a number.
+    """
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
         os.write(handle, request.rjust(_REQUEST_BYTES))

@@ -20,17 +20,17 @@ _SAMPLES = 10  # in `over` steps
 
 
 class MemoryGrowth(Trigger):
-    """Fires when memory has grown by `at_least_bytes` over `over` steps without falling.
+    """Fires when memory has grown by at least `at_least_bytes` in `over` steps, without falling.
 
-    Memory is sampled ten times in `over` steps. One large allocation does not fire: memory must
-    have grown in at least half of the samples.
+    Memory is sampled ten times in `over` steps. The trigger does not fire because of one large
+    allocation: memory must have grown in at least half of the samples.
 
     With a CUDA device, a sample is the memory that torch's allocator holds at the end of a step.
     Without a CUDA device, it is the resident memory of the process (Linux only). Sampling starts
     again after each window, since recording itself takes memory.
 
-    The windows that this trigger requests are recorded with `profile_memory=true`, whatever the
-    run's option is. torch then records only the thread that calls `session.step()`.
+    The windows that this trigger requests are recorded with `profile_memory=true`, even if this
+    option is false in the run. torch then records only the thread that calls `session.step()`.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})

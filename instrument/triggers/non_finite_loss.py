@@ -9,10 +9,14 @@ from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 
 
 class NonFiniteLoss(Trigger):
-    """Fires one or more steps after the loss in `session.step(loss=…)` becomes infinite or NaN."""
+    """Fires when the loss in `session.step(loss=…)` becomes infinite or NaN.
+
+    The trigger fires one or more steps later, because the loss is copied from the device
+    asynchronously.
+    """
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
-        """Start the run as if the previous loss was finite."""
+        """Begin a run, in which no loss has been infinite or NaN so far."""
         was_finite = True
 
         def fires(step: Step) -> str | None:

@@ -19,15 +19,15 @@ from instrument.triggers import RequestWindow, Step, TriggerCallbacks
 class OutOfMemory(Options):
     """Saves a snapshot of CUDA's allocator when `torch.OutOfMemoryError` ends the session.
 
-    The error must leave the session's `with` block. It then propagates as before; no window is
-    requested. The snapshot and the text of the
-    error are written to the folder `out_of_memory_step_…` beside the captures. Open the snapshot,
-    `memory_snapshot.pickle`, on pytorch.org/memory_viz.
+    The snapshot is saved if the error leaves the session's `with` block. The error is not caught,
+    and no window is requested. The snapshot and the text of the error are written to the folder
+    `out_of_memory_step_…` beside the captures. Open the snapshot, `memory_snapshot.pickle`, on
+    pytorch.org/memory_viz.
 
     During the whole run, torch keeps the last `history` allocations and frees with their Python
     stacks, which costs some CPU time for each of them. With `history=0`, the snapshot holds only
-    the memory that is in use at the end, without stacks. A window with `profiler.memory_snapshot`
-    ends the history.
+    the memory that is in use at the end, without stacks. This is also so after a window with
+    `profiler.memory_snapshot`, because the end of such a window turns the history off.
     """
 
     # This trigger requests no window, so the scheduled windows stay.

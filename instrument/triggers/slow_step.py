@@ -15,10 +15,10 @@ from instrument.units import duration
 class SlowStep(Trigger):
     """Fires after a step that took more than `factor` times the median of the steps before it.
 
-    The median is that of the last `over` steps outside windows. The first `after` steps of a run
-    never fire. A slow step also takes at least `excess_ms` longer than the median, since steps of
-    microseconds vary by large factors. The window holds the steps after the slow step, so it shows
-    only slowness that recurs.
+    The median is that of the last `over` steps outside windows. The step must also take at least
+    `excess_ms` longer than the median, because the durations of very short steps vary by large
+    factors. The trigger never fires in the first `after` steps of a run. The window holds the steps
+    after the slow step, so it shows only slowness that recurs.
     """
 
     factor: float = Field(3.0, gt=1)

@@ -19,25 +19,25 @@ from instrument.links.groupby import Groups, groupby, intern
 from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
 from instrument.whatif import edits
 from instrument.whatif.model import Costs, Model
-from instrument.whatif.selection import Selection, of_events, of_paths, of_rows
+from instrument.whatif.selection import Selection, of_events, of_paths, of_rows, short_name
 from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
 # Rows are made faster together, as many as fit into this many bytes.
 _MOST_BYTES = 2**28
 _LEAST_SHARE = 0.002
-_ANONYMOUS = "(anonymous namespace)::"
 
 CAUSAL_PROFILE: Schema = schema(
-    kind="range (with all that runs inside, its backward and its device work), operator (the "
-    "same), or kernel (device work with this name, without template arguments)",
+    kind="range (with all that runs inside it, its backward and its device work), operator (with "
+    "the same), or kernel (device work with this name, without template arguments)",
     name="the path of the range, or the name",
-    cpu_ns="CPU time of one step, on average, without waits for the device",
-    device_ns="time of the device work of one step, on average; None without device work",
-    saving_10_ns="how much shorter the median step would be if it were 10 % faster",
-    saving_25_ns="the same if it were 25 % faster",
-    saving_50_ns="the same if it took half the time",
-    saving_100_ns="the same if it took no time",
+    cpu_ns="CPU time of one step after the edits, on average, without waits for the device",
+    device_ns="time of the device work of one step after the edits, on average; None without device "
+    "work",
+    saving_10_ns="how much shorter the median step would be if the row took 10 % less time",
+    saving_25_ns="the same for 25 % less time",
+    saving_50_ns="the same for half the time",
+    saving_100_ns="the same if the row took no time",
     saving_50_share="`saving_50_ns` as a share of the step",
 )
 
@@ -76,7 +76,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         won = steps - _median(window.steps_ns(times))
         savings += won.reshape(-1, len(_FASTER)).tolist()
     bounds = [_bounds(model) for model in window.models]
-    spent = [_spent(window, chosen, bounds) for chosen in tried.values()]
+    spent = [_spent(window, costs, chosen, bounds) for chosen in tried.values()]
     names = list(tried)
     order = sorted(
         range(len(names)), key=lambda k: (-round(savings[k][2]), -sum(filter(None, spent[k])))
@@ -130,16 +130,17 @@ def _bounds(model: Model) -> Ints:
     return axis.place(threads[:, None, None], bounds[None])
 
 
-def _spent(window: Window, chosen: _Chosen, bounds: Sequence[Ints]) -> tuple[int, int | None]:
-    """The CPU and device time of a selection in one step of one rank, on average."""
+def _spent(
+    window: Window, costs: Sequence[Costs], chosen: _Chosen, bounds: Sequence[Ints]
+) -> tuple[int, int | None]:
+    """The CPU and device time of a selection in one step of one rank, on average, after edits."""
     cpu = device = 0
     for rank, own in chosen.items():
-        model, places = window.models[rank], bounds[rank]
+        model, places, edited = window.models[rank], bounds[rank], costs[rank]
         steps = max(len(model.moments.step_end), 1)
-        inside = model.axis.inside(own.cpu, places.reshape(-1)).reshape(places.shape)
+        inside = model.axis.inside(own.cpu, places.reshape(-1), edited.cpu).reshape(places.shape)
         cpu += int((inside[:, 1] - inside[:, 0]).sum()) // steps
-        rows = own.rows & (model.step_of >= 0)
-        device += int((model.work.end_ns - model.work.start_ns)[rows].sum()) // steps
+        device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps
     has_device = any(len(model.work.event) for model in window.models)
     return cpu // len(chosen), device // len(chosen) if has_device else None
 
@@ -200,8 +201,9 @@ def _kernels(model: Model, rows: int) -> Iterator[_Row]:
     events, work = model.links.events, model.work
     if not len(work.event):
         return
-    numbers, names = intern([short_name(name) for name in events.names])
-    distinct, groups = groupby(numbers[events.name[work.event]])
+    present, name = np.unique(events.name[work.event], return_inverse=True)
+    numbers, names = intern([short_name(events.names[k]) for k in present.tolist()])
+    distinct, groups = groupby(numbers[name])
     bound = groups.sum(work.end_ns - work.start_ns)
     for k in _largest(bound, rows):
         yield _Row("kernel", names[distinct[k]], int(bound[k]), of_rows(model, groups.of == k))
@@ -212,11 +214,3 @@ def _largest(bound: Ints, rows: int) -> list[int]:
     order = np.argsort(-bound, kind="stable")[:rows]
     found: list[int] = order[bound[order] > bound.max(initial=0) * _LEAST_SHARE].tolist()
     return found
-
-
-def short_name(name: str) -> str:
-    """The name of a kernel without return type, template arguments and parameters."""
-    plain = name.removeprefix("void ").replace(_ANONYMOUS, "")
-    # "Memcpy HtoD (Pageable -> Device)" has no parameters: how the memory is held is its kind.
-    ends = [at for at in (plain.find("<"), plain.find("(")) if at > 0 and plain[at - 1] != " "]
-    return plain[: min(ends)] if ends else plain

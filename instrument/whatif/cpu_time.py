@@ -73,13 +73,19 @@ class CpuTime:
         first = until(np.arange(int(thread.max(initial=0)) + 1) * self.span_ns)
         return np.rint(until(at) - first[thread]).astype(np.int64)
 
-    def inside(self, intervals: Intervals, at: Ints) -> Ints:
-        """The time without waits that each position's thread has spent in some intervals."""
+    def inside(
+        self, intervals: Intervals, at: Ints, edits: Sequence[tuple[Intervals, float]] = ()
+    ) -> Ints:
+        """The time without waits that each position's thread has spent in some intervals.
+
+        Args:
+            intervals: intervals on the axis.
+            at: positions on the axis.
+            edits: as in `changed`; the time is that after the edits.
+        """
         if not len(intervals[0]):
             return np.zeros(len(at), np.int64)
-        timeline = sweep([self.waits, intervals])
-        busy = timeline.merged(timeline.active[1] & ~timeline.active[0])
-        return within(busy, at // self.span_ns * self.span_ns, at)
+        return self.changed(at, edits) - self.changed(at, [*edits, (intervals, 0.0)])
 
 
 def axis_of(events: Events) -> tuple[int, int]:

@@ -38,8 +38,8 @@ CRITICAL_PATH: Schema = schema(
 )
 SLACK: Schema = schema(
     name="the path of the range",
-    slack_ns="how much longer one of its calls could take, or its device work, before a step takes "
-    "longer: the least of all its calls; None if no step depends on it",
+    slack_ns="how much longer a call of the range, or its device work, could take before a step "
+    "takes longer; the call with the least slack counts; None if no step depends on the range",
 )
 _UNEXPLAINED = "unexplained"
 # Beyond the end of the axis.

@@ -764,8 +764,9 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     before = np.full(count, -1)
     same = np.diff(stream[order]) == 0
     before[order[1:][same]] = order[:-1][same]
-    # Nothing starts before its predecessor on the stream has ended; if it did, the two overlapped.
-    follows = (before >= 0) & (np.append(work.end_ns, 0)[before] <= work.start_ns)
+    # With programmatic dependent launch, work can begin before its predecessor has ended.
+    free_ns = np.append(work.end_ns, 0)[before]
+    follows = (before >= 0) & (free_ns <= np.where(start_of >= 0, work.start_ns, work.end_ns))
     launched = launch_of >= 0
     launch_ns = np.where(launched, np.append(events.start_ns, 0)[work.call], 0)
     earlier, later = _stream_waits(made)
@@ -837,7 +838,8 @@ def _usual_delays(
     The first is the median over the events whose stream was free at their launch, for each name of
     a call. The second is the median over the events that were launched before their predecessor had
     ended, for each stream, and apart from them for the events of one call, as in a CUDA graph.
-    Events that wait for another stream count for neither.
+    Events that wait for another stream count for neither. An event that began before its
+    predecessor had ended keeps this lead, as a negative gap.
     """
     events, work = made.events, made.work
     launched = work.call >= 0
@@ -848,10 +850,11 @@ def _usual_delays(
     idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
     delay = _medians(name, late_ns, idle)
     same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
-    queued = follows & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
+    leads = follows & (work.start_ns < free_ns)
+    queued = follows & ~leads & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
     stream = events.thread[work.event].astype(np.int64) * 2 + same_call
     gap = _medians(stream, work.start_ns - free_ns, queued)
-    return delay, gap
+    return delay, np.where(leads, work.start_ns - free_ns, gap)
 
 
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:

@@ -13,7 +13,7 @@ import numpy as np
 from instrument.analysis import coverage_rows
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.collectives import DEVICE, SYNCHRONISING
-from instrument.analysis.coverage import incomplete
+from instrument.analysis.coverage import ENOUGH, line, part
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.printable import printable
@@ -122,7 +122,7 @@ class Scenario:
         if unexplained > MOST_UNEXPLAINED:
             found.append(
                 f"For {unexplained:.0%} of the time, no launch, stream or wait explains why a "
-                "device event had not started: the low and the high saving differ by it."
+                "device event had not started; the bounds of savings allow for this."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
@@ -234,7 +234,7 @@ class Scenario:
         Raises:
             ConfigError: no copy matches.
         """
-        chosen = self._each(selection.by_kernel, copy)
+        chosen = self._each(selection.by_copy, copy)
         modest = partial(edits.overlap, modest=True)
         return self._with(f"copies {copy} overlapped", edits.overlap, chosen, modest)
 
@@ -446,10 +446,14 @@ def _model(capture: Views, meets: Ints | None = None) -> Model:
 
 
 def _losses(capture: Views) -> tuple[str, ...]:
-    return tuple(
-        f"Coverage: {row.name} {'unknown' if row.share is None else f'{row.share:.0%}'}."
-        for row in incomplete(capture, coverage_rows.STEPS)
-    )
+    found = [line(capture, coverage_rows.STEPS)]
+    cost = part(capture, coverage_rows.UNDISTURBED)
+    if cost is not None and cost.share and cost.share < ENOUGH:
+        found.append(
+            f"A recorded step takes {1 / cost.share - 1:.0%} longer than a step before the window: "
+            "all times here are those of the recorded step."
+        )
+    return tuple(filter(None, found))
 
 
 def _variants(window: Window) -> tuple[_Variant, ...]:

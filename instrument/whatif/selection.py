@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import numpy as np
 
-from instrument.analysis.breakdown import COMMUNICATION
+from instrument.analysis.breakdown import COMMUNICATION, COPY
+from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.steps import is_loading
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import Intervals
 from instrument.printable import printable
-from instrument.trace.events import OPERATOR, Flags, Ints, flags, is_runtime, split_overload
+from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, split_overload
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Model, loads_here
 
 _SHOWN = 3
+# How compilers write a namespace without a name.
+_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +82,34 @@ def by_operator(model: Model, pattern: str) -> Selection:
 def by_kernel(model: Model, pattern: str) -> Selection:
     """Kernels, copies and memsets by name; their launches are not part of the CPU time.
 
+    The pattern fits the whole name of a kernel, or its name without template arguments.
+
     Raises:
         ConfigError: no device event matches.
     """
+    return _work_named(model, pattern, "kernel", range(len(WORK_KINDS)))
+
+
+def by_copy(model: Model, pattern: str) -> Selection:
+    """Copies by name; see `by_kernel`.
+
+    Raises:
+        ConfigError: no copy matches.
+    """
+    return _work_named(model, pattern, "copy", [COPY])
+
+
+def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Selection:
+    """Device work of some kinds, by name."""
     events, event = model.links.events, model.work.event
-    fitting = flags(lambda name: _fits(pattern, name), events.names)
-    rows = fitting[events.name[event]]
+    of_kind = np.isin(model.work.kind, kinds)
+    names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
+    fitting = np.zeros(len(events.names), np.bool_)
+    for k, name in names.items():
+        fitting[k] = _fits(pattern, name, short_name(name))
+    rows = of_kind & fitting[events.name[event]]
     if not rows.any():
-        raise _nothing("kernel", pattern, [events.names[k] for k in np.unique(events.name[event])])
+        raise _nothing(word, pattern, [short_name(name) for name in names.values()])
     return of_rows(model, rows)
 
 
@@ -117,7 +142,13 @@ def of_events(model: Model, positions: Ints) -> Selection:
     chosen = np.zeros(len(events) + 1, np.bool_)
     chosen[positions] = True
     found = _below(model, chosen[tree.index])
-    return Selection(found.cpu, found.rows | chosen[model.work.event], found.calls)
+    # Some events have no node, such as collections of Python's garbage collector.
+    alone = positions[tree.nodes_of(positions) < 0]
+    alone = alone[~np.isin(alone, model.work.event)]
+    thread, place = events.thread[alone], model.axis.place
+    begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
+    cpu = joined(np.append(found.cpu[0], begin), np.append(found.cpu[1], end))
+    return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
@@ -186,6 +217,29 @@ def calls_named(model: Model, pattern: str) -> Ints:
     if not chosen.any():
         raise _nothing("synchronizing call", pattern, [events.names[k] for k in events.name[calls]])
     return calls[chosen]
+
+
+def short_name(name: str) -> str:
+    """The name of a kernel without its return type, template arguments and parameters.
+
+    Other names of device work, such as `Memcpy HtoD (Pinned -> Device)`, lose the brackets.
+    """
+    text, found, end = _UNNAMED.sub("", name), "", 0
+    opened: list[str] = []
+    for end, character in enumerate(text):
+        if character == "<" or (opened and character == "("):
+            opened.append(character)
+        elif opened:
+            # In a template argument, `((8) > (0))` and `->` close nothing.
+            if opened[-1] + character in ("<>", "()") and text[end - 1] != "-":
+                opened.pop()
+        elif character == "(":
+            break
+        else:
+            found += character
+    is_function = end > 0 and text[end] == "(" and text[end - 1] != " "
+    found = found.rpartition(" ")[2] if is_function else found.removeprefix("void ").strip()
+    return found or name
 
 
 def _below(model: Model, nodes: Flags) -> Selection:

@@ -40,12 +40,13 @@ class CaptureQueue:
         output_dir: the folder for captures.
         run: the id of the run on this rank, which is in each `capture.json`.
         rank: the rank of this process.
-        lock: shows other processes that the run is alive; held from the first window on.
+        lock: a lock by which other processes see that the run is alive. It is held from the first
+            window on.
         taken: how many windows have been saved so far.
         exporter: starts and feeds the worker; None with `profiler.export=inline`.
         to_finish: queued folders that this process must finish itself.
-        inline: the user's sinks that run in this process although there is a worker.
-        sinks_here: all sinks that run in this process, in order.
+        inline: the user's sinks that run in this process although there is a worker, by name.
+        sinks_here: all sinks that run in this process, by name and in the order in which they run.
     """
 
     def __init__(
@@ -109,7 +110,10 @@ class CaptureQueue:
         job.remember(msgspec.structs.replace(self._job, upload_to=url, upload_options=options))
 
     def has_room(self, name: str) -> bool:
-        """Whether there is room for the window `name`; if not, drop it and warn once."""
+        """Whether the exporter's queue has room for the next window, which is named `name`.
+
+        If there is no room, the window is dropped. A warning is logged for the first such window.
+        """
         if self.exporter is None or len(self.exporter.pending) < self._config.export_queue:
             return True
         if not self._dropped:
@@ -176,15 +180,16 @@ class CaptureQueue:
             job.forget(self.run)
 
     def warn_of_unfinished(self) -> list[str]:
-        """Warn about windows that are not finished and captures that are not uploaded.
+        """Warn about windows that are not finished, and about captures that are not uploaded.
 
         Returns the names of the captures that are not uploaded.
         """
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
-                "The exporter continues by itself and has still to finish: {}. If it ends before, "
-                "`instrument export {}` finishes the rest.",
+                "The exporter continues by itself, and these windows are not finished yet: {}. If "
+                "the exporter ends before it has finished them, `instrument export {}` finishes "
+                "the rest.",
                 ", ".join(map(queue.name_of, left)),
                 self.output_dir,
             )
@@ -192,11 +197,11 @@ class CaptureQueue:
         if unsent:
             is_sending = self.exporter is not None and self.exporter.sending
             logger.warning(
-                "Not sent to {} yet, and kept on disk: {}. {}`instrument export {}` sends captures "
-                "that have not arrived.",
+                "These captures are not sent to {} yet and are kept on disk: {}. {}`instrument "
+                "export {}` sends captures that have not arrived.",
                 self._config.upload_to,
                 ", ".join(unsent),
-                "The exporter continues by itself; later " if is_sending else "",
+                "The exporter continues to send them. After it has ended, " if is_sending else "",
                 self.output_dir,
             )
         return unsent
@@ -281,7 +286,10 @@ class CaptureQueue:
                 ]
 
     def _is_needed(self, folder: Path) -> bool:
-        """Whether a capture must stay: it is not finished or not uploaded, or a sink needs it."""
+        """Whether a capture must stay on disk for now.
+
+        It must stay until it is finished and uploaded, and as long as a sink needs it.
+        """
         if self.exporter is not None and folder.name in map(queue.name_of, self.exporter.pending):
             return True
         sinks = (sink for sink in self.sinks_here.values() if isinstance(sink, Sink))

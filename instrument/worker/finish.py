@@ -33,7 +33,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     Args:
         folder: the queued folder.
         sinks: the sinks, by name.
-        failed: the names of the sinks that have already failed in this run; further errors of these
+        failed: the names of the sinks that have already failed in this run. Further errors of these
             sinks are not logged. The names of sinks that fail now are added.
 
     Returns:
@@ -53,7 +53,8 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         if files.exists(raw):
             if not files.is_regular(raw):
                 raise CaptureError(
-                    f"{raw} is not a regular file, and links are not followed: put the trace there."
+                    f"{raw} is not a regular file (links are not followed): replace it with the "
+                    "trace file."
                 )
             # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
             rewrite(raw, folder / PACKED, about.get("user_metadata", {}))
@@ -89,14 +90,20 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary with which ranks are compared; log only the first failure of a run."""
+    """Write the summary of a capture, from which ranks are compared.
+
+    Only the first failure in a run is logged.
+    """
     try:
         of_rank.write(capture, folder)
     except Exception as error:
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
             logger.warning(
-                "{} has no {} ({}).", name_of(folder), of_rank.SUMMARY_FILE, reason_of(error)
+                "{}: the file {}, from which ranks are compared, cannot be written ({}).",
+                name_of(folder),
+                of_rank.SUMMARY_FILE,
+                reason_of(error),
             )
 
 
@@ -130,12 +137,14 @@ def call_sinks(
     failed: set[str],
     timeout_s: float | None = None,
 ) -> None:
-    """Call `notice` or `close` of all sinks; log what they raise, once for each sink and method.
+    """Call `notice` or `close` of all sinks; log the exceptions that the sinks raise.
+
+    An exception is logged only once for each sink and method.
 
     Args:
         sinks: the sinks, by name.
         what: the method.
-        failed: NAME.METHOD of each failure that was logged before; new failures are added.
+        failed: the failures that are already logged, each as SINK.METHOD; new failures are added.
         timeout_s: the argument of `close`.
     """
     for name, sink in sinks.items():
@@ -161,7 +170,10 @@ def traceback_of(error: BaseException) -> str:
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
-    """Build the sinks of a job; a sink that cannot be built is logged, and added to `failed`."""
+    """Build the sinks of a job.
+
+    If a sink cannot be built, the error is logged, and the name of the sink is added to `failed`.
+    """
     sinks = {}
     for name, mapping in mappings.items():
         try:

@@ -36,15 +36,16 @@ class Job(msgspec.Struct, kw_only=True):
         rank: the rank that recorded the captures.
         folder: the folder for captures.
         owner: the user id that owns the run's files; None on systems without user ids.
-        sinks: the `_target_` mappings of the worker's sinks, by name, in order.
+        sinks: the config of each sink that the worker runs (`_target_` and options), by name and in
+            the order of the run's config.
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.
-        given_up: names of the queued folders and captures that an earlier worker worked on when it
-            died; the worker skips them.
-        world_size: the number of ranks. If there are several, the lowest rank that records writes
-            the table of all ranks.
-        ranks: the ranks that record, as in `profiler.ranks`.
+        given_up: the names of folders that the worker skips, because an earlier worker died while
+            it finished or uploaded them.
+        world_size: the number of ranks. If there are several, one rank writes the comparison of all
+            ranks at the end of the run: the lowest of the ranks that record.
+        ranks: the ranks that record, in the form of the option `profiler.ranks`.
     """
 
     run: str

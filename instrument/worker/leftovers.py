@@ -36,7 +36,7 @@ def finish_all(path: Path | str, url: str | None) -> str:
             the capture is not uploaded.
 
     Raises:
-        CaptureError: there is no such folder, or a folder could not be finished or uploaded.
+        CaptureError: the folder does not exist, or a capture could not be finished or uploaded.
         ConfigError: the path is a URL.
     """
     if isinstance(path, str):

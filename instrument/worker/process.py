@@ -13,8 +13,9 @@ The worker answers with JSON objects, one per line. Their keys are:
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: the number of lines that the worker has read; it has finished every folder that these
-  lines announced, except for folders that it could not find;
+- `looked`: the number of empty lines that the worker has read and handled. Each folder that was
+  queued before these lines were written is then finished or has failed, or the worker could not
+  find the folder;
 - `closed`: true once the sinks are closed.
 
 The worker loads no torch. It ignores Ctrl-C and SIGTERM, since these are often sent to all
@@ -144,7 +145,10 @@ class Exporter:
             self._listener.join(_ENDING_S)
 
     def _left(self, *, until_sent: bool) -> list[str]:
-        """The names of the unfinished windows and uploads; restarts the worker if it has ended."""
+        """The names of the windows and uploads that are not finished.
+
+        If there are any and the worker has ended, the worker is started again.
+        """
         sending = self._sending if until_sent else []
         if (self._pending or sending) and self._process is None:
             self._start()
@@ -188,7 +192,10 @@ class Exporter:
         self._pending = dict.fromkeys(self._pending, 1)
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Handle the output of a worker until it ends; if it died, log the folder it worked on."""
+        """Handle the output of a worker until the worker ends.
+
+        If the worker died while it worked on a folder, an error is logged that names the folder.
+        """
         # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
         # closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:
@@ -200,7 +207,7 @@ class Exporter:
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:
-                failed_at = next(iter(self._pending))  # the next process may die on it too
+                failed_at = next(iter(self._pending))  # the next process may die on this folder too
             if failed_at in self._pending:
                 del self._pending[failed_at]
             elif failed_at is None and self._sending:
@@ -234,7 +241,11 @@ class Exporter:
                     self._changed.notify_all()
 
     def _drop_lost(self, lines: int) -> None:
-        """Drop folders that the first `lines` lines announced and the worker did not find."""
+        """Remove folders that the worker could not find from the pending folders.
+
+        The worker has read `lines` lines, and has worked on every folder that these lines announced
+        and that it could find. So it could not find the announced folders that are still pending.
+        """
         with self._changed:
             lost = [folder for folder, line in self._pending.items() if line <= lines]
             for folder in lost:
@@ -255,19 +266,23 @@ class Exporter:
         self._death_reported = True
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
-            "The exporter ended ({}) while it worked on {}, {} is kept: `instrument export {}` "
-            "finishes it. Training goes on, and a new exporter process finishes later windows.",
+            "The exporter ended while it worked on {} ({}). The {} is kept, and `instrument export "
+            "{}` finishes the work. Training goes on, and a new exporter process finishes later "
+            "windows.",
+            queue.name_of(folder),
             f"it took longer than profiler.export_timeout_s={self._job.timeout_s:g}"
             if status == -signal.SIGALRM
             else how,
-            queue.name_of(folder),
-            "whose raw trace" if folder.name.startswith(".") else "which",
+            "raw trace" if folder.name.startswith(".") else "capture",
             folder.parent,
         )
 
 
 def _write(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to the worker; do nothing if the worker has ended, which `_listen` handles."""
+    """Write a line to the worker.
+
+    Do nothing if the worker has ended: `_listen` handles its end.
+    """
     with suppress(OSError, ValueError):  # the worker has ended, or the listener closed the pipe
         assert process.stdin is not None
         process.stdin.write(line + "\n")
@@ -342,7 +357,10 @@ def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
 
 
 def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
-    """Finish a folder and return its capture; log the first failure and return None."""
+    """Finish a folder and return the folder of its capture, or None if this fails.
+
+    Only the first failure is logged.
+    """
     try:
         return finish(folder, sinks, failed=failed)
     except Exception as error:

@@ -52,7 +52,10 @@ def output_dir(config: ProfilerConfig) -> Path:
 
 
 def hydra_run() -> Any:
-    """The `HydraConfig` of the running application, which holds its folder; None without Hydra."""
+    """The `HydraConfig` of the running application, which holds the folder of the application.
+
+    None if the application does not use Hydra.
+    """
     module = sys.modules.get("hydra.core.hydra_config")  # loaded if Hydra runs
     return (
         module.HydraConfig.get()
@@ -270,9 +273,9 @@ def remove_stale(output_dir: Path) -> None:
 
 
 def _is_stale(staging: Path) -> bool:
-    """Whether no run writes into a partial folder any more.
+    """Whether the run that wrote a partial folder has ended.
 
-    Where locks do not work, whether the folder is older than a day.
+    On a file system without locks, the run counts as ended if the folder is older than a day.
     """
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")

@@ -1,4 +1,4 @@
-"""The table of all ranks for a run's last window, written at the end of the run."""
+"""Writes the comparison of all ranks in a run's last window, at the end of the run."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from instrument.runs.run import Ranks, Run, few
 from instrument.worker.job import Job
 
 FILE = "ranks.txt"
-# At the end of a run, the workers of other ranks may still be busy. These are the longest wait for
-# them; the longest wait without any sign of them, as when the disk is not shared; and the pause
-# between two checks.
+# At the end of a run, the workers of other ranks may still be busy. In seconds: the longest wait
+# for these workers; the longest wait without any sign of them, as when the disk is not shared; and
+# the pause between two checks.
 LONGEST_WAIT_S, _WITHOUT_SIGN_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 
 
 def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
-    """On the lowest rank, write the table of all ranks for the last window, and log its path.
+    """On the lowest rank, write the comparison of all ranks in the last window, and log its path.
 
-    This function waits for the summaries of the other ranks to appear in the folder. The wait ends
-    early once all of them exist. With `first_per_node` the number of summaries is unknown; the wait
-    then ends when no new summary has appeared for 3 s. No message is sent to other ranks, so the
-    wait cannot hang.
+    On other ranks, nothing is done. The lowest rank waits for the summaries of the other ranks to
+    appear in the folder. The wait ends early once all summaries exist. If `profiler.ranks` is
+    `first_per_node`, the number of summaries is unknown, and the wait ends when no new summary has
+    appeared for 3 s. No message is sent to other ranks, so the wait cannot hang.
 
     Args:
         job: the job of this rank.
@@ -52,7 +52,10 @@ def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
 def _wait_for_ranks(
     output_dir: Path, name: str, longest_wait_s: float, *, planned: bool
 ) -> Ranks | None:
-    """Wait for the summaries of window `name`, and return those that exist; None without any."""
+    """Wait for the summaries of the window `name`; return the ranks whose summaries exist.
+
+    Returns None if there is no summary.
+    """
     began = last_sign = time.monotonic()
     seen: set[Path] = set()
     while True:

@@ -32,7 +32,9 @@ def enforce(
     budget: int | None,
     needed: Callable[[Path], bool],
 ) -> list[Path]:
-    """Remove the oldest captures of a run while they exceed a limit; never the newest.
+    """Remove the oldest captures of a run until the rest does not exceed the limits.
+
+    The newest capture is never removed.
 
     Cost: none without limits. With a limit, about 0.1 ms to read the `capture.json` of each capture
     of this rank; with a budget, also about 0.04 ms to list the files of each capture.
@@ -41,8 +43,8 @@ def enforce(
         output_dir: the folder for captures.
         run: the id of the run; a resumed run has another id, so captures of the first run stay.
         rank: the rank of the captures.
-        keep: the most captures.
-        budget: the most bytes of all captures together.
+        keep: the maximum number of captures; None means no limit.
+        budget: the maximum size of all captures together, in bytes; None means no limit.
         needed: whether a capture must stay for now, for example until it is uploaded.
 
     Returns:

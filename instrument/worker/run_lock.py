@@ -1,7 +1,8 @@
 """A locked file in the folder for captures, which shows whether a run is alive.
 
-The kernel releases the lock when the last process that holds it ends in any way. A process id would
-not do: containers with the same host name use the same ids.
+The kernel releases the lock when the last process that holds it ends, even if that process is
+killed. A process id in the file would not be enough, because processes in different containers can
+have the same host name and the same id.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class RunLock:
 
     Attributes:
         path: the locked file.
-        handle: the descriptor of that file; None while the lock is not held.
+        handle: the descriptor of the locked file; None while the lock is not held.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -31,7 +32,7 @@ class RunLock:
         self.handle: int | None = None
 
     def hold(self) -> bool:
-        """Take the lock if it is not held yet; returns whether it is held."""
+        """Take the lock if this process does not hold it yet; return whether it holds the lock."""
         for _ in range(_TRIES if self.handle is None else 0):
             handle = _locked(self.path, os.O_CREAT)
             if handle is None:
@@ -96,7 +97,10 @@ def remove_if_free(path: Path) -> None:
 
 
 def _locked(path: Path, create: int) -> int | None:
-    """Lock a file and return its descriptor; None if the lock is taken, or on any error."""
+    """Lock a file and return its descriptor.
+
+    Returns None if another process holds the lock, or after any error.
+    """
     if fcntl is None:
         return None
     try:

@@ -46,10 +46,11 @@ SINK_NAME = "profiler.upload_to"
 class Upload(Sink):
     """Uploads captures one after the other on a separate thread; runs after all other sinks.
 
-    A capture is tried six times, with pauses. If all attempts fail, it is tried again after another
-    capture has been uploaded. There is only one attempt while an earlier capture counts as failed,
-    or after an error that only a change at the server can solve, such as a missing bucket or
-    missing permissions. Only the first failure is logged. Captures that failed stay on disk.
+    The upload of a capture is tried six times, with pauses. If all attempts fail, the capture
+    counts as failed, and is tried again after another capture has been uploaded. There is only one
+    attempt while an earlier capture counts as failed, and no further attempt after an error that
+    only a change at the server can solve, such as a missing bucket or missing permissions. Only the
+    first failure is logged. Captures that failed stay on disk.
     """
 
     needs_final_folder: ClassVar[bool] = True
@@ -57,7 +58,7 @@ class Upload(Sink):
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
-    """Called with the list of captures whose upload is still to come, when the list changes."""
+    """Called with the list of captures that are queued or being uploaded, when it changes."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -87,7 +88,7 @@ class Upload(Sink):
             self._changed.notify_all()
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether the upload of a capture is still to come; False once the upload has failed."""
+        """Whether the capture is queued or is being uploaded; False once the upload has failed."""
         return folder in self._pending
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -124,7 +125,7 @@ class Upload(Sink):
                 self._changed.notify_all()
 
     def _send_with_retries(self, folder: Path) -> bool:
-        """Upload one capture with retries; returns whether it succeeded."""
+        """Upload one capture with retries; return whether the upload succeeded."""
         pauses = iter(() if self._failed else _PAUSES_S)
         while True:
             try:
@@ -159,7 +160,10 @@ class Upload(Sink):
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether another attempt cannot succeed: no bucket, no permission, interpreter shutdown."""
+    """Whether further attempts are useless after this error.
+
+    This is so if the bucket or the permission is missing, or if the interpreter shuts down.
+    """
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError):
         return True
@@ -189,7 +193,7 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
     missing = missing and _missing(fs, folder, f"{base}/{name}", token)
     if missing:
         raise CaptureError(
-            f"{len(missing)} of its files did not arrive completely, such as {missing[0]}"
+            f"{len(missing)} of the capture's files did not arrive completely, such as {missing[0]}"
         )
     place = f"{url.rstrip('/')}/{name}"
     _keep_note(folder, {"token": token, "sent_to": place})
@@ -202,7 +206,9 @@ def has_arrived(folder: Path, url: str) -> bool:
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """The content of `upload.json`: the token, and the URL after the upload; {} without a file.
+    """The content of a capture's `upload.json`; empty if there is no valid file.
+
+    The content is the token and, once the upload is complete, the URL of the uploaded capture.
 
     The file is valid only in the folder that it was written for, which is identified by its inode.
     Otherwise a downloaded capture that holds the token of another capture could overwrite that
@@ -224,7 +230,10 @@ def _claim(token: str) -> bytes:
 
 
 def _claim_folder(fs: Any, path: str, token: str) -> bool:
-    """Claim a remote folder unless it is in use; return whether `token` is now the claim on it."""
+    """Claim a remote folder unless it is in use.
+
+    Returns whether the folder is now claimed with `token`.
+    """
     claim = f"{path}/{NOTE_FILE}"
     present = fs.find(path)
     if present and claim not in present:  # the folder holds somebody else's files

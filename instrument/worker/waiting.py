@@ -21,7 +21,7 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
         left: a function that returns the names of the unfinished windows, in order; called after
             each change.
         timeout_s: the longest wait.
-        whom: the word for the worker or the upload in the report.
+        whom: what the caller waits for, as a word for the report: "exporter" or "upload".
     """
     began, total, reported = time.monotonic(), len(left()), False
     try:
@@ -36,10 +36,13 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
 
 
 def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
-    """Show a progress bar on a terminal, else log; returns the seconds until the next report."""
+    """Show a progress bar on a terminal, or else log a message.
+
+    Returns how many seconds to wait before the next report.
+    """
     if not sys.stderr.isatty():
         logger.info(
-            "Waiting for the {}, at most {:g} s: {} of {} windows are left, now {}",
+            "Waiting for the {}, at most {:g} s: {} of {} windows are left (current: {})",
             whom,
             round(timeout_s, 1),
             len(names),
@@ -50,7 +53,7 @@ def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
     done = total - len(names)
     bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
     print(
-        f"\r\033[KThe {whom} [{bar}] {done}/{total}, now {names[0]}",
+        f"\r\033[KThe {whom} [{bar}] {done}/{total} (current: {names[0]})",
         end="\r",
         file=sys.stderr,
         flush=True,

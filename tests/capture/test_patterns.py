@@ -69,8 +69,8 @@ def test_any_of_several_may_match_anywhere_in_any_case() -> None:
         ("(?<=b)a", "cannot be parsed"),
         (r"(a)\1", r"cannot be parsed at '\\\\1'"),
         ("(?P<n>a)(?P=n)", r"cannot be parsed at '\(\?P=n'"),
-        ("a{999}b{9}", "the patterns have more than 1000 parts in total"),
-        ("(?:(?:a{1,99}){1,99}){1,99}", "the patterns have more than 1000 parts in total"),
+        ("a{999}b{9}", "the patterns are too long.* more than 1000 parts in total"),
+        ("(?:(?:a{1,99}){1,99}){1,99}", "the patterns are too long"),
         (COMMUNICATION_NAMES, r"cannot be parsed at '\(\?<!\['"),
     ],
 )

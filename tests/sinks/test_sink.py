@@ -1,4 +1,4 @@
-"""What every sink shares: options, their checks, and the config files that ship."""
+"""What every sink shares: options, their checks, and the built-in config files."""
 
 from __future__ import annotations
 

@@ -59,12 +59,11 @@ def _scaling() -> Iterator[Edit]:
             for by in (0.5, 0.25, 2.0):
                 ours = f"1/{glob}" if kind == "thread" else glob
                 theirs = "call" if glob.startswith("cuda") else kind
+                plain = glob.removeprefix("*/")
                 yield Edit(
                     f"{kind} {glob} × {by}",
                     lambda w, kind=kind, ours=ours, by=by: w.scale(**{kind: ours}, by=by),
-                    lambda p, kind=theirs, glob=glob.removeprefix("*/"), by=by: scaled(
-                        p, kind, glob, by
-                    ),
+                    lambda p, kind=theirs, glob=plain, by=by: scaled(p, kind, glob, by),
                 )
 
 

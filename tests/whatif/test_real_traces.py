@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 import pytest
-
 from capture.test_real_traces import FOLDER, KNOWN, load
 from capture.test_real_traces import pytestmark as needs_traces
+
 from instrument.trace.events import is_loader
 from instrument.whatif.model import KINDS, LOADER
 from instrument.whatif.scenario import MOST_UNEXPLAINED, Scenario

@@ -1,4 +1,4 @@
-"""The picture of a graph and its table as one HTML page that loads nothing."""
+"""The picture of a graph and its table as one HTML page, which needs no other file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FIRST = ("name", "share", "median_ns")
 def page(nodes: Table, title: str, notes: Iterable[str] = ()) -> str:
     """Render a page with the picture of the graph on the left and the table of nodes on the right.
 
-    The nodes of the picture and the rows of the table link to each other. The page loads nothing,
-    and its content security policy allows no script but `graph.js`. The same table gives the same
-    page.
+    The nodes of the picture and the rows of the table link to each other. The page contains the
+    script `graph.js` and needs no other file. Its content security policy forbids all other
+    scripts. The same table gives the same page.
 
     Args:
-        nodes: a `NodeTable`, which may have more columns.
+        nodes: a `NodeTable`. Columns that were added to it are shown too.
         title: the title of the page.
         notes: paragraphs below the title.
 

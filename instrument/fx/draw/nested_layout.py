@@ -30,14 +30,15 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A part of the lines from a value to the boxes that take it.
+    """One piece of the line that leads from a value to the boxes that take the value.
+
+    The line branches if several boxes take the value. A piece is a part without branches.
 
     Attributes:
         source: the box that makes the value.
-        target: the box where this part ends; None if several lines share this part, or if this part
-            ends at a frame.
+        target: the box where this piece ends; None if this piece ends at a branch or at a frame.
         points: in coordinates of the whole picture.
-        after: the index of the part that this part continues; None if this part begins at the
+        after: the index of the piece that this piece continues; None if this piece begins at the
             source.
     """
 
@@ -59,8 +60,8 @@ class Frame:
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame: the ports of `sources`, the children, the ports of
             `results`.
-        lines: for each box that makes a value: the children that the lines of the value reach, and
-            the segments of these lines.
+        lines: for each box that makes a value: the children that the line of the value reaches, and
+            the segments of this line.
     """
 
     path: str
@@ -139,7 +140,7 @@ def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Li
 
 
 def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
-    """Yield each box of a frame after `lay_out`, and the upper left corner of the box."""
+    """Yield each box of a frame, and the upper left corner of the box. Call `lay_out` before."""
     for child, (x, y) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
             yield from corners(child)
@@ -204,10 +205,12 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
 def _ends(
     frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]
 ) -> dict[int, float]:
-    """The children of a frame that a value reaches, and where the line of the value meets each.
+    """The ends of a value's line inside a frame, and the place of each end.
 
-    The place is the distance from the child's left edge. If the value leaves the frame, the port of
-    the value in `results` is one of the ends. The numbers of ports follow the numbers of children.
+    The line ends at the children of the frame that take the value. An end is the index of such a
+    child. Its place is the distance from the child's left edge to the point where the line meets
+    the child. If the value leaves the frame, its port in `results` is an end too. The indices of
+    these ports begin after the index of the last child.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
@@ -242,9 +245,11 @@ def _set_places(frame: Frame, x: float, y: float) -> None:
 
 
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
-    """Add the lines of a value to `lines`: for a frame, and for inner frames that the value enters.
+    """Append the line of a value inside a frame to `lines`, piece by piece.
 
-    Returns the index of the line that leaves the frame; None if no line leaves it.
+    The pieces inside the inner frames that the value enters follow. `after` is the index of the
+    piece that leads into the frame; None if no piece does. Returns the index of the piece that
+    leaves the frame; None if no piece leaves it.
     """
     reached, segments = frame.lines[source]
     first, last = len(lines), len(frame.children)

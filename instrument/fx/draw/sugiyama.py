@@ -46,10 +46,10 @@ class Hyperedge(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A part of the lines of a hyperedge.
+    """A piece of the line of a hyperedge.
 
-    The part begins at the end of segment number `after` of the same hyperedge. If `after` is None,
-    it begins at the source box.
+    The piece begins at the end of segment number `after` of the same hyperedge. If `after` is None,
+    the piece begins at the source box.
     """
 
     points: list[Point]
@@ -203,9 +203,10 @@ def _join(
 
 
 def _order(rows: _Rows) -> None:
-    """Sort rows by the positions of their neighbours, alternately downwards and upwards.
+    """Sort the items of each row by the positions of their neighbours in the row above or below.
 
-    The order with the fewest crossings is kept.
+    The rows are sorted several times, alternately from top to bottom and from bottom to top. The
+    order with the fewest crossings of lines is kept.
     """
     position = [0.0] * len(rows.widths)
     for row in rows.rows:
@@ -238,9 +239,10 @@ def _barycentre(
 
 
 def _at(item: int, x: float, position: Sequence[float], widths: Sequence[float]) -> float:
-    """The position of the end of a line in the order of its row.
+    """Where a line meets an item of a row, as a position in the order of the row.
 
-    A line that does not meet the middle of its box gets a position between two items.
+    The middle of item 2 has the position 2.0. A line that meets the item further left or right has
+    a position between 1.5 and 2.5.
     """
     return position[item] + (x / widths[item] if widths[item] else 0.0)
 
@@ -281,9 +283,9 @@ def _inversions(values: Sequence[float]) -> int:
 def _centres(rows: _Rows) -> list[float]:
     """The x position of each item's middle, as close to its neighbours as the row's order allows.
 
-    Passes over the rows use the neighbours above and the neighbours below alternately, so that
-    items spread. The last pass uses the neighbours above, so that chains are straight. An item
-    without neighbours above is placed by its neighbours below.
+    Each row is placed several times, alternately by the neighbours above it and by the neighbours
+    below it, so that items spread. The last time, each row is placed by the neighbours above it, so
+    that chains are straight. An item without neighbours above is placed by its neighbours below.
     """
     centres = [0.0] * len(rows.widths)
     upper = [above or below for above, below in zip(rows.above, rows.below)]
@@ -374,11 +376,11 @@ def _drawn(
 def _segments(
     trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]
 ) -> list[Segment]:
-    """Cut the lines of a hyperedge into segments.
+    """Cut the lines of a hyperedge, from one box to several boxes, into segments.
 
-    All lines follow a shared path, the trunk, past some rows. Each line then leaves the trunk for
-    its own end, and the trunk is cut there. `passed` is the number of rows that each line passes on
-    the trunk.
+    All lines begin on a shared path, the trunk. Each line leaves the trunk above the row of its
+    own end, and the trunk is cut there. `passed` is the number of rows that each line passes on the
+    trunk.
     """
     forks = sorted({rows for rows in passed if rows})
     if forks and passed.count(forks[-1]) == 1:
@@ -394,7 +396,7 @@ def _segments(
 
 
 def _sideways(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:
-    """The longest sideways distance of a line between a row and the row below."""
+    """The largest horizontal distance between the two ends of a line from a row to the next row."""
     ends = ((item, end) for item in row for end in rows.below[item])
     return max(
         (abs(centres[e.other] + e.other_x - centres[item] - e.own_x) for item, e in ends),

@@ -40,13 +40,13 @@ class DrawnFrame(NamedTuple):
 
 
 class DrawnLine(NamedTuple):
-    """A line of the value of node `source`.
+    """A line, or a part of a line, from the node `source` to the nodes that take its value.
 
     Attributes:
         source: the node that makes the value.
-        target: the node where the line ends; None if it does not end at a node.
-        number: an id for the lines that continue this line; None if no line continues it.
-        after: the `number` of the line that this line continues; None if this line begins at the
+        target: the node where this part ends; None if this part does not end at a node.
+        number: the id of this part; None if no other part continues this part.
+        after: the `number` of the part that this part continues; None if this part begins at the
             source.
         path: the commands of the SVG path.
     """
@@ -71,10 +71,11 @@ class ParameterBadge(NamedTuple):
 
 
 class DrawnNode(NamedTuple):
-    """A node, or a closed module, which is drawn as one box and has the number of its first node.
+    """The box of a node, or of a closed module.
 
-    `target` is the id of the element that the box links to. `texts` are lines of text with their
-    vertical positions.
+    `number` is the row of the node in the table of nodes; for a closed module, the row of its first
+    node. `target` is the id of the element that the box links to. `texts` are lines of text with
+    their vertical positions.
     """
 
     number: int
@@ -94,7 +95,8 @@ class View(NamedTuple):
     """A picture in which modules are open down to `depth`; positions and sizes are in pixels.
 
     `number` is the index of the picture among the pictures of the graph. In the last picture, all
-    modules are open and `every_node` is true. `highest` is the highest share of a box.
+    modules are open and `every_node` is true. `highest` is the share of the time of the box that
+    takes the most time.
     """
 
     number: int
@@ -125,14 +127,15 @@ class _Unit:
 
 @dataclass
 class _Graph:
-    """The rows of a graph, and how they are drawn.
+    """The nodes of a graph, and how they are drawn; a number of a node is an index into `rows`.
 
     Attributes:
-        rows: the rows of the table.
-        order: the rows that are drawn as nodes, in drawing order.
-        paths: the module path of each row in `order`.
-        badges: for each row, the parameters that only this row takes; they are drawn beside it.
-        edges: pairs of a row and a row that takes its value.
+        rows: the rows of the `NodeTable`, one for each node.
+        order: the nodes that get a box, in drawing order.
+        paths: the module path of each node in `order`.
+        badges: for each node, the parameters that only this node takes. They are drawn beside the
+            node.
+        edges: pairs of a node and a node that takes its value.
     """
 
     rows: list[Any]
@@ -146,8 +149,9 @@ def views(nodes: Table) -> list[View]:
     """Draw a graph at several depths, from all modules closed to every node drawn.
 
     `nodes` has the columns of `NodeTable`, and a node comes after its inputs. In the last picture,
-    the box of row 3 has the id `n-3`. In all pictures, the box of row 3 links to `r-3`, and the box
-    of a closed module links to the same module in the next picture.
+    the node in row 3 of `nodes` has a box with the id `n-3`. In all pictures, the box of this node
+    links to `r-3`, which is the id of its row in the table on the page. The box of a closed module
+    links to the same module in the next picture.
 
     Cost: about 1 ms for each node.
     """
@@ -193,7 +197,7 @@ def _graph(nodes: Table) -> _Graph:
 def _view(
     graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], number: int, depth: int
 ) -> View:
-    """The picture in which frames are open down to `depth`."""
+    """Draw the picture in which modules are open down to `depth`."""
     units: list[_Unit] = []
     numbers = {id(frame): at for at, (_, frame) in enumerate(opened)}
     closed = _closed(graph, root, depth, units, numbers)
@@ -290,7 +294,10 @@ def _width(texts: Iterable[str]) -> float:
 
 
 def _box(graph: _Graph, unit: _Unit) -> Box:
-    """The size of a unit with its parameter badges; lines meet the node, not the badges."""
+    """The size of a unit with its parameter badges, and where lines meet it.
+
+    Lines meet the middle of the unit's own box, without the badges.
+    """
     texts = _texts(graph, unit)
     own, badges = _width(texts), _badges(graph, unit)
     beside = max((_badge_width(graph, node) + 6 for node in badges), default=0.0)

@@ -1,0 +1,216 @@
+"""`instrument whatif`: what a step would take if something were faster or gone."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instrument.cli.arguments import ROWS, path_or_url, row_count
+from instrument.cli.output import Parts, say
+from instrument.cli.paths import newest_capture, tell_others
+from instrument.errors import ConfigError
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+HELP = "compute what a step would take if something were faster or gone"
+
+_KINDS = ("range", "operator", "kernel", "thread")
+_SYNC = "sync"
+
+
+class _Edit(argparse.Action):
+    """Append an option and its value to the edits, in the order of the command line."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        namespace.edits = [*namespace.edits, (self.option_strings[0], values)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "Simulate the steps of a capture. Without options, print the causal profile: for each "
+        "range, operator and kernel, how much shorter a step would be if it were faster. Options "
+        "such as --scale are edits. They can be repeated, and each one edits the result of the "
+        "options before it. With edits, print the new step, its critical path and its causal "
+        "profile. With --critical-path or --slack, print only these tables.\n\n"
+        "A GLOB is a name in which * stands for any text and ? for one character."
+    )
+    parser.set_defaults(edits=[])
+    add = parser.add_argument
+    of = (
+        "a capture, a Chrome trace, a folder that holds captures, or a URL; several paths are the "
+        "ranks of one window, which are simulated together"
+    )
+    add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
+
+    def edit(option: str, metavar: str, text: str, **more: Any) -> None:
+        add(option, metavar=metavar, action=_Edit, dest=argparse.SUPPRESS, help=text, **more)
+
+    edit(
+        "--scale",
+        "KIND:GLOB=FACTOR",
+        "let the matching parts take FACTOR times as long, such as range:attention=0.5; KIND is "
+        "range, operator, kernel or thread",
+    )
+    edit(
+        "--remove",
+        "KIND:GLOB",
+        "remove the matching parts with the waits in them; sync:GLOB or sync removes calls that "
+        "wait for the device",
+    )
+    edit(
+        "--overlap-copies",
+        "GLOB",
+        "let the matching copies run beside the computation; without GLOB all copies",
+        nargs="?",
+        const="*",
+    )
+    edit(
+        "--asynchronous",
+        "GLOB",
+        "let the matching calls return without waiting for the device; without GLOB all calls",
+        nargs="?",
+        const="*",
+    )
+    edit("--fuse", "GLOB", "fuse the operators in the matching ranges, as foreach optimizers do")
+    edit("--graph-launch", "GLOB", "launch each call of the matching ranges as one CUDA graph")
+    edit("--workers", "N", "load the data in N worker processes")
+    edit("--bandwidth", "FACTOR", "multiply the bandwidth between ranks")
+    add(
+        "--balance",
+        action=_Edit,
+        nargs=0,
+        dest=argparse.SUPPRESS,
+        help="with several ranks: give each rank the same amount of work",
+    )
+    add(
+        "--critical-path",
+        dest="tables",
+        action="append_const",
+        const="critical_path",
+        help="print the work and the waits that decide how long a step takes",
+    )
+    add(
+        "--slack",
+        dest="tables",
+        action="append_const",
+        const="slack",
+        help="print how much longer each range could take at no cost",
+    )
+    add(
+        "--rows",
+        metavar="N",
+        type=row_count,
+        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json all)",
+    )
+    add("--json", action="store_true", help="print JSON, with times in nanoseconds")
+
+
+def run(arguments: argparse.Namespace) -> str | Parts:
+    """Return the simulated step and its tables, as text or JSON.
+
+    Raises:
+        CaptureError: there is no capture, its steps cannot be simulated, or an edit does not apply.
+        ConfigError: an edit is misspelt, or names nothing in the capture.
+        TraceError: the trace cannot be read.
+    """
+    from instrument.analysis.table import ALL
+    from instrument.report import whatif as text
+
+    edits = [_PARSERS[option](option, value) for option, value in arguments.edits]
+    name, scenario = _unedited(arguments.paths)
+    for edit in edits:
+        scenario = edit(scenario)
+    if arguments.json:
+        return text.as_json(name, scenario, rows=arguments.rows or ALL)
+    rows = arguments.rows or ROWS
+    return text.parts(name, scenario, rows=rows, tables=arguments.tables or ())
+
+
+def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
+    """The name and the scenario of a capture, or of several ranks of a window."""
+    if len(paths) == 1:
+        capture = newest_capture(paths[0])
+        return capture.name, capture.whatif
+    from instrument.runs.run import Run
+    from instrument.whatif.scenario import joint_scenario
+
+    run = Run.load(*paths)
+    for sentence in run.unread:
+        say(f"instrument: left out: {sentence}")
+    ranks = run.windows[-1]
+    tell_others(ranks.where, [window.where for window in run.windows[:-1]], "windows")
+    return f"{ranks.name}, {len(ranks.paths)} ranks", joint_scenario(ranks)
+
+
+def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
+    kind, glob = _kind_and_glob(value.rpartition("=")[0])
+    factor = _number(value.rpartition("=")[2])
+    if kind not in _KINDS or not glob or factor is None or factor < 0:
+        raise ConfigError(
+            f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, where KIND "
+            "is range, operator, kernel or thread and FACTOR is at least 0."
+        )
+    chosen: dict[str, Any] = {kind: glob}
+    return lambda scenario: scenario.scale(**chosen, by=factor)
+
+
+def _remove(option: str, value: str) -> Callable[[Scenario], Scenario]:
+    kind, glob = (_SYNC, "*") if value == _SYNC else _kind_and_glob(value)
+    if kind not in (*_KINDS, _SYNC) or not glob:
+        raise ConfigError(
+            f"{option} is {value!r}; give KIND:GLOB, such as kernel:*conv*, where KIND is range, "
+            "operator, kernel, thread or sync."
+        )
+    return lambda scenario: scenario.remove(**{kind: glob})
+
+
+def _workers(option: str, value: str) -> Callable[[Scenario], Scenario]:
+    count = int(value) if value.isascii() and value.isdigit() else 0
+    if count < 1:
+        raise ConfigError(f"{option} is {value!r}; give a whole number of at least 1, such as 4.")
+    return lambda scenario: scenario.workers(count)
+
+
+def _bandwidth(option: str, value: str) -> Callable[[Scenario], Scenario]:
+    factor = _number(value)
+    if not factor or factor < 0:
+        raise ConfigError(f"{option} is {value!r}; give a number greater than 0, such as 2.")
+    return lambda scenario: scenario.bandwidth(factor)
+
+
+def _kind_and_glob(text: str) -> tuple[str, str]:
+    kind, _, glob = text.partition(":")
+    return kind, glob
+
+
+def _number(text: str) -> float | None:
+    """A finite number, or None."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+# For each option, a function of the option and its value.
+_PARSERS: Mapping[str, Callable[[str, str], Callable[[Scenario], Scenario]]] = {
+    "--balance": lambda *_: lambda scenario: scenario.balance(),
+    "--scale": _scale,
+    "--remove": _remove,
+    "--overlap-copies": lambda _, glob: lambda scenario: scenario.overlap(copy=glob),
+    "--asynchronous": lambda _, glob: lambda scenario: scenario.asynchronous(sync=glob),
+    "--fuse": lambda _, glob: lambda scenario: scenario.fuse(range=glob),
+    "--graph-launch": lambda _, glob: lambda scenario: scenario.graph_launch(range=glob),
+    "--workers": _workers,
+    "--bandwidth": _bandwidth,
+}

@@ -1,0 +1,73 @@
+"""`allocator-churn`: memory of the device is allocated and freed by the driver in every step.
+
+torch keeps freed memory and gives it out again, so that after the first steps hardly any call of
+cudaMalloc or cudaFree remains. It looks at such calls (and those of HIP and of the driver, and of
+pinned memory on threads that launch work) in the finished steps without the first. The finding needs
+2 % of these steps, in at least two of them. cudaFree also waits for the device.
+
+It cannot see why the allocator gave memory back: torch.cuda.empty_cache(), sizes that change from
+step to step, or too little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import FILE
+from instrument.analysis.interruptions import ALLOCATION, kinds_of
+from instrument.analysis.views import Views
+from instrument.findings.device_time import LEAST_SAVING
+from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.intervals import merged
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE, _LEAST_STEPS = 0.02, 2
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the driver allocates or frees memory in the steps."""
+    events, time = capture.events, measured(capture)
+    launching = capture.work.call[capture.work.call >= 0]
+    calls = np.flatnonzero(kinds_of(events) == ALLOCATION)
+    calls = calls[np.isin(events.thread[calls], events.thread[launching])]
+    step = time.holds(events.start_ns[calls])
+    calls, step = calls[step >= 0], step[step >= 0]
+    start_ns, end_ns = merged(events.start_ns[calls], events.end_ns[calls])
+    share = time.share(int(time.within(start_ns, end_ns).sum()))
+    if share < _LEAST_SHARE:
+        return
+    if time.what != "step" or time.count < _LEAST_STEPS:
+        raise NotRecorded(
+            "Allocations by the driver were not checked: the trace has too few finished steps to "
+            "tell first allocations from repeated ones. Record at least 3 steps."
+        )
+    if len(np.unique(step)) < _LEAST_STEPS:
+        return
+    saving = simulated(lambda: whatif.scale_events(calls, by=0))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, calls)
+    yield Finding(
+        code="allocator-churn",
+        title=f"The driver allocates and frees memory for {percent(share)} of the step: "
+        f"{len(calls) / time.count:,.0f} calls a step",
+        change="Remove torch.cuda.empty_cache() from the loop; if the sizes of tensors change, set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or pad them; if memory is short, use a "
+        "smaller batch.",
+        verify="instrument show CAPTURE --interruptions",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=evidence(capture, calls),
+        coverage=FILE,
+    )
+
+
+CHECK = Check("allocator-churn", "The driver allocates hardly any memory in the steps.", find)

@@ -1,0 +1,137 @@
+"""`attention-not-fused`: attention is computed as matrix product, softmax, matrix product.
+
+It looks at each softmax that runs between two batched matrix products on the same thread, with at
+most 12 other operators before and after it (scaling, mask, dropout, reshaping), and outside of
+`scaled_dot_product_attention`. Where shapes were recorded, they must fit: the softmax has the rows
+and columns of the first product. The finding needs 5 % of the step in the softmax and these
+operators, on the device, or on the CPU if nothing ran on a device. The saving is that of the step
+without these operators, because a fused kernel never writes the matrix of scores to memory; the
+matrix products stay. What the fused backward saves comes on top.
+
+It cannot see attention that torch.compile has fused, nor a mask or a change of the scores that fused
+kernels cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import LAUNCHERS
+from instrument.analysis.views import Views
+from instrument.findings.costs import cost_share, evidence_of_nodes
+from instrument.findings.device_time import LEAST_SAVING
+from instrument.findings.finding import Check, Finding
+from instrument.findings.places import common_place, measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.trace.events import OPERATOR, Events, Ints, decoded, split_overload
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.05
+_MOST_BETWEEN = 12
+_BATCHED = frozenset({"aten::bmm", "aten::baddbmm"})
+_FUSED = "scaled_dot_product"
+_BACKWARD = "Backward"
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding for all attention that is not fused."""
+    softmax, between = _attention(capture)
+    if not len(softmax):
+        return
+    time = measured(capture)
+    share = cost_share(capture, time, between)
+    if share < _LEAST_SHARE:
+        return
+    chosen = capture.links.call_tree.index[between]
+    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, capture.links.call_tree.index[softmax])
+    yield Finding(
+        code="attention-not-fused",
+        title=f"{percent(share)} of the {time.what} is softmax and what surrounds it between the "
+        f"two matrix products of attention: {len(softmax) / time.count:,.0f} a {time.what}",
+        change="torch.nn.functional.scaled_dot_product_attention(query, key, value, "
+        "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
+        verify="instrument show CAPTURE --ops",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=evidence_of_nodes(capture, between),
+        coverage=LAUNCHERS,
+    )
+
+
+def _attention(capture: Views) -> tuple[Ints, Ints]:
+    """The softmax of each attention, and all operators between its products, as nodes.
+
+    The products and the softmax are direct children of one node, in any depth of the call tree.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    softmax = events.named(_is_softmax)[tree.index]
+    batched = events.named(lambda name: split_overload(name)[0] in _BATCHED)[tree.index]
+    hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
+    shown = events.among(OPERATOR)[tree.index] & (tree.nearest(hidden) < 0)
+    softmax &= shown
+    above = np.append(tree.nearest(softmax), -1)[tree.parent]
+    softmax &= above < 0  # only the outermost one, as in aten::softmax around aten::_softmax
+    products = shown & (tree.with_descendants(batched.astype(np.int64)) > 0) & ~softmax
+    by_parent = np.flatnonzero(shown)[np.argsort(tree.parent[shown], kind="stable")]
+    parents = tree.parent[by_parent]
+    softmaxes, between = [], []
+    for node in np.flatnonzero(softmax).tolist():
+        first, last = np.searchsorted(parents, [tree.parent[node], tree.parent[node] + 1]).tolist()
+        siblings = by_parent[first:last]
+        at = int(np.searchsorted(siblings, node))
+        earlier = siblings[max(at - _MOST_BETWEEN - 1, 0) : at]
+        later = siblings[at + 1 : at + _MOST_BETWEEN + 2]
+        before, after = earlier[products[earlier]][-1:], later[products[later]][:1]
+        around = np.concatenate([before, after])
+        if len(around) < 2 or (tree.thread[around] != tree.thread[node]).any():
+            continue
+        if _fits(events, *tree.index[[around[0], node, around[1]]].tolist()):
+            softmaxes.append(node)
+            between.append(siblings[(siblings > around[0]) & (siblings < around[1])])
+    if not softmaxes:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    return np.array(softmaxes), np.unique(np.concatenate(between))
+
+
+def _is_softmax(name: str) -> bool:
+    lowered = name.lower()
+    return "softmax" in lowered and "log" not in lowered
+
+
+def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
+    """Whether the shapes are those of attention; True if they were not recorded.
+
+    The first product makes a matrix of scores with rows and columns, and the last one reads it.
+    """
+    factors, scores, others = (_matrices(events, each) for each in (first, softmax, last))
+    if len(factors) < 2 or not scores or not others:
+        return bool(events.shapes[softmax] < 0)
+    rows, columns = scores[0][-2:]
+    return (
+        factors[-2][-2] == rows and factors[-1][-1] == columns and others[0][-2:] == [rows, columns]
+    )
+
+
+def _matrices(events: Events, event: int) -> list[list[int]]:
+    """The shapes of an operator's inputs that have at least three dimensions."""
+    if events.shapes[event] < 0:
+        return []
+    found = decoded(events.texts[events.shapes[event]])
+    shapes = found if isinstance(found, list) else []
+    return [
+        each
+        for each in shapes
+        if isinstance(each, list) and len(each) > 2 and all(isinstance(n, int) for n in each)
+    ]
+
+
+CHECK = Check("attention-not-fused", "Little time goes into attention that is not fused.", find)

@@ -1,0 +1,47 @@
+"""The operators that make a node of the autograd graph, and the nodes that a backward runs.
+
+While gradients are recorded, torch writes on every operator the number that the next node of its
+thread will get, whether the operator makes a node or not. So the last operator with a number made
+that node, if an operator with a higher number follows on the thread. The event of a backward node
+has the same number.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.links.autograd import is_backward
+from instrument.trace.events import Ints
+
+
+def makers(capture: Views) -> Ints:
+    """The operators of the forward that made a node, sorted by thread, then by start.
+
+    If one operator made several nodes, the other nodes have none. The last node of each thread has
+    none either, unless its backward shows that it was made.
+    """
+    events, numbered = capture.events, _numbered(capture)
+    thread, number = events.thread[numbered], events.sequence[numbered]
+    is_last = np.append((thread[1:] != thread[:-1]) | (number[1:] > number[:-1]), True)
+    # On the last operator of a thread, the number says only which node would have come next.
+    next_is_same_thread = np.append(thread[1:] == thread[:-1], False)
+    has_run = np.isin(number, ran(capture))
+    found: Ints = numbered[is_last[: len(numbered)] & (next_is_same_thread | has_run)]
+    return found
+
+
+def ran(capture: Views) -> Ints:
+    """The numbers of the nodes that a backward ran in the window, sorted."""
+    events = capture.events
+    chosen = is_backward(events) & (events.sequence >= 0) & (events.forward_thread != 0)
+    return np.unique(events.sequence[chosen])
+
+
+def _numbered(capture: Views) -> Ints:
+    """The operators outside of backward nodes that have a number, by thread, then by start."""
+    links = capture.links
+    tree, scopes = links.call_tree, links.scopes
+    node_above = np.append(scopes.nodes.nearest(scopes.backward), -1)
+    found: Ints = tree.index[scopes.recording & (node_above[scopes.innermost] < 0)]
+    return found

@@ -1,0 +1,132 @@
+"""`blocking-copies`: the CPU waits for copies to the device, which meanwhile computes nothing.
+
+It looks at copies from the CPU to a device: the calls that launch them, and the calls inside the
+same operator that wait for them, such as cudaStreamSynchronize inside aten::to. Of their CPU time,
+the part counts in which no kernel runs. The driver copies pageable memory in pieces, through a
+buffer of its own, and the call returns only when the last piece is there; torch also waits for the
+copy if `non_blocking` is not set. The finding needs 2 % of the step: 1 % is common, and little can
+be won then. The saving is that of the step without these calls and copies, as if they ran beside the
+computation in full.
+
+It cannot see whether a kernel needs the copied data at once, so that overlap wins nothing. Copies
+to the CPU are left to the synchronising calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL
+from instrument.analysis.coverage_rows import LAUNCHING
+from instrument.analysis.kernels import moved_bytes
+from instrument.analysis.synchronisations import outermost_operators
+from instrument.analysis.views import Views
+from instrument.findings.device_time import LEAST_SAVING, has_device_work
+from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.places import common_place, measured, nodes_of, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.groupby import groupby
+from instrument.links.intervals import sweep
+from instrument.trace.events import Flags, Ints, is_runtime, is_wait
+from instrument.units import size
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.02
+_TO_DEVICE, _PAGEABLE = "HtoD", "Pageable"
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the CPU waits for copies to the device."""
+    if not has_device_work(capture, "Copies to the device were"):
+        return
+    events, work, time = capture.events, capture.work, measured(capture)
+    to_device = (work.kind == COPY) & (work.call >= 0)
+    to_device &= events.named(lambda name: _TO_DEVICE in name)[work.event]
+    if not to_device.any():
+        return
+    copies, calls = work.event[to_device], work.call[to_device]
+    blocking, waits = _blocking(capture, copies, calls)
+    calls = np.unique(np.concatenate([calls[blocking], waits]))
+    timeline = sweep(
+        [
+            (events.start_ns[calls], events.end_ns[calls]),
+            (time.start_ns, time.end_ns),
+            work.of(KERNEL, COMMUNICATION),
+        ]
+    )
+    blocked = timeline.active[0] & timeline.active[1]
+    blocked_ns = int(timeline.total_ns(blocked & ~timeline.active[2])[0])
+    if time.share(blocked_ns) < _LEAST_SHARE:
+        return
+    pageable = bool(events.named(lambda name: _PAGEABLE in name)[copies[blocking]].any())
+    saving = simulated(lambda: whatif.asynchronous(positions=calls).overlap(copy=f"*{_TO_DEVICE}*"))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, calls)
+    memory = "from pageable memory " if pageable else ""
+    yield Finding(
+        code="blocking-copies",
+        title=f"The CPU waits for copies {memory}to the device, which computes nothing for "
+        f"{percent(time.share(blocked_ns))} of the {time.what} meanwhile",
+        change=(
+            "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True), then "
+            "batch.to(device, non_blocking=True)."
+            if pageable
+            else "Copy without waiting: batch.to(device, non_blocking=True); the memory is pinned "
+            "already."
+        ),
+        verify="instrument show CAPTURE --copies --synchronisations",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=_evidence(capture, copies[blocking], to_device, calls),
+        coverage=LAUNCHING,
+    )
+
+
+def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
+    """Which copies block the CPU, and the calls that wait for them.
+
+    A copy blocks if its call returns after its end, or if another call of the same operator waits.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    top = np.append(outermost_operators(events, tree), -1)
+    waits = np.flatnonzero(events.among(is_runtime) & events.named(is_wait))
+    waits = waits[~np.isin(waits, capture.links.launches.call)]
+    of_wait, of_copy = top[nodes_of(capture.links, waits)], top[nodes_of(capture.links, calls)]
+    waited = (of_copy >= 0) & np.isin(of_copy, of_wait)
+    by_call = events.named(is_wait)[calls] | events.named(lambda name: _PAGEABLE in name)[copies]
+    returned_later = events.end_ns[calls] >= events.end_ns[copies]
+    return waited | (by_call & returned_later), waits[np.isin(of_wait, of_copy) & (of_wait >= 0)]
+
+
+def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
+    """The copies by name with their sizes, then the calls by name."""
+    events, work = capture.events, capture.work
+    call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))
+    moved = moved_bytes(events, copies, np.array([call_of[k] for k in copies.tolist()], np.int64))
+    rows = []
+    for chosen, sizes in ((copies, moved), (calls, None)):
+        names, groups = groupby(events.name[chosen])
+        total_ns = groups.sum(events.duration_ns[chosen])
+        longest = groups.sorted_by(events.duration_ns[chosen]).row(100)
+        for k in np.argsort(-total_ns, kind="stable").tolist():
+            of_group = sizes[groups.of == k] if sizes is not None else np.array([-1])
+            rows.append(
+                Evidence(
+                    events.names[names[k]],
+                    int(groups.size[k]),
+                    int(total_ns[k]),
+                    int(events.start_ns[chosen[longest[k]]]),
+                    size(int(of_group.sum())) if (of_group >= 0).all() else "",
+                )
+            )
+    return tuple(rows)
+
+
+CHECK = Check("blocking-copies", "No step takes much longer because of copies to the device.", find)

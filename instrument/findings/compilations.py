@@ -1,0 +1,42 @@
+"""What torch.compile does inside a window: the times in which it compiles, and what it compiles."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from instrument.analysis.interruptions import is_compilation
+from instrument.analysis.views import Views
+from instrument.trace.events import ANNOTATION, OPERATOR, Ints
+
+# Torch opens these events around each compilation; the parts inside end with "(dynamo_timed)".
+_AROUND = frozenset({"dynamo", "entire_frame_compile"})
+# Such as "entire_frame_compile_data: fn_name=…, compile_id=0/2": frame 0 is compiled a third time.
+_FRAME = re.compile(r"entire_frame_compile_data: .*compile_id=(?:!\d+/)?(\d+)/(\d+)")
+
+
+def compilations(capture: Views) -> Ints:
+    """The outermost events in which torch.compile compiles, on any thread, in order of start."""
+    events, tree = capture.events, capture.links.call_tree
+    is_operator = events.among(OPERATOR)[tree.index]
+    timed = events.named(is_compilation)[tree.index]
+    timed &= is_operator | events.among(ANNOTATION)[tree.index]
+    holds_timed = tree.with_descendants(timed.astype(np.int64)) > 0
+    around = events.named(_AROUND.__contains__)[tree.index] & is_operator & holds_timed
+    chosen = timed | around
+    outermost = chosen & (np.append(tree.nearest(chosen), -1)[tree.parent] < 0)
+    found: Ints = tree.index[outermost]
+    return found[np.argsort(events.start_ns[found], kind="stable")]
+
+
+def frames_compiled_again(capture: Views) -> Ints:
+    """The notes of frames that torch.compile compiles again, since a guard has failed."""
+    events = capture.events
+
+    def is_again(name: str) -> bool:
+        found = _FRAME.match(name)
+        return found is not None and int(found[2]) > 0
+
+    again: Ints = np.flatnonzero(events.among(ANNOTATION) & events.named(is_again))
+    return again

@@ -1,0 +1,188 @@
+"""Find convolutions with a bias that the batch norm behind them takes away again.
+
+From the shapes of operators (`record_shapes`): a convolution whose third input, the bias, has a
+shape, and the next `aten::batch_norm` on the thread, whose input has the shape of the convolution's
+output. Between the two, only operators without a tensor of dimensions may run, such as the count
+of batches. Batch norm subtracts the mean of each channel, so a bias changes nothing.
+
+What it costs is seen only where the bias has operators of its own, as with cuDNN: an addition in
+the forward; a sum in the backward; and the node that accumulates the sum. Other convolutions on the
+CPU have only the last two: they begin with the bias where they else begin with zeros. MKL-DNN adds
+and sums inside the convolution. So these operators must take 1 % of the steps, and the simulation
+must win 0.5 % without them.
+
+Lost: models that are compiled; a norm that is not `torch.nn.BatchNorm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled, share_of
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth
+from instrument.links.autograd import is_accumulation, is_backward
+from instrument.trace.events import OPERATOR, Events, Ints, decoded
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.01
+_LEAST_SAVING = 0.005
+_CONVOLUTIONS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
+_NORM = "aten::batch_norm"
+# What adds the bias inside the convolution, and what sums its gradient inside the backward.
+_ADDS = frozenset({"aten::add_", "aten::reshape"})
+_BACKWARD = "aten::convolution_backward"
+_SUM = "aten::sum"
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if biases before a batch norm take 1 % of the steps."""
+    events = capture.events
+    if not (events.shapes >= 0).any():
+        raise NotRecorded("The trace has no input shapes: record with profiler.record_shapes=true.")
+    convolutions = _before_norm(capture)
+    work = _bias_work(capture, convolutions)
+    share = share_of(capture, work)
+    if share < _LEAST_SHARE:
+        return
+    saving = scaled(whatif, work)
+    if not is_worth(saving, _LEAST_SAVING):
+        return
+    place, source = common_place(capture, convolutions)
+    steps = measured(capture)
+    count = int((steps.holds(events.start_ns[convolutions]) >= 0).sum()) / steps.count
+    yield Finding(
+        code=CHECK.code,
+        title=f"{percent(share)} of the {steps.what} is spent on biases without effect: "
+        f"{count:.0f} convolutions a {steps.what} add one before a batch norm",
+        change="nn.Conv2d(…, bias=False) before nn.BatchNorm2d",
+        verify="instrument show CAPTURE --ops --by input_shapes: the third input of `aten::conv2d` "
+        "is empty.",
+        saving=saving,
+        range=place,
+        source=source,
+        evidence=(
+            Evidence(
+                events.names[events.name[convolutions[0]]],
+                len(convolutions),
+                detail="inputs " + events.texts[events.shapes[convolutions[0]]].decode(),
+            ),
+            *evidence(capture, work),
+        ),
+        coverage=("CPU time within finished steps",),
+    )
+
+
+def _before_norm(capture: Views) -> Ints:
+    """The convolutions with a bias whose output goes straight into a batch norm."""
+    events, tree = capture.events, capture.links.call_tree
+    is_operator = events.among(OPERATOR)[tree.index]
+    outer = ~np.append(is_operator, False)[tree.parent] & is_operator
+    index = tree.index[outer & ~is_backward(events)[tree.index]]  # by thread, then by start
+    found = []
+    waiting: tuple[int, list[int], int] | None = None  # a convolution, its output, its thread
+    for event in index.tolist():
+        name, thread = events.names[events.name[event]], int(events.thread[event])
+        if waiting is None and name not in _CONVOLUTIONS:
+            continue
+        shapes = _json(events, events.shapes[event])
+        if waiting is not None and waiting[2] == thread and name == _NORM:
+            if shapes and shapes[0] == waiting[1]:
+                found.append(waiting[0])
+            waiting = None
+        elif name in _CONVOLUTIONS:
+            output = _output(shapes, _json(events, events.concrete[event]))
+            waiting = None if output is None else (event, output, thread)
+        elif not shapes or any(shapes):  # it works on a tensor, perhaps on the output
+            waiting = None
+    return np.array(found, np.int64)
+
+
+def _output(shapes: Any, concrete: Any) -> list[int] | None:
+    """The shape of a convolution's output; None without a bias, or if it is not known."""
+    try:
+        (batch, _, *sizes), (channels, _, *kernel), bias = shapes[:3]
+        stride, padding, dilation = (
+            each if isinstance(each, list) else _numbers(each) for each in concrete[3:6]
+        )
+    except (TypeError, ValueError):
+        return None
+    if bias != [channels] or not len(sizes) == len(kernel) == len(stride):
+        return None
+    return [
+        batch,
+        channels,
+        *(
+            (size + 2 * pad - wide * (width - 1) - 1) // step + 1
+            for size, width, step, pad, wide in zip(sizes, kernel, stride, padding, dilation)
+        ),
+    ]
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of a text such as "[1, 1]".
+
+    Raises:
+        ValueError: the text is anything else, such as "same".
+    """
+    return [int(number) for number in text.strip("[]").split(",")]
+
+
+def _json(events: Events, code: int) -> Any:
+    return decoded(events.texts[code]) if code >= 0 else None
+
+
+def _bias_work(capture: Views, convolutions: Ints) -> Ints:
+    """What adds the biases of convolutions, and what sums their gradients in the backward.
+
+    A backward node has the sequence number of its convolution.
+    """
+    events, tree = capture.events, capture.links.call_tree
+
+    def inside(around: Ints) -> Any:
+        chosen = np.zeros(len(tree) + 1, np.bool_)
+        chosen[tree.nodes_of(around)] = True
+        return tree.nearest(chosen[:-1]) >= 0
+
+    numbers = events.sequence[convolutions]
+    nodes = is_backward(events) & (events.sequence >= 0)
+    nodes &= np.isin(events.sequence, numbers[numbers >= 0])
+    adds = inside(convolutions) & events.named(_ADDS.__contains__)[tree.index]
+    in_backward = tree.nearest(events.named(_BACKWARD.__eq__)[tree.index]) >= 0
+    sums = inside(np.flatnonzero(nodes)) & in_backward
+    sums &= events.named(_SUM.__eq__)[tree.index]
+    chosen = adds | sums
+    outermost = chosen & (np.append(tree.nearest(chosen), -1)[tree.parent] < 0)
+    return np.concatenate([tree.index[outermost], _accumulations(capture, np.flatnonzero(nodes))])
+
+
+def _accumulations(capture: Views, nodes: Ints) -> Ints:
+    """The nodes that accumulate the gradient of a bias, right after the backward of a convolution.
+
+    Their gradient has one dimension. The gradient of the weight has more.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    is_node = np.append(is_backward(events)[tree.index], False)
+    outer = np.flatnonzero(is_node[:-1] & ~is_node[tree.parent])  # by thread, then by start
+    accumulates = is_accumulation(events, tree.index[outer])
+    found = []
+    for k in np.flatnonzero(np.isin(tree.index[outer], nodes)).tolist():
+        for following in range(k + 1, len(outer)):
+            node = int(outer[following])
+            if not accumulates[following] or tree.thread[node] != tree.thread[outer[k]]:
+                break
+            inside = tree.index[min(node + 1, len(tree) - 1)]  # the event with the shape
+            shapes = _json(events, events.shapes[inside])
+            if shapes and len(shapes[0]) == 1:
+                found.append(tree.index[node])
+    return np.array(found, np.int64)
+
+
+CHECK = Check("conv-bias-before-norm", "No convolution adds a bias before a batch norm.", find)

@@ -1,0 +1,56 @@
+"""What calls cost: device time of the work that they launched, or CPU time without a device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.device_time import launched_by
+from instrument.findings.finding import Evidence
+from instrument.findings.places import Measured
+from instrument.links.groupby import Groups, groupby
+from instrument.trace.events import Ints, split_overload
+
+
+def costs(capture: Views, nodes: Ints) -> Ints:
+    """The cost of each call in nanoseconds: see `cost_share`."""
+    if not len(capture.work.event):
+        return capture.links.spent_ns[nodes]
+    device, around = launched_by(capture, nodes)
+    return Groups(around, len(nodes)).sum(capture.events.duration_ns[device])
+
+
+def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
+    """The cost of calls as a share of the measured steps.
+
+    The cost is the time of the device work that the calls launched. In a trace without device work,
+    it is the CPU time of the calls. `nodes` are nodes of the call tree; none lies inside another.
+    """
+    tree = capture.links.call_tree
+    if not len(capture.work.event):
+        return time.share(int(time.within(tree.start_ns[nodes], tree.end_ns[nodes]).sum()))
+    device, _ = launched_by(capture, nodes)
+    events = capture.events
+    return time.share(int(time.within(events.start_ns[device], events.end_ns[device]).sum()))
+
+
+def evidence_of_nodes(
+    capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
+) -> tuple[Evidence, ...]:
+    """Make one row of evidence for each name of some calls, those with the highest cost first."""
+    events, tree = capture.events, capture.links.call_tree
+    cost_ns = costs(capture, nodes)
+    names, groups = groupby(events.name[tree.index[nodes]].astype(np.int64))
+    total_ns = groups.sum(cost_ns)
+    longest = groups.sorted_by(cost_ns).row(100)
+    what = "device time" if len(capture.work.event) else "CPU time"
+    return tuple(
+        Evidence(
+            split_overload(events.names[names[k]])[0],
+            int(groups.size[k]),
+            int(total_ns[k]),
+            int(tree.start_ns[nodes[longest[k]]]),
+            ", ".join(filter(None, [what, detail])),
+        )
+        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
+    )

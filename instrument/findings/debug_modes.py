@@ -1,0 +1,104 @@
+"""Find debugging modes of torch that were left on: anomaly detection.
+
+From `anomaly_mode` in `capture.json`, or else from what the mode does: after each backward node,
+the engine looks for NaN in the gradients with `aten::isnan`, directly inside the event of the node.
+The mode costs twice:
+
+- The search in the backward, with a wait for the device for each gradient.
+- In the forward, each operator that makes a backward node also stores the Python stack, which takes
+  about 100 µs. The trace has no event for that. It is part of the operator's own time. So the
+  simulation takes from each of these operators what the cheap ones of them take: the 25th
+  percentile of their own times, less the median of the operators that make no node.
+
+The finding needs no threshold: the mode is for looking for errors alone.
+
+Lost: hooks on tensors and modules, which leave no event of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.autograd_nodes import makers
+from instrument.findings.event_time import scaled, share_of, shortened
+from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.places import evidence, measured, percent
+from instrument.links.autograd import is_backward
+from instrument.trace.events import OPERATOR, Flags, Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
+_FIRST = "aten::isnan"
+# Of the backward nodes that calculate something. A user's hook may search some of them for NaN.
+_LEAST_SEARCHED = 0.5
+# The percentile of operators that calculate next to nothing themselves, such as views.
+_CHEAP = 25
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if anomaly mode was on."""
+    environment = capture.about.environment
+    recorded = None if environment is None else environment.anomaly_mode
+    search, is_searched = _search(capture)
+    if not is_searched and not recorded:
+        if recorded is None and not is_backward(capture.events).any():
+            raise NotRecorded(
+                "Without a backward, the trace does not tell whether anomaly detection was on: "
+                "record it with a session of this version."
+            )
+        return
+    stored, stack_ns = _stacks(capture)
+    share = share_of(capture, search)
+    steps = measured(capture)
+    cost = (
+        f"; the search for NaN in the gradients takes {percent(share)} of the {steps.what}"
+        if len(search)
+        else ""
+    )
+    saving = scaled(whatif, search) if len(search) else None
+    if saving is not None:
+        saving = shortened(capture, saving, stored, stack_ns)
+    yield Finding(
+        code=CHECK.code,
+        title=f"Anomaly detection is on{cost}",
+        change="torch.autograd.set_detect_anomaly(False), and no torch.autograd.detect_anomaly()",
+        verify="instrument show CAPTURE --ops: `aten::isnan` is gone.",
+        saving=saving,
+        evidence=evidence(capture, search),
+        coverage=("backward time joined to its forward",),
+    )
+
+
+def _search(capture: Views) -> tuple[Ints, bool]:
+    """The calls that search gradients for NaN, and whether most backward nodes are searched."""
+    events, tree = capture.events, capture.links.call_tree
+    node = is_backward(events)[tree.index] & (events.sequence >= 0)[tree.index]
+    outer = node & ~np.append(node, False)[tree.parent]
+    in_outer = np.append(outer, False)[tree.parent]
+    chosen = in_outer & events.named(_SEARCH.__contains__)[tree.index]
+    searched = np.unique(tree.parent[chosen & events.named(_FIRST.__eq__)[tree.index]])
+    is_searched = np.zeros(len(tree) + 1, np.bool_)
+    is_searched[searched] = True
+    found: Ints = tree.index[chosen & is_searched[tree.parent]]
+    return found, len(searched) > _LEAST_SEARCHED * max(int(outer.sum()), 1)
+
+
+def _stacks(capture: Views) -> tuple[Ints, float]:
+    """The operators that store a Python stack, and the time that one stack takes."""
+    events, tree = capture.events, capture.links.call_tree
+    made = makers(capture)
+    own_ns = tree.own(tree.total_ns)
+    is_other: Flags = events.among(OPERATOR)[tree.index] & (events.sequence < 0)[tree.index]
+    if not len(made) or not is_other.any():
+        return made, 0.0
+    cheap_ns = np.percentile(own_ns[tree.nodes_of(made)], _CHEAP)
+    return made, max(float(cheap_ns - np.median(own_ns[is_other])), 0.0)
+
+
+CHECK = Check("debug-modes", "Anomaly detection is off.", find)

@@ -1,0 +1,174 @@
+"""`device-idle`: the device does nothing for long, because the CPU is busy with something else.
+
+It looks at the gaps of at least 1 ms in which no device works. Such a gap counts from its start
+until the call returned that launched the next work, without the time of the data loader,
+compilation, garbage collection, allocations and the profiler, which have findings of their own. So
+have gaps in which the CPU waited for the device first. The cause is the operator or range in which
+the launching thread spent most of its own time during the gaps. The finding needs 5 % of the step.
+The saving is that of the step without the calls that end in the gaps and launch nothing. It is not
+known if most of the time lies in calls that also launch work, or in no call.
+
+It cannot see what Python code does outside of operators and ranges, if no Python frames were
+recorded, nor what other processes do for which this one waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import ORDERED
+from instrument.analysis.synchronisations import callers
+from instrument.analysis.views import Views
+from instrument.findings.device_time import (
+    LEAST_SAVING,
+    LaunchGaps,
+    has_device_work,
+    launch_gaps,
+)
+from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.launch_bound import LONG_NS
+from instrument.findings.places import measured, percent, source_codes
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.groupby import groupby
+from instrument.links.intervals import sweep
+from instrument.trace.events import Ints, is_runtime, is_step, is_wait, split_overload
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.05
+# The saving is not known if the calls that only work on the CPU take less of the gaps than this.
+_EXPLAINED = 0.5
+_MOST_CAUSES = 5
+
+
+class _Cause(NamedTuple):
+    """What the CPU did in gaps: an operator, a range, or neither.
+
+    `event` is the position of the event with the most time, -1 for time in no event.
+    """
+
+    name: str
+    range: str | None
+    calls: int
+    time_ns: int
+    event: int
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the device is idle in long gaps that nothing else explains."""
+    if not has_device_work(capture, "Idle time of the device was"):
+        return
+    found, time = launch_gaps(capture), measured(capture)
+    long = found.only(found.wait_ns >= LONG_NS)
+    idle_ns = int(long.wait_ns.sum())
+    if time.share(idle_ns) < _LEAST_SHARE:
+        return
+    causes = _causes(capture, long)
+    only_cpu, only_cpu_ns = _only_cpu(capture, long)
+    # Most of the time may lie in operators that launch work too, or in no event.
+    explained = only_cpu_ns >= _EXPLAINED * idle_ns
+    saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if explained else None
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    top = causes[0]
+    sources, texts = source_codes(capture, np.array([max(top.event, 0)]))
+    where = "in no range and no operator" if top.event < 0 else f"in {top.name}"
+    yield Finding(
+        code="device-idle",
+        title=f"The device is idle for {percent(time.share(idle_ns))} of the {time.what} in gaps "
+        f"of over 1 ms; {percent(top.time_ns / idle_ns)} of this time the CPU is {where}",
+        change=f"Shorten {top.name} on the CPU, or run it while the device works: in the workers "
+        "of the DataLoader, in another thread, or after the next launches."
+        if top.event >= 0
+        else "Find this code first: mark it with @profiled or record with "
+        "profiler.with_stack=true; then move it into the workers of the DataLoader or after the "
+        "launches of the step.",
+        verify="instrument show CAPTURE --steps --launches",
+        saving=saving,
+        range=top.range,
+        source=texts[sources[0]] if top.event >= 0 and sources[0] >= 0 else None,
+        evidence=tuple(
+            Evidence(
+                cause.name,
+                cause.calls,
+                cause.time_ns,
+                int(capture.events.start_ns[cause.event]) if cause.event >= 0 else None,
+                "own CPU time in the gaps" + (f", in {cause.range}" if cause.range else ""),
+            )
+            for cause in causes[:_MOST_CAUSES]
+        ),
+        coverage=ORDERED,
+    )
+
+
+def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
+    """The thread that launched the work after each gap; after all work, the one of the last."""
+    events = capture.events
+    calls = capture.work.call[capture.work.call >= 0]
+    last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
+    found: Ints = np.where(gaps.call >= 0, events.thread[gaps.call], last).astype(np.int64)
+    return found
+
+
+def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
+    """What the launching threads did during the gaps, the costliest first."""
+    events, tree = capture.events, capture.links.call_tree
+    threads, own_ns, outside_ns = _threads(capture, gaps), np.zeros(len(tree), np.int64), 0
+    for thread in np.unique(threads).tolist():
+        chosen = threads == thread
+        timeline = sweep([(gaps.start_ns[chosen], gaps.queued_ns[chosen]), gaps.waiting])
+        waits = timeline.active[0] & timeline.active[1]
+        inside = timeline.within(waits, tree.start_ns, tree.ends_before_overlap())
+        inside[tree.thread != thread] = 0
+        own_ns += tree.own(inside)
+        outside_ns += int(gaps.wait_ns[chosen].sum() - inside[tree.parent < 0].sum())
+    node = np.flatnonzero((own_ns > 0) & ~events.named(is_step)[tree.index])
+    outside_ns += int(own_ns[(own_ns > 0)].sum() - own_ns[node].sum())
+    event = tree.index[node]
+    operator, path = callers(capture.links, event)
+    name = np.where(operator >= 0, operator, events.name[event])
+    keys, groups = groupby((path + 1) * len(events.names) + name)
+    total_ns = groups.sum(own_ns[node])
+    longest = groups.sorted_by(own_ns[node]).row(100)
+    texts = capture.links.scopes.paths.texts
+    found = [
+        _Cause(
+            split_overload(events.names[key % len(events.names)])[0],
+            texts[key // len(events.names) - 1] if key >= len(events.names) else None,
+            int(groups.size[k]),
+            int(total_ns[k]),
+            int(event[longest[k]]),
+        )
+        for k, key in enumerate(keys.tolist())
+    ]
+    if outside_ns > 0:
+        found.append(_Cause("[no range and no operator]", None, len(gaps.call), outside_ns, -1))
+    return sorted(found, key=lambda cause: -cause.time_ns)
+
+
+def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
+    """The outermost calls that end in a gap, launch nothing and do not wait for the device.
+
+    They run on the thread whose launch ends the gap. Also returns their time in the gaps.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    if not len(gaps.call) or not len(tree):
+        return np.zeros(0, np.int64), 0
+    at = np.searchsorted(gaps.start_ns, tree.end_ns, "left") - 1
+    launch_ns = np.where(gaps.call >= 0, events.start_ns[gaps.call], gaps.queued_ns)
+    inside = (at >= 0) & (tree.end_ns <= launch_ns[at])
+    inside &= tree.thread == _threads(capture, gaps)[at]
+    _, launcher = capture.links.launched
+    works = np.bincount(launcher[launcher >= 0], minlength=len(tree))
+    works += (events.among(is_runtime) & events.named(is_wait))[tree.index]
+    inside &= tree.with_descendants(works) == 0
+    outermost = np.flatnonzero(inside & ~np.append(inside, False)[tree.parent])
+    lies_ns = tree.end_ns - np.maximum(tree.start_ns, gaps.start_ns[at])
+    return tree.index[outermost], int(lies_ns[outermost].sum())
+
+
+CHECK = Check("device-idle", "The device is not idle for long without a known reason.", find)

@@ -1,0 +1,159 @@
+"""What the findings about devices share: device work, gaps in it, and who launched it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from glob import escape
+
+import numpy as np
+
+from instrument.analysis import interruptions
+from instrument.analysis.interruptions import kinds_of
+from instrument.analysis.steps import gaps
+from instrument.analysis.synchronisations import callers
+from instrument.analysis.views import Views
+from instrument.findings.finding import Evidence, NotRecorded
+from instrument.findings.places import Measured, measured
+from instrument.links.groupby import groupby
+from instrument.links.intervals import Intervals, sweep
+from instrument.trace.events import Flags, Ints, split_overload
+
+# Interruptions that have findings of their own, or that show no problem of the program.
+_EXPLAINED = (
+    interruptions.LOADER,
+    interruptions.GARBAGE_COLLECTION,
+    interruptions.COMPILATION,
+    interruptions.MODULE_LOADING,
+    interruptions.ALLOCATION,
+    interruptions.PROFILER,
+)
+#: An edit that wins less than this share of the step is not worth a change of the program.
+LEAST_SAVING = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchGaps:
+    """The gaps in which the devices wait for the CPU to launch something, as parallel columns.
+
+    Attributes:
+        start_ns: the start of each gap.
+        queued_ns: when the CPU had launched the work that ends the gap.
+        call: the CPU call that launched this work; -1 for a gap after all work.
+        wait_ns: the part of the gap before `queued_ns`, in the measured steps, that no interruption
+            with a finding of its own explains.
+        waiting: the intervals of all these parts together, also of gaps that `only` left out.
+    """
+
+    start_ns: Ints
+    queued_ns: Ints
+    call: Ints
+    wait_ns: Ints
+    waiting: Intervals
+
+    def only(self, chosen: Flags) -> LaunchGaps:
+        """The gaps of a mask."""
+        return LaunchGaps(
+            self.start_ns[chosen],
+            self.queued_ns[chosen],
+            self.call[chosen],
+            self.wait_ns[chosen],
+            self.waiting,
+        )
+
+
+def has_device_work(capture: Views, what: str) -> bool:
+    """Whether the trace holds work of a device; False if the run used none.
+
+    Raises:
+        NotRecorded: the machine has a device, and the trace holds no work of it. The message begins
+            with `what`, the subject of the check.
+    """
+    if len(capture.work.event):
+        return True
+    if capture.events.devices or capture.about.devices:
+        raise NotRecorded(
+            f"{what} not checked: the trace has no device work. Record with a device among "
+            "profiler.activities."
+        )
+    return False
+
+
+def launch_gaps(capture: Views) -> LaunchGaps:
+    """Find the gaps in which the devices wait for launches; see `LaunchGaps`.
+
+    A gap that begins while the CPU waits for the device is left out: its cause is this
+    synchronisation. So are gaps whose launch is not in the trace.
+    """
+    events, time = capture.events, measured(capture)
+    found = gaps(events, capture.work, time.start_ns, time.end_ns)
+    waits = found.known & ~found.syncing & (found.queued_ns > found.start_ns)
+    start, queued = found.start_ns[waits], found.queued_ns[waits]
+    explained = np.isin(kinds_of(events), _EXPLAINED)
+    timeline = sweep(
+        [
+            (start, queued),
+            (time.start_ns, time.end_ns),
+            (events.start_ns[explained], events.end_ns[explained]),
+        ]
+    )
+    counts = timeline.active[0] & timeline.active[1] & ~timeline.active[2]
+    wait_ns = timeline.within(counts, start, queued)
+    kept = wait_ns > 0
+    call, waiting = found.call[waits][kept], timeline.merged(counts)
+    return LaunchGaps(start[kept], queued[kept], call, wait_ns[kept], waiting)
+
+
+def device_share(capture: Views, time: Measured, events: Ints) -> float:
+    """The time of some device events in the measured steps, as a share of these steps."""
+    table = capture.events
+    return time.share(int(time.within(table.start_ns[events], table.end_ns[events]).sum()))
+
+
+def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
+    """The device events that some calls launched, directly or in calls inside them.
+
+    Args:
+        capture: the capture.
+        nodes: the calls, as nodes of the call tree; none lies inside another.
+
+    Returns:
+        The device events, and for each of them the index in `nodes` of the call around its launch.
+    """
+    tree = capture.links.call_tree
+    number = np.full(len(tree) + 1, -1)
+    number[nodes] = np.arange(len(nodes))
+    is_chosen = np.zeros(len(tree), np.bool_)
+    is_chosen[nodes] = True
+    device, launcher = capture.links.launched
+    around = number[np.append(tree.nearest(is_chosen), -1)[launcher]]
+    inside = around >= 0
+    return device[inside], around[inside]
+
+
+def by_operator(
+    capture: Views, calls: Ints, time_ns: Ints, detail: str, most: int = 5
+) -> tuple[Evidence, ...]:
+    """Make one row of evidence for each operator around some calls, with a time of each call.
+
+    `detail` tells what the time is. Calls outside of all operators count under their own name.
+    """
+    names = capture.events.names
+    operator, _ = callers(capture.links, calls)
+    keys, groups = groupby(np.where(operator >= 0, operator, capture.events.name[calls]))
+    total_ns = groups.sum(time_ns)
+    longest = groups.sorted_by(time_ns).row(100)
+    return tuple(
+        Evidence(
+            split_overload(names[keys[k]])[0],
+            int(groups.size[k]),
+            int(total_ns[k]),
+            int(capture.events.start_ns[calls[longest[k]]]),
+            detail,
+        )
+        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
+    )
+
+
+def glob_of(path: str | None) -> str:
+    """The pattern that matches only the range of this path; "*" without a range."""
+    return "*" if path is None else escape(path)

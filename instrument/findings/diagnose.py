@@ -1,0 +1,280 @@
+"""`diagnose`: run all checks on the captures of a run, and sort what they find by its saving.
+
+Several windows and ranks are diagnosed as one run. Equal findings of several captures, with the
+same code and range, become one: the finding with the largest saving. Its title says where else it
+was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from instrument.errors import CaptureError
+from instrument.findings import (
+    allocator_churn,
+    attention_not_fused,
+    blocking_copies,
+    conv_bias_before_norm,
+    debug_modes,
+    device_idle,
+    exposed_communication,
+    first_step,
+    garbage_collection,
+    graph_breaks,
+    launch_bound,
+    layout_and_casts,
+    loader_wait,
+    memory_growth,
+    operator_storm,
+    recompilation,
+    recording_overhead,
+    slow_links,
+    stragglers,
+    synchronizing_calls,
+    tensor_cores,
+    thread_oversubscription,
+    unmarked_time,
+    unused_autograd,
+    zero_grad,
+)
+from instrument.findings.finding import Check, Finding, RanksCheck
+from instrument.runs.rank_summary import RankSummary, summarize
+from instrument.runs.run import Run
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
+    from instrument.whatif.scenario import Scenario
+
+#: Every kind of problem that `diagnose` looks for.
+CHECKS: tuple[Check, ...] = (
+    loader_wait.CHECK,
+    synchronizing_calls.CHECK,
+    operator_storm.CHECK,
+    unmarked_time.CHECK,
+    launch_bound.CHECK,
+    device_idle.CHECK,
+    blocking_copies.CHECK,
+    exposed_communication.CHECK,
+    slow_links.CHECK,
+    tensor_cores.CHECK,
+    attention_not_fused.CHECK,
+    layout_and_casts.CHECK,
+    allocator_churn.CHECK,
+    recompilation.CHECK,
+    graph_breaks.CHECK,
+    garbage_collection.CHECK,
+    thread_oversubscription.CHECK,
+    memory_growth.CHECK,
+    unused_autograd.CHECK,
+    debug_modes.CHECK,
+    zero_grad.CHECK,
+    conv_bias_before_norm.CHECK,
+    first_step.CHECK,
+    recording_overhead.CHECK,
+)
+#: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
+RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
+_FEW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What slows a run, what to change, and what the change saves.
+
+    Attributes:
+        captures: the names of the captures.
+        findings: the problems, the largest saving first; those with an unknown saving come last.
+        passed: a sentence for each kind of problem that no capture has.
+        not_checked: a sentence for each check that could not run, with what to record for it.
+        notes: sentences on how far the savings can be trusted.
+        step_ns: the simulated step without changes, of the capture with the longest one; None if
+            no step could be simulated.
+    """
+
+    captures: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    step_ns: int | None = None
+
+
+def diagnose(
+    captures: Iterable[Capture],
+    checks: Iterable[Check] = CHECKS,
+    ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
+) -> Diagnosis:
+    """Run the checks on the captures of a run: one capture, or several windows and ranks.
+
+    Captures are read one after the other, so an iterator over them needs the memory of one.
+
+    Args:
+        captures: the captures.
+        checks: what to look for in each capture.
+        ranks_checks: what to look for by comparing the ranks of each window.
+
+    Cost: for each capture about as much as reading it, and what the simulations take.
+
+    Raises:
+        CaptureError: there is no capture, or one holds no trace.
+        TraceError: a trace cannot be read.
+    """
+    seen = _Seen(tuple(checks), tuple(ranks_checks))
+    for capture in captures:
+        seen.add(capture)
+    if not seen.captures:
+        raise CaptureError("There is nothing to diagnose: give at least one capture.")
+    seen.compare_ranks()
+    return seen.diagnosis()
+
+
+@dataclass(slots=True)
+class _Problem:
+    """One problem over the captures: its largest finding, and where it was found."""
+
+    largest: Finding
+    windows: set[Any] = field(default_factory=set)
+    ranks: set[int] = field(default_factory=set)
+
+
+class _Seen:
+    """What the checks have said of the captures so far."""
+
+    def __init__(self, checks: tuple[Check, ...], ranks_checks: tuple[RanksCheck, ...]) -> None:
+        self.checks, self.ranks_checks = checks, ranks_checks
+        self.captures: list[str] = []
+        self.problems: dict[tuple[str, str | None, int], _Problem] = {}
+        self.missing: dict[tuple[str, str], int] = {}  # by code and message: in how many captures
+        self.passed: set[str] = set()
+        self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
+        self.summaries: list[tuple[Path | str, RankSummary]] = []
+        self.is_one_of_several = False
+        self.notes: dict[str, None] = {}
+        self.step_ns: int | None = None
+
+    def add(self, capture: Capture) -> None:
+        """Run the checks of one capture."""
+        self.captures.append(capture.name)
+        window, rank = self._window(capture)
+        whatif = self._scenario(capture)
+        for check in self.checks:
+            self._keep(check.code, check.find(capture, whatif), window, rank)
+        world_size = capture.about.world_size or capture.events.world_size or 1
+        place = capture.folder or capture.trace_path
+        if world_size > 1 and place is not None:
+            self.is_one_of_several = True
+            if self.ranks_checks:
+                self.summaries.append((place, summarize(capture)))
+
+    def compare_ranks(self) -> None:
+        """Run the checks that compare the ranks of each window."""
+        windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
+        for ranks in windows:
+            for check in self.ranks_checks:
+                self._keep(check.code, check.find(ranks), ranks.where, None)
+        if self.is_one_of_several and self.ranks_checks and not windows:
+            self.missing[
+                "ranks",
+                "The ranks were not compared: give the captures of all ranks of a window.",
+            ] = len(self.captures)
+
+    def _keep(self, code: str, found: Iterator[Finding], window: Any, rank: int | None) -> None:
+        """Keep what one check finds in one capture or window."""
+        numbers: dict[str | None, int] = {}
+        try:
+            for finding in found:
+                number = numbers[finding.range] = numbers.get(finding.range, -1) + 1
+                key = finding.code, finding.range, number
+                problem = self.problems.setdefault(key, _Problem(finding))
+                if _saving_ns(finding) > _saving_ns(problem.largest):
+                    problem.largest = finding
+                problem.windows.add(window)
+                if rank is not None:
+                    problem.ranks.add(rank)
+        except CaptureError as error:
+            self.missing[code, str(error)] = self.missing.get((code, str(error)), 0) + 1
+        else:
+            self.passed.add(code)
+
+    def _window(self, capture: Capture) -> tuple[Any, int | None]:
+        """The window and the rank of a capture.
+
+        A rank records a window once. So the same steps on the same rank are those of another run,
+        which count as another window.
+        """
+        about = capture.about
+        rank = capture.events.rank if about.rank is None else about.rank
+        steps = about.window.phase, about.window.first_step
+        again = self.runs.get((steps, rank), 0)
+        self.runs[steps, rank] = again + 1
+        return (*steps, again), rank
+
+    def _scenario(self, capture: Capture) -> Scenario:
+        try:
+            whatif: Scenario = capture.whatif
+            self.step_ns = max(self.step_ns or 0, round(whatif.baseline_ns))
+            self.notes.update(dict.fromkeys(whatif.notes))
+        except CaptureError as error:
+            self.notes[f"No saving is known: {error}"] = None
+            return cast("Scenario", _Refused(error))
+        return whatif
+
+    def diagnosis(self) -> Diagnosis:
+        """Everything that was found."""
+        findings = [self._with_place(problem) for problem in self.problems.values()]
+        silent = self.passed.difference(
+            (code for code, _, _ in self.problems), (code for code, _ in self.missing)
+        )
+        sentences = [(check.code, check.passed) for check in self.checks]
+        sentences += [(check.code, check.passed) for check in self.ranks_checks]
+        return Diagnosis(
+            captures=tuple(self.captures),
+            findings=tuple(sorted(findings, key=_saving_ns, reverse=True)),
+            passed=tuple(sentence for code, sentence in sentences if code in silent),
+            not_checked=tuple(self._not_checked()),
+            notes=tuple(self.notes),
+            step_ns=self.step_ns,
+        )
+
+    def _with_place(self, problem: _Problem) -> Finding:
+        """The largest finding of a problem, with the windows and ranks in its title."""
+        facts = []
+        of_windows = len(
+            {(*steps, again) for (steps, _), count in self.runs.items() for again in range(count)}
+        )
+        if of_windows > 1:
+            facts.append(f"in {len(problem.windows)} of {of_windows} windows")
+        of_ranks = len({rank for _, rank in self.runs if rank is not None})
+        if of_ranks > 1 and problem.ranks:
+            facts.append(_ranks(sorted(problem.ranks), of_ranks))
+        where = f" ({', '.join(facts)})" if facts else ""
+        return replace(problem.largest, title=problem.largest.title + where)
+
+    def _not_checked(self) -> Iterator[str]:
+        of = len(self.captures)
+        for (_, message), count in self.missing.items():
+            yield message if count == of else f"{message} ({count} of {of} captures)"
+
+
+class _Refused:
+    """Stands for the simulation of a capture that cannot be simulated: each edit raises why."""
+
+    def __init__(self, error: CaptureError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CaptureError(*self._error.args)
+
+
+def _saving_ns(finding: Finding) -> float:
+    return float("-inf") if finding.saving is None else finding.saving.saving_ns
+
+
+def _ranks(numbers: list[int], of: int) -> str:
+    if len(numbers) == of:
+        return f"on all {of} ranks"
+    more = f" and {len(numbers) - _FEW} more" if len(numbers) > _FEW else ""
+    return f"on rank{'s'[: len(numbers) > 1]} {', '.join(map(str, numbers[:_FEW]))}{more}"

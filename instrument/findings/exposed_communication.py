@@ -1,0 +1,135 @@
+"""`exposed-communication`: the step waits for collectives that no computation hides.
+
+It looks at the time in the steps in which communication ran and no kernel computed; in a trace
+without device work, at collectives of gloo and MPI during which no thread ran an operator. The
+finding needs 5 % of the step. What is simulated is the step without any communication, so the
+saving is the most that overlap and smaller messages can win.
+
+With the trace of one rank, it cannot see how much of the time is transfer, and how much is waiting
+for ranks that come later. Compare the ranks for this (see `stragglers`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION, layers_of, masks
+from instrument.analysis.collectives import CPU, cpu_waits, is_on_cpu
+from instrument.analysis.coverage_rows import FILE, LAUNCHING
+from instrument.analysis.views import Views
+from instrument.findings.device_time import LEAST_SAVING
+from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.places import Measured, common_place, measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.collective_records import is_collective
+from instrument.links.intervals import sweep
+from instrument.trace.events import Ints
+from instrument.units import rate, size
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.05
+_MOST_ROWS = 5
+# What to write: the name that shows which library started the communication, and the change.
+_CHANGES = (
+    (
+        re.compile(r"DistributedDataParallel"),
+        "Send less often: model.no_sync() in all but the last step of an accumulation; send less: "
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook); and let it overlap with "
+        "the backward: DistributedDataParallel(model, gradient_as_bucket_view=True) without "
+        "find_unused_parameters.",
+    ),
+    (
+        re.compile(r"FullyShardedDataParallel|FSDP::"),
+        "Fetch parameters earlier (FSDP1: forward_prefetch=True, FSDP2: "
+        "set_modules_to_forward_prefetch), shard larger blocks, and reduce in a smaller type "
+        "(MixedPrecision or MixedPrecisionPolicy with reduce_dtype=torch.bfloat16).",
+    ),
+)
+_OTHER_CHANGE = (
+    "Start the communication earlier and wait for it later: work = dist.all_reduce(tensor, "
+    "async_op=True), other work, then work.wait(); or send fewer bytes."
+)
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if communication is exposed for a part of the step."""
+    time = measured(capture)
+    on_device = len(capture.work.event) > 0
+    chosen = capture.work.event[capture.work.kind == COMMUNICATION]
+    if not on_device:
+        chosen = np.flatnonzero(is_on_cpu(capture.events))
+    if not len(chosen):
+        return
+    exposed_ns = exposed_on_device(capture, time) if on_device else _on_cpu(capture)
+    share = time.share(exposed_ns)
+    if share < _LEAST_SHARE:
+        return
+    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    table = capture.collectives.where(exposed_ns=lambda ns: bool(ns)).sort("exposed_ns")
+    kind = next((each for each in table.column("kind") if each is not None), None)
+    path, source = common_place(capture, _launches(capture, chosen))
+    if path is not None and is_collective(path.rpartition("/")[2]):
+        path = path.rpartition("/")[0] or None
+    yield Finding(
+        code="exposed-communication",
+        title=f"For {percent(share)} of the {time.what}, communication runs and nothing else"
+        + (f", mostly {kind}" if kind else ""),
+        change=_change(capture),
+        verify="instrument show CAPTURE --collectives --breakdown",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=tuple(_row(each) for each in table.head(_MOST_ROWS)),
+        coverage=LAUNCHING if on_device else FILE,
+    )
+
+
+def exposed_on_device(capture: Views, time: Measured) -> int:
+    """The time in the measured steps in which communication ran and no kernel computed."""
+    timeline = sweep([*layers_of(capture.work), (time.start_ns, time.end_ns)])
+    exposed = masks(timeline.active)["exposed_communication_ns"]
+    return int(timeline.total_ns(exposed & timeline.active[3])[0])
+
+
+def _on_cpu(capture: Views) -> int:
+    """The same for collectives on the CPU."""
+    per_step = cpu_waits(capture.links).get("exposed_communication_ns")
+    if per_step:
+        return int(sum(per_step[1:] or per_step))
+    return sum(capture.collective_calls.where(runs_on=CPU).column("exposed_ns"))
+
+
+def _change(capture: Views) -> str:
+    found = (change for name, change in _CHANGES if any(map(name.search, capture.events.names)))
+    return next(found, _OTHER_CHANGE)
+
+
+def _launches(capture: Views, chosen: Ints) -> Ints:
+    """Communication whose place in the program is known: what a call launched, or the CPU's own."""
+    device, node = capture.links.launched
+    known = np.isin(chosen, device[node >= 0]) | ~np.isin(chosen, device)
+    return chosen[known]
+
+
+def _row(row: Any) -> Evidence:
+    """A row of `capture.collectives` as evidence."""
+    message = row.largest_message_bytes
+    speed = row.largest_message_bus_bytes_per_second
+    parts = [
+        "" if row.process_group is None else f"group {row.description or row.process_group}",
+        "" if message is None else f"largest message {size(message)}",
+        "" if speed is None else f"at {rate(speed)} bus bandwidth",
+    ]
+    detail = ", ".join(filter(None, ["exposed time", *parts]))
+    return Evidence(row.kind or "communication", row.calls, row.exposed_ns, None, detail)
+
+
+CHECK = Check("exposed-communication", "No step waits long for communication.", find)

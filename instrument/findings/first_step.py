@@ -1,0 +1,131 @@
+"""Find a first step that is much slower than the others, and why.
+
+The first finished step of the window against the median of the others; there must be at least three
+others. It must take twice their median, and 10 ms more: less disturbs no measurement.
+
+The cause is what the first step spends more time on than the median of the others. It is one of the
+kinds of `capture.interruptions` (compilation, loading code of the device, allocation of device
+memory, the loader, …), or else the operator, call or range with the most additional time. If cuDNN
+searches for its fastest algorithms (`torch.backends.cudnn.benchmark`, from `capture.json`), a
+convolution is told as this search. A cause is told if it explains at least 20 % of the additional
+time.
+
+There is no saving: the simulation leaves the first step out, and a long run pays for it once. But
+it misleads everything that is summed over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.interruptions import KINDS, kinds_of
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import percent
+from instrument.links.groupby import groupby
+from instrument.links.intervals import sweep
+from instrument.links.step_index import step_at
+from instrument.trace.events import Ints
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_FACTOR = 2.0
+_LEAST_NS = 10_000_000
+_LEAST_OTHERS = 3
+_LEAST_CAUSE = 0.2
+# What each kind of interruption is called in a title.
+_CAUSES = {
+    "loader": "waiting for the loader, which starts",
+    "module loading": "loading code of the device",
+    "memory allocation": "allocating and freeing device memory",
+    "profiler": "the profiler's own work",
+}
+
+
+class _Cause(NamedTuple):
+    name: str
+    more_ns: int
+    calls: int
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
+    """Yield one finding if the first step takes twice the median of the others."""
+    events, steps = capture.events, capture.links.steps
+    if len(steps) < 1 + _LEAST_OTHERS:
+        raise NotRecorded(
+            f"A slow first step shows beside {_LEAST_OTHERS} others or more, but the trace has "
+            f"{len(steps)} finished steps: record with a larger profiler.active."
+        )
+    took = events.duration_ns[steps]
+    others_ns = float(np.median(took[1:]))
+    more_ns = float(took[0]) - others_ns
+    if more_ns < _LEAST_NS or took[0] < _LEAST_FACTOR * others_ns:
+        return
+    cause = _cause(capture, more_ns)
+    why = ""
+    if cause is not None:
+        why = f"; {percent(min(cause.more_ns / more_ns, 1))} of the difference is {cause.name}"
+    yield Finding(
+        code=CHECK.code,
+        title=f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
+        f"the others{why}",
+        change="Record later, so that the window shows what most steps take: profiler.warmup=3, or "
+        "profiler.wait. For the cause itself, see the evidence.",
+        verify="instrument show CAPTURE --steps",
+        evidence=()
+        if cause is None
+        else (Evidence(cause.name, cause.calls, cause.more_ns, detail="more than in other steps"),),
+        coverage=("CPU time within finished steps",),
+    )
+
+
+def _cause(capture: Views, more_ns: float) -> _Cause | None:
+    """The kind of interruption, or else the event, that explains most of the additional time."""
+    for causes in (_kinds, _names):
+        found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
+        if found is not None and found.more_ns >= _LEAST_CAUSE * more_ns:
+            return found
+    return None
+
+
+def _kinds(capture: Views) -> Iterator[_Cause]:
+    """For each kind of interruption, its additional time in the first step."""
+    events, steps = capture.events, capture.links.steps
+    kind = kinds_of(events)
+    for number in np.unique(kind[kind >= 0]).tolist():
+        chosen = np.flatnonzero(kind == number)
+        timeline = sweep([(events.start_ns[chosen], events.end_ns[chosen])])
+        in_steps = timeline.within(timeline.active[0], events.start_ns[steps], events.end_ns[steps])
+        calls = int((step_at(events, steps, events.start_ns[chosen]) == 0).sum())
+        yield _Cause(_CAUSES.get(KINDS[number], KINDS[number]), _additional(in_steps), calls)
+
+
+def _names(capture: Views) -> Iterator[_Cause]:
+    """For each name of an operator, call or range, its own additional time in the first step."""
+    events, steps, tree = capture.events, capture.links.steps, capture.links.call_tree
+    step = step_at(events, steps, tree.start_ns)
+    chosen = np.flatnonzero((step >= 0) & ~np.isin(tree.index, steps))
+    own_ns = tree.own(tree.total_ns)[chosen]
+    names, groups = groupby(events.name[tree.index[chosen]].astype(np.int64))
+    of_steps = np.zeros((len(names), len(steps)), np.int64)
+    np.add.at(of_steps, (groups.of, step[chosen]), own_ns)
+    first_calls = groups.number(step[chosen] == 0)
+    environment = capture.about.environment
+    searches = environment is not None and environment.cudnn_benchmark
+    for code, in_steps, calls in zip(names.tolist(), of_steps, first_calls.tolist()):
+        name = events.names[code]
+        if searches and "convolution" in name:
+            name = f"{name}, for which cuDNN searches its fastest algorithm"
+        yield _Cause(name, _additional(in_steps), calls)
+
+
+def _additional(in_steps: Ints) -> int:
+    return int(in_steps[0] - np.median(in_steps[1:]))
+
+
+CHECK = Check("first-step", "The first step takes about as long as the others.", find)

@@ -1,0 +1,123 @@
+"""Find steps that Python's garbage collector holds up.
+
+From the events "Python GC" of the trace, which torch records with Python stacks and its
+experimental option `record_python_gc_info`; or else from the collector's times in `capture.json`,
+which tell how long it ran in the window, but not when.
+
+The collector visits every object that can be part of a cycle, and all threads wait for it. It is a
+problem from 2 % of the time on. A usual training step takes the collector well under 1 %: it keeps
+few new objects, and a full collection needs many.
+
+Lost: why the collector ran. The finding tells collections that the program called for from those
+that Python started, but only if the trace has Python frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.trace.events import PYTHON, Ints
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.02
+_EVENT = "Python GC"
+# The frame of a call of `gc.collect`.
+_CALL = "<built-in function collect>"
+_RECORD = "profiler.with_stack=true profiler.experimental_config={record_python_gc_info: true}"
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if collections take 2 % of the steps, or of the window."""
+    events = capture.events
+    collections = np.flatnonzero(events.among(PYTHON) & events.named(_EVENT.__eq__))
+    if len(collections):
+        yield from _from_events(capture, whatif, collections)
+    else:
+        yield from _from_window(capture)
+
+
+def _from_events(capture: Views, whatif: Scenario, collections: Ints) -> Iterator[Finding]:
+    events, steps = capture.events, measured(capture)
+    within_ns = steps.within(events.start_ns[collections], events.end_ns[collections])
+    share = steps.share(int(within_ns.sum()))
+    if share < _LEAST_SHARE:
+        return
+    inside = collections[within_ns > 0]
+    place, source = common_place(capture, inside)
+    longest = duration(int(events.duration_ns[inside].max()))
+    yield Finding(
+        code=CHECK.code,
+        title=f"Python's garbage collector takes {percent(share)} of the {steps.what}: "
+        f"{len(inside)} collections, the longest {longest}",
+        change=_change(_called(capture, inside)),
+        verify="instrument show CAPTURE --interruptions",
+        saving=scaled(whatif, collections),
+        range=place,
+        source=source,
+        evidence=evidence(capture, inside),
+        coverage=("CPU time within finished steps",),
+    )
+
+
+def _from_window(capture: Views) -> Iterator[Finding]:
+    environment = capture.about.environment
+    known = None if environment is None else environment.garbage_collection
+    if known is None or known.total_ns is None:
+        raise NotRecorded(
+            "The capture does not tell how long Python's garbage collector ran: record it with a "
+            f"session of this version, or with {_RECORD}."
+        )
+    steps = capture.links.steps
+    events = capture.events
+    whole_ns = int(events.end_ns.max(initial=0) - events.begin_ns)
+    if len(steps):
+        whole_ns = int(events.end_ns[steps[-1]] - events.start_ns[steps[0]])
+    share = known.total_ns / whole_ns if whole_ns > 0 else 0.0
+    if share < _LEAST_SHARE:
+        return
+    longest = "" if known.longest_ns is None else f", the longest {duration(known.longest_ns)}"
+    yield Finding(
+        code=CHECK.code,
+        title=f"Python's garbage collector takes {percent(share)} of the window: "
+        f"{known.collections} collections{longest}",
+        change=_change(None),
+        verify=f"Record with {_RECORD} to see which steps wait for the collector, and where.",
+        evidence=(Evidence(_EVENT, known.collections or 0, known.total_ns),),
+    )
+
+
+def _called(capture: Views, collections: Ints) -> bool | None:
+    """Whether the program called for most of the collections; None without Python frames."""
+    frames = capture.links.frames
+    if not len(frames):
+        return None
+    is_call = capture.events.named(_CALL.__eq__)[frames.index]
+    nearest = np.append(frames.nearest(is_call), -1)[frames.nodes_of(collections)]
+    return bool((nearest >= 0).mean() > 0.5)
+
+
+def _change(called: bool | None) -> str:
+    seldom = (
+        "Call gc.freeze() after the set-up and gc.disable(), and gc.collect() every few hundred "
+        "steps."
+    )
+    if called is None:
+        return f"{seldom} If the step itself calls gc.collect(), leave the call out."
+    return "Leave gc.collect() out of the step." if called else seldom
+
+
+CHECK = Check(
+    "garbage-collection",
+    "Python's garbage collector takes less than 2 % of the steps.",
+    find,
+)

@@ -1,0 +1,77 @@
+"""`launch-bound`: kernels are so short that the device waits for the CPU to launch the next one.
+
+It looks at the gaps in which no device works. A gap counts from its start until the call returned
+that launched the next work, without the time of the data loader, compilation, garbage collection,
+allocations and the profiler. Gaps count if they are shorter than 1 ms: in longer ones, the CPU does
+something else than launching (see `device_idle`). The finding needs 5 % of the step, in at least 20
+gaps. Of published traces, healthy programs lose up to 3 % in such gaps, and those with too many
+small kernels 9 to 73 %.
+
+It cannot see which kernels could be replaced by larger ones. Gaps on one of several devices or
+streams do not count while another one works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import ORDERED
+from instrument.analysis.views import Views
+from instrument.findings.device_time import (
+    LEAST_SAVING,
+    by_operator,
+    glob_of,
+    has_device_work,
+    launch_gaps,
+)
+from instrument.findings.finding import Check, Finding
+from instrument.findings.places import common_place, measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+#: A gap of this length or more is a finding of `device_idle`.
+LONG_NS = 1_000_000
+_LEAST_SHARE, _LEAST_GAPS = 0.05, 20
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the device waits for launches in many short gaps."""
+    if not has_device_work(capture, "Launches were"):
+        return
+    found, time = launch_gaps(capture), measured(capture)
+    short = found.only((found.wait_ns < LONG_NS) & (found.call >= 0))
+    waited_ns = int(short.wait_ns.sum())
+    if time.share(waited_ns) < _LEAST_SHARE or len(short.call) < _LEAST_GAPS:
+        return
+    path, source = common_place(capture, short.call, short.wait_ns)
+    saving = simulated(lambda: whatif.graph_launch(range=glob_of(path)))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    work_ns = capture.work.end_ns - capture.work.start_ns
+    share, mean_ns = percent(time.share(waited_ns)), waited_ns // len(short.call)
+    yield Finding(
+        code="launch-bound",
+        title=f"The device waits {share} of the {time.what} for launches: "
+        f"{len(short.call) / time.count:,.0f} gaps of {duration(mean_ns)} on average, between "
+        f"kernels of {duration(int(np.median(work_ns)))} (median)",
+        change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
+        "kernels and records them as CUDA graphs; or increase the batch size, and use fused=True "
+        "in the optimizer.",
+        verify="instrument show CAPTURE --steps --launches",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=by_operator(
+            capture, short.call, short.wait_ns, "time in which the device waited for its kernels"
+        ),
+        coverage=ORDERED,
+    )
+
+
+CHECK = Check("launch-bound", "The device hardly waits for launches of short kernels.", find)

@@ -1,0 +1,134 @@
+"""`layout-and-casts`: time goes into copies that only change the layout or the type of tensors.
+
+It looks at three kinds of work, and yields a finding for each that takes enough of the step:
+
+- Layout: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
+  convolution; 5 % of the step.
+- Casts: `aten::to` and `aten::_to_copy` that copy within the device, or, in a trace without device
+  work, on the CPU; 10 %.
+- Copies: `aten::contiguous` and `aten::clone` that copy; 10 %.
+
+Some casts and copies are needed, and healthy programs spend up to 6 % of the step in each kind. Work
+of the data loader does not count. The saving is that of the step without this work.
+
+It cannot see which of the copies are needed, nor conversions inside other kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.breakdown import COPY, KERNEL
+from instrument.analysis.coverage_rows import LAUNCHERS
+from instrument.analysis.steps import is_loading
+from instrument.analysis.views import Views
+from instrument.findings.costs import cost_share, costs, evidence_of_nodes
+from instrument.findings.device_time import LEAST_SAVING, device_share, launched_by
+from instrument.findings.finding import Check, Finding
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.groupby import Groups
+from instrument.trace.events import OPERATOR, Ints, split_overload
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|^batched_transpose_\d", re.IGNORECASE)
+_CASTS = frozenset({"aten::to", "aten::_to_copy"})
+_COPIES = frozenset({"aten::contiguous", "aten::clone"})
+_BETWEEN_DEVICES = re.compile(r"HtoD|DtoH|PtoP|Host", re.IGNORECASE)
+_LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
+_CHANGES = {
+    "cast": "Cast once, and not in each step: keep parameters and constants in the type in which "
+    "they are used, such as model.to(torch.bfloat16), or cast the input instead of each layer's.",
+    "copy": "Leave out .contiguous() and .clone() where the next operator reads any layout or "
+    "writes nothing in place; or store the tensor in the layout in which it is read.",
+}
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield a finding for each kind of conversion that takes a large part of the step."""
+    if len(capture.work.event):
+        yield from _layouts(capture, whatif)
+    for what, names in (("cast", _CASTS), ("copy", _COPIES)):
+        yield from _conversions(capture, whatif, what, names)
+
+
+def _layouts(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    work, time = capture.work, measured(capture)
+    is_layout = capture.events.named(lambda name: _LAYOUT.search(name) is not None)
+    chosen = work.event[(work.kind == KERNEL) & is_layout[work.event]]
+    share = device_share(capture, time, chosen)
+    if share < _LEAST_LAYOUT:
+        return
+    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, chosen)
+    yield Finding(
+        code="layout-and-casts",
+        title=f"{percent(share)} of the {time.what} converts tensors between NCHW and NHWC: "
+        f"{len(chosen):,} kernels",
+        change="Keep one layout: model = model.to(memory_format=torch.channels_last), and "
+        "batch = batch.to(memory_format=torch.channels_last).",
+        verify="instrument show CAPTURE --kernels",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=evidence(capture, chosen),
+        coverage=LAUNCHERS,
+    )
+
+
+def _conversions(
+    capture: Views, whatif: Scenario, what: str, names: frozenset[str]
+) -> Iterator[Finding]:
+    time, tree = measured(capture), capture.links.call_tree
+    nodes = _copying(capture, names)
+    share = cost_share(capture, time, nodes) if len(nodes) else 0.0
+    if share < _LEAST_COPIES:
+        return
+    chosen = tree.index[nodes]
+    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, chosen, costs(capture, nodes))
+    does = "casts tensors" if what == "cast" else "copies tensors with contiguous() or clone()"
+    yield Finding(
+        code="layout-and-casts",
+        title=f"{percent(share)} of the {time.what} {does}: {len(nodes) / time.count:,.0f} a {time.what}",
+        change=_CHANGES[what],
+        verify="instrument show CAPTURE --ops --by stack",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=evidence_of_nodes(capture, nodes),
+        coverage=LAUNCHERS,
+    )
+
+
+def _copying(capture: Views, names: frozenset[str]) -> Ints:
+    """The outermost calls of these operators that copy, within one device, in the measured steps."""
+    events, tree = capture.events, capture.links.call_tree
+    named = events.named(lambda name: split_overload(name)[0] in names) & events.among(OPERATOR)
+    other = events.named(lambda name: split_overload(name)[0] in (_CASTS | _COPIES) - names)
+    copies = events.named(lambda name: split_overload(name)[0] == "aten::copy_")
+    stops = (named | (other & events.among(OPERATOR)) | is_loading(events))[tree.index]
+    inside = np.append(tree.nearest(stops), -1)[tree.parent] >= 0
+    copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
+    nodes = np.flatnonzero(named[tree.index] & ~inside & copying)
+    nodes = nodes[measured(capture).holds(tree.start_ns[nodes]) >= 0]
+    device, around = launched_by(capture, nodes)
+    across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
+    is_copy = np.isin(device, capture.work.event[capture.work.kind == COPY])
+    moves = Groups(around, len(nodes)).number(across[device] & is_copy) > 0
+    return nodes[~moves]
+
+
+CHECK = Check(
+    "layout-and-casts", "Little time goes into changes of the layout or type of tensors.", find
+)

@@ -1,0 +1,195 @@
+"""Waiting for the loader: time in which a step has no data to work on.
+
+Found from torch's own ranges around `DataLoader.__next__`, and from the range `data` that
+`session.steps` and the integrations open around the wait for a batch. Only waits on the threads of
+the steps count: a thread that loads in the background makes nobody wait. If a device was recorded,
+only the part of a wait counts in which the device was idle, because a busy device needs no data.
+
+Threshold: 5 % of the steps. A loader with enough workers needs 1 % or less, and the change (more
+processes) has a price.
+
+Not seen: what worker processes do, and a loader that is neither torch's nor given to a session. The
+saving is not known if worker processes load already: the trace does not show how long they need for
+a batch, nor what they wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import STEPS
+from instrument.analysis.steps import is_loading
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.places import Measured, common_place, evidence, measured, percent
+from instrument.findings.saving import simulated
+from instrument.links.intervals import merged, sweep
+from instrument.trace.events import ANNOTATION, Ints, loader_iterator
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.trace.capture_json import Loader
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.05
+_DATA, _SINGLE = "data", "_SingleProcess"
+# The number of workers to try if the number of CPUs is not known, and the most to propose.
+_USUAL_WORKERS, _MOST_WORKERS = 4, 16
+# If one of several waits takes at least this part of all, the workers had to start first.
+_IN_ONE_WAIT = 0.5
+
+# Where batches are loaded: by a DataLoader in the training process or in worker processes, or by an
+# iterator of which nothing is known.
+_Kind = Literal["process", "workers", "iterator"]
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the steps wait for data; see the module."""
+    events, span = capture.events, measured(capture)
+    waits = waits_for_data(capture)
+    waits = waits[span.holds(events.start_ns[waits]) >= 0]
+    waited_ns = _waited_ns(capture, span, waits)
+    share = span.share(waited_ns)
+    if not len(waits) or share < _LEAST_SHARE:
+        return
+    loader, kind = _loader(capture), _kind(capture)
+    present = (loader.workers if loader else None) or (0 if kind == "process" else None)
+    workers = _workers(capture, present)
+    path, source = common_place(capture, waits)
+    yield Finding(
+        code="loader-wait",
+        title=f"{percent(share)} of the {span.what} waits for data: "
+        f"{duration(waited_ns / span.count)} each{_TITLES[kind]}",
+        change=_change(capture, waits, loader, kind, workers),
+        verify="instrument show CAPTURE --interruptions --steps",
+        saving=_saving(capture, whatif, span, waits, kind, workers),
+        range=path,
+        source=source,
+        evidence=(*evidence(capture, waits), *_settings(loader)),
+        coverage=STEPS,
+    )
+
+
+CHECK = Check("loader-wait", "No step waits for data.", find)
+
+_TITLES: dict[_Kind, str] = {
+    "process": ", loaded in the training process",
+    "workers": ", though worker processes load it",
+    "iterator": "",
+}
+
+
+def waits_for_data(capture: Views) -> Ints:
+    """The positions of the calls that wait for a batch, on the threads of the steps.
+
+    A call inside another one is left out.
+    """
+    events, tree = capture.events, capture.links.call_tree
+    chosen = is_loading(events)
+    if capture.folder is not None:  # in a trace of another program, "data" may be anything
+        chosen |= events.among(ANNOTATION) & events.named(_DATA.__eq__)
+    steps = capture.links.steps
+    if len(steps):
+        chosen &= np.isin(events.thread, events.thread[steps])
+    is_wait = chosen[tree.index]
+    outside = np.append(tree.nearest(is_wait), -1)[tree.parent] < 0
+    return np.sort(tree.index[is_wait & outside])
+
+
+def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:
+    """The time in which the steps waited and, if a device was recorded, the device was idle."""
+    events, device = capture.events, capture.links.launches.device
+    timeline = sweep(
+        [
+            (events.start_ns[waits], events.end_ns[waits]),
+            merged(events.start_ns[device], events.end_ns[device]),
+        ]
+    )
+    waiting = timeline.active[0] & ~timeline.active[1]
+    return int(timeline.within(waiting, span.start_ns, span.end_ns).sum())
+
+
+def _kind(capture: Views) -> _Kind:
+    events = capture.events
+    names = [events.names[k] for k in np.unique(events.name[is_loading(events)]).tolist()]
+    if not names:
+        return "iterator"
+    iterators = [loader_iterator(name) or "" for name in names]
+    return "process" if all(name.startswith(_SINGLE) for name in iterators) else "workers"
+
+
+def _loader(capture: Views) -> Loader | None:
+    """The settings of the window's loader; None if they are not recorded, or there are several."""
+    environment = capture.about.environment
+    loaders = (environment.loaders if environment else None) or []
+    phase = capture.about.window.phase or "train"
+    own = [loader for loader in loaders if (loader.phase or "train") == phase]
+    return own[0] if len(own) == 1 else None
+
+
+def _workers(capture: Views, present: int | None) -> int:
+    """The number of workers to try: each process of the job gets its part of the CPUs."""
+    environment = capture.about.environment
+    threads = environment.threads if environment else None
+    if threads is None or threads.cpus is None:
+        return max(_USUAL_WORKERS, 2 * (present or 0))
+    own = threads.cpus // max(threads.local_ranks or 1, 1)
+    return min(max(own, 1), _MOST_WORKERS)
+
+
+def _saving(
+    capture: Views, whatif: Scenario, span: Measured, waits: Ints, kind: _Kind, workers: int
+) -> Scenario | None:
+    """The step with this number of workers; None if workers load already."""
+    if kind == "workers":
+        return None
+    if kind == "process":
+        return simulated(lambda: whatif.workers(workers))
+    # An iterator may load in threads or processes of its own, so this assumes that it does not. If
+    # several workers load, one batch arrives in the loading time divided by their number.
+    loads_ns = int(span.within(capture.events.start_ns[waits], capture.events.end_ns[waits]).sum())
+    works_ns = span.total_ns - loads_ns
+    left = max(loads_ns / workers - works_ns, 0) / max(loads_ns, 1)
+    return simulated(lambda: whatif.scale_events(waits, by=left))
+
+
+def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:
+    """What to write."""
+    pinned = loader is None or loader.pin_memory is False
+    pin = ", pin_memory=True" if pinned and len(capture.links.launches.device) else ""
+    if kind == "iterator":
+        return (
+            "Load beside training: give the data as a Dataset to torch.utils.data.DataLoader("
+            f"dataset, num_workers={workers}, persistent_workers=True{pin})."
+        )
+    if kind == "process":
+        return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
+    lasts = capture.events.duration_ns[waits]
+    is_start = len(waits) > 2 and lasts.max() >= _IN_ONE_WAIT * lasts.sum()
+    if is_start and loader is not None and loader.persistent_workers is False:
+        return (
+            "DataLoader(..., persistent_workers=True): one wait takes most of the time, as it does "
+            "when the workers of an epoch start."
+        )
+    if loader is not None and loader.workers is not None and loader.workers >= workers:
+        return (
+            f"Make a batch cheaper, for example by decoding and resizing beforehand: the "
+            f"{loader.workers} workers are as many as the CPUs allow."
+        )
+    return (
+        f"DataLoader(..., num_workers={workers}, prefetch_factor=4, persistent_workers=True{pin}); "
+        "if that does not help, make a batch cheaper, for example by decoding beforehand."
+    )
+
+
+def _settings(loader: Loader | None) -> tuple[Evidence, ...]:
+    """The recorded settings of the loader, as a row of evidence."""
+    if loader is None:
+        return ()
+    names = ("workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor")
+    known = [(name, getattr(loader, name)) for name in names]
+    text = ", ".join(f"{name}={value}" for name, value in known if value is not None)
+    return (Evidence("settings of the loader", 1, detail=text),) if text else ()

@@ -1,0 +1,115 @@
+"""Find memory that grows from step to step, and who holds it.
+
+From the allocations and frees of the trace: more is allocated than freed in every finished step
+but the first. The first one may allocate what stays, such as the state of an optimizer. At least
+three such steps are needed, since memory may rise for a step or two where batches differ in size.
+The median step must add 256 KiB: 100,000 steps at this rate take 24 GiB.
+
+The evidence tells which operators allocated what came since the first step and is still in use at
+the end of the last one. The last row tells what holds most at the peak.
+
+No saving is simulated: growing memory ends a run instead of slowing its steps.
+
+Lost: on the CPU, torch sees only memory that tensors use.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from instrument.analysis.memory_attribution import By
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.units import size
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_BYTES = 256 * 1024
+_LEAST_STEPS = 3
+_MANY_STEPS = 100_000
+# A range is told if it holds at least this share of what was added.
+_MOSTLY = 0.9
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
+    """Yield a finding for each device whose memory grows in every step but the first."""
+    memory = capture.memory
+    if not memory.timelines:
+        raise NotRecorded(
+            "The trace has no memory events: record with profiler.profile_memory=true."
+        )
+    if len(capture.links.steps) < 1 + _LEAST_STEPS:
+        raise NotRecorded(
+            f"Growing memory shows in {1 + _LEAST_STEPS} finished steps or more, but the trace "
+            f"has {len(capture.links.steps)}: record with a larger profiler.active."
+        )
+    for device in memory.timelines:
+        net = memory.steps.where(device=device).column("net_bytes")[1:]
+        added = statistics.median(net)
+        if min(net) > 0 and added >= _LEAST_BYTES:
+            yield _finding(capture, device, int(added), len(net))
+
+
+def _finding(capture: Views, device: str, added: int, steps: int) -> Finding:
+    rows = _holders(capture, device, "operator")
+    holder = _mostly(_holders(capture, device, "range"), added * steps)
+    place = "" if holder is None else f", allocated in range {holder.rpartition('/')[2]!r}"
+    return Finding(
+        code=CHECK.code,
+        title=f"Memory in use on {device} grows by {size(added)} in each step{place}",
+        change="Keep numbers instead of tensors with a graph (losses.append(loss.item()) or "
+        "loss.detach()), and drop what later steps do not need. At this rate, "
+        f"{_MANY_STEPS:,} steps add {size(added * _MANY_STEPS)}.",
+        verify="instrument show CAPTURE --memory (with profiler.profile_memory=true)",
+        range=holder,
+        evidence=(
+            *(Evidence(name, calls, detail=f"{size(held)} kept") for name, held, calls in rows[:4]),
+            *_peak(capture, device),
+        ),
+        coverage=("memory events with an owner",),
+    )
+
+
+def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
+    """What holds more at the end of the last step than at the end of the first: name, bytes, calls.
+
+    The name that holds most more comes first. Empty if the trace has no addresses.
+    """
+    memory, steps = capture.memory, capture.links.steps
+    if by not in memory.kinds:
+        return []
+    ends = capture.events.end_ns[steps[[0, -1]]].tolist()
+    first, last = (
+        {
+            row.name: (row.bytes, row.allocations or 0)
+            for row in memory.live(by, device=device, at_ns=end)
+            if row.name is not None
+        }
+        for end in ends
+    )
+    grown = [
+        (name, held - first.get(name, (0, 0))[0], calls - first.get(name, (0, 0))[1])
+        for name, (held, calls) in last.items()
+    ]
+    return sorted((row for row in grown if row[1] > 0), key=lambda row: -row[1])
+
+
+def _mostly(rows: list[tuple[str, int, int]], added: int) -> str | None:
+    """The range that holds 90 % of what was added; None if there is none."""
+    if not rows or rows[0][0].startswith("[") or rows[0][1] < _MOSTLY * added:
+        return None
+    return rows[0][0]
+
+
+def _peak(capture: Views, device: str) -> Iterator[Evidence]:
+    memory = capture.memory
+    row = memory.live(memory.most_telling(device), device=device)[0]
+    if row.name is not None:
+        detail = f"{size(row.bytes)} at the peak, more than any other"
+        yield Evidence(row.name, row.allocations or 0, detail=detail)
+
+
+CHECK = Check("memory-growth", "No device's memory grows from step to step.", find)

@@ -1,0 +1,231 @@
+"""Operator storms: loops that call the same few tiny operators again and again.
+
+A loop over rows, time steps or parameters gives each operator so little work that the time goes to
+calling it. Found from the order of the operators and ranges directly inside a range: a pattern of
+at most 16 of them that repeats at least 32 times without a break, each of them short (a median of
+at most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each
+layer has a range of its own name.
+
+Threshold: 5 % of the steps lie in such loops, counted from the first to the last operator of each
+loop, and the simulation without them saves 2 % of a step or more. While a device is busy anyway,
+tiny launches cost nothing.
+
+Not seen: loops whose rounds differ, and loops inside backward nodes. A loop in the forward causes
+the loop in the backward, so one finding is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import CPU_IN_STEPS
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.places import (
+    Measured,
+    common_place,
+    evidence,
+    measured,
+    percent,
+    range_codes,
+)
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.attribution import OPTIMIZER_STEP
+from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE, _LEAST_SAVING = 0.05, 0.02
+_LONGEST_PATTERN, _LEAST_REPEATS = 16, 32
+_TINY_NS = 50_000
+_SHOWN = 5
+# Calling an operator takes 2 to 20 µs while it is recorded, however little it does.
+_CALL_NS = 20_000
+# If the loop is at least this part of its range, the saving is taken from the whole range.
+_MOST_OF_RANGE = 0.5
+# Optimizers of torch that have a fused implementation for CPU and CUDA.
+_FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
+_OPTIMIZER = re.compile(rf"{OPTIMIZER_STEP}(\w+)\.step")
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """The loops of one pattern in one range.
+
+    Attributes:
+        path: the range, an index into `links.scopes.paths`; -1 for none.
+        events: the positions of all operators and ranges of the loops.
+        loops: the number of loops.
+        rounds: how often the pattern repeats, in all loops together.
+        pattern: the names in one round.
+        elapsed_ns: the time from the first to the last event of each loop, summed.
+    """
+
+    path: int
+    events: Ints
+    loops: int
+    rounds: int
+    pattern: tuple[str, ...]
+    elapsed_ns: int
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield a finding for each range with loops over tiny operators; see the module."""
+    span = measured(capture)
+    for storm in storms(capture, span):
+        share = span.share(storm.elapsed_ns)
+        if share < _LEAST_SHARE:
+            return
+        saving = _saving(capture, whatif, span, storm)
+        if not is_worth(saving, _LEAST_SAVING):
+            continue
+        path, source = common_place(capture, storm.events)
+        yield Finding(
+            code="operator-storm",
+            title=f"{percent(share)} of the {span.what} goes to a loop over tiny operators: "
+            f"{len(storm.events) / span.count:,.0f} calls of "
+            f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} each",
+            change=_change(path),
+            verify="instrument show CAPTURE --ops --by range",
+            saving=saving,
+            range=path,
+            source=source,
+            evidence=(
+                Evidence(
+                    "rounds of the loop",
+                    storm.rounds,
+                    storm.elapsed_ns,
+                    int(capture.events.start_ns[storm.events[0]]),
+                    f"{storm.rounds / storm.loops:,.0f} in a row, {len(storm.pattern)} calls each",
+                ),
+                *evidence(capture, storm.events, _SHOWN),
+            ),
+            coverage=(CPU_IN_STEPS,),
+        )
+
+
+CHECK = Check("operator-storm", "No loop calls tiny operators over and over.", find)
+
+
+def storms(capture: Views, span: Measured) -> list[Storm]:
+    """Find the loops over tiny operators in the steps, the longest first."""
+    events, tree = capture.events, capture.links.call_tree
+    nodes, parent = _sequences(capture, span)
+    if not len(nodes):
+        return []
+    name = events.name[tree.index[nodes]].astype(np.int64)
+    loops = _loops(name, parent)
+    start, end = tree.start_ns[nodes], tree.end_ns[nodes]
+    kept = []
+    for first, last, period in loops:
+        median_ns = int(np.median((end - start)[first:last]))
+        if median_ns <= _TINY_NS:
+            kept.append((first, last, period))
+    by_pattern: dict[tuple[int, frozenset[int]], list[tuple[int, int, int]]] = {}
+    path = range_codes(capture, tree.index[nodes[[first for first, _, _ in kept]]]).tolist()
+    for loop, code in zip(kept, path):
+        first, _, period = loop
+        key = code, frozenset(name[first : first + period].tolist())
+        by_pattern.setdefault(key, []).append(loop)
+    found = []
+    for (code, _), same in by_pattern.items():
+        first, _, period = same[0]
+        chosen = np.concatenate([np.arange(first, last) for first, last, _ in same])
+        found.append(
+            Storm(
+                path=code,
+                events=tree.index[nodes[chosen]],
+                loops=len(same),
+                rounds=sum((last - first) // period for first, last, period in same),
+                pattern=tuple(events.names[k] for k in name[first : first + period].tolist()),
+                elapsed_ns=sum(
+                    int(end[first:last].max() - start[first]) for first, last, _ in same
+                ),
+            )
+        )
+    return sorted(found, key=lambda storm: -storm.elapsed_ns)
+
+
+def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
+    """The operators and ranges that lie in no operator, in order, and the parent of each.
+
+    Those in a backward node are left out.
+    """
+    events, links = capture.events, capture.links
+    tree, scopes = links.call_tree, links.scopes
+    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    inside = np.append(tree.nearest(is_operator), -1)[tree.parent] >= 0
+    is_call = events.among(is_runtime)[tree.index]
+    steps = events.named(is_step)[tree.index]
+    backward = np.append(scopes.backward, False)[scopes.innermost]
+    chosen = ~inside & ~is_call & ~steps & ~backward & (span.holds(tree.start_ns) >= 0)
+    nodes = np.flatnonzero(chosen)
+    order = np.argsort(tree.parent[nodes], kind="stable")  # children in order of start
+    # Roots of different threads have the same parent, -1.
+    parent = np.where(tree.parent[nodes] >= 0, tree.parent[nodes], -1 - tree.thread[nodes])
+    return nodes[order], parent[order]
+
+
+def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
+    """The first and last place (exclusive) and the length of the pattern of each loop.
+
+    Shorter patterns are preferred: a place belongs to one loop only.
+    """
+    taken = np.zeros(len(name), np.bool_)
+    found = []
+    for period in range(1, _LONGEST_PATTERN + 1):
+        if len(name) <= period:
+            break
+        repeats = (name[period:] == name[:-period]) & (parent[period:] == parent[:-period])
+        change = np.diff(np.concatenate([[False], repeats, [False]]).astype(np.int8))
+        starts, ends = np.flatnonzero(change == 1), np.flatnonzero(change == -1)
+        long = ends - starts >= (_LEAST_REPEATS - 1) * period
+        for first, last in zip(starts[long].tolist(), (ends[long] + period).tolist()):
+            if not taken[first:last].any():
+                taken[first:last] = True
+                found.append((first, last, period))
+    return sorted(found)
+
+
+def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
+    """The step if one round did the work of all rounds of its loop.
+
+    Of each call, the time up to `_CALL_NS` is the cost of calling and goes; what the median call
+    takes beyond that is its work and stays. If the loops are half of their range or more, the
+    range is scaled, which counts the time between the calls and the backward too. Otherwise only
+    the time inside the calls is saved.
+    """
+    scopes = capture.links.scopes
+    lasts = capture.events.duration_ns[storm.events]
+    one_round = storm.loops / storm.rounds
+    work_ns = max(int(np.median(lasts)) - _CALL_NS, 0) * len(lasts) * (1 - one_round)
+    if storm.path >= 0:
+        own = scopes.opened == storm.path
+        inside_ns = span.within(scopes.ranges.start_ns[own], scopes.ranges.end_ns[own]).sum()
+        if storm.elapsed_ns >= _MOST_OF_RANGE * inside_ns:
+            saved_ns = storm.elapsed_ns * (1 - one_round) - work_ns
+            left = min(max(1 - saved_ns / max(int(inside_ns), 1), 0.0), 1.0)
+            return simulated(lambda: whatif.scale(range=scopes.paths.texts[storm.path], by=left))
+    left = min(one_round + work_ns / max(int(lasts.sum()), 1), 1.0)
+    return simulated(lambda: whatif.scale_events(storm.events, by=left))
+
+
+def _change(path: str | None) -> str:
+    """What to write instead of the loop."""
+    optimizer = _OPTIMIZER.search(path or "")
+    if optimizer:
+        option = "fused=True" if optimizer[1] in _FUSED else "foreach=True"
+        return f"torch.optim.{optimizer[1]}(params, ..., {option}): one call for all parameters."
+    if "zero_grad" in (path or ""):
+        return "optimizer.zero_grad(set_to_none=True): no operator for each parameter."
+    return (
+        "Do all rounds of the loop in one call: stack the rows and use a batched operator or "
+        "torch.vmap; over parameters, use torch._foreach_* operators or foreach=True."
+    )

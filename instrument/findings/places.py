@@ -1,0 +1,359 @@
+"""Where events are: their range, their file and line, their step; and evidence made from them.
+
+Events are given as positions in `capture.events`, as everywhere in this package.
+
+The line of a source is that of the trace. In a trace with Python frames, it is the first line of
+the function; torch does not record the line of the call.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.finding import Evidence
+from instrument.links.groupby import Groups, groupby
+from instrument.links.intervals import Intervals, sweep
+from instrument.links.launches import Launches, launching_nodes, launching_operator
+from instrument.links.links import Links
+from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
+
+# A name or path is told as the place of a problem if at least this share of the time lies there.
+_MOSTLY = 0.9
+_FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
+_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]|.*[/\\]python\d(?:\.\d+)?[/\\]")
+# Code that a user does not change. Kineto cuts the folders of sys.path from the names of files.
+_LIBRARIES = frozenset({"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm"})
+
+
+class Place(NamedTuple):
+    """Events in one range and one line of source.
+
+    Attributes:
+        range: the path of the range; None outside of all ranges.
+        source: the file and line, such as "train.py:31 in main"; None if it is not known.
+        events: the positions of the events.
+        total_ns: the sum of their times, or of the weights given to `places`.
+    """
+
+    range: str | None
+    source: str | None
+    events: Ints
+    total_ns: int
+
+
+def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[Place]:
+    """Group events by their range and source, the group with the most time first.
+
+    Args:
+        capture: the capture.
+        events: the positions of the events.
+        weight_ns: the time that each of them counts; their durations if not given.
+    """
+    weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
+    paths, (sources, texts) = range_codes(capture, events), source_codes(capture, events)
+    keys, groups = groupby((paths + 1) * (len(texts) + 1) + sources + 1)
+    total_ns = groups.sum(weight_ns)
+    rows = groups.rows()
+    ranges = capture.links.scopes.paths.texts
+    found = []
+    for k in np.argsort(-total_ns, kind="stable").tolist():
+        path, source = divmod(int(keys[k]), len(texts) + 1)
+        found.append(
+            Place(
+                range=ranges[path - 1] if path else None,
+                source=texts[source - 1] if source else None,
+                events=events[rows[k]],
+                total_ns=int(total_ns[k]),
+            )
+        )
+    return found
+
+
+def common_place(
+    capture: Views, events: Ints, weight_ns: Ints | None = None
+) -> tuple[str | None, str | None]:
+    """Return the range and the source that at least 90 % of the events' time have in common.
+
+    The range is the innermost one of which this is true. Both are None if there is none.
+    """
+    weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
+    needed = max(_MOSTLY * int(weight_ns.sum()), 1)
+    return (
+        _common_range(capture, events, weight_ns, needed),
+        _common_source(capture, events, weight_ns, needed),
+    )
+
+
+def _common_range(capture: Views, events: Ints, weight_ns: Ints, needed_ns: float) -> str | None:
+    paths, own = capture.links.scopes.paths, range_codes(capture, events)
+    inside = own >= 0
+    of_path = Groups(own, len(paths.texts)).sum(weight_ns, inside)
+    enough = np.flatnonzero(paths.with_descendants(of_path) >= needed_ns)
+    # A path comes after its ancestors, so the last one is the innermost.
+    return paths.texts[enough[-1]] if len(enough) else None
+
+
+def _common_source(capture: Views, events: Ints, weight_ns: Ints, needed_ns: float) -> str | None:
+    sources, texts = source_codes(capture, events)
+    total_ns = Groups(sources, len(texts)).sum(weight_ns, sources >= 0)
+    enough = np.flatnonzero(total_ns >= needed_ns)
+    return texts[enough[0]] if len(enough) else None
+
+
+def range_codes(capture: Views, events: Ints) -> Ints:
+    """The path that each event belongs to, an index into `links.scopes.paths`; -1 for none.
+
+    Backward work belongs to the range of its forward operator, and a device event to the range that
+    launched it.
+    """
+    links = capture.links
+    scope = np.append(links.scopes.innermost, -1)[nodes_of(links, events)]
+    found: Ints = np.append(links.scopes.attributed, -1)[scope]
+    return found
+
+
+def range_of(capture: Views, event: int) -> str | None:
+    """The path of the range that one event belongs to; None outside of all ranges."""
+    code = int(range_codes(capture, np.array([event]))[0])
+    return capture.links.scopes.paths.texts[code] if code >= 0 else None
+
+
+def nodes_of(links: Links, events: Ints) -> Ints:
+    """The node of the call tree for each event, or the innermost node around it; -1 for none.
+
+    The node of a device event is the one that launched it.
+    """
+    table, tree = links.events, links.call_tree
+    if not len(tree) or not len(events):
+        return np.full(len(events), -1)
+    node = tree.nodes_of(events)
+    calls = table.among(is_runtime)[events]
+    if calls.any():  # a call may lie on another thread than its operator
+        called = events[calls]
+        made = Launches(called, launching_operator(table, called), called)
+        node[calls] = launching_nodes(table, tree, made)
+    device, launcher = links.launched
+    launched = np.full(len(table) + 1, -1)
+    launched[device] = launcher
+    on_device = np.isin(events, device)
+    node[on_device] = launched[events[on_device]]
+    others = (node < 0) & ~on_device & ~calls
+    if others.any():
+        rest = events[others]
+        node[others] = tree.node_at(table.thread[rest], table.start_ns[rest])
+    return node
+
+
+def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
+    """The source of each event as an index into the returned texts; -1 if it is not known.
+
+    The source is the innermost Python frame outside of torch, numpy, this package and Python's
+    standard library. A device event has the source of the call that launched it. The autograd
+    engine's threads have no Python frames, so the source of the backward is not known.
+    """
+    links, table = capture.links, capture.events
+    launched = np.full(len(table) + 1, -1)
+    calls = np.where(links.launches.call >= 0, links.launches.call, links.launches.operator)
+    launched[links.launches.device] = calls
+    on_device = np.isin(events, links.launches.device)
+    at = np.where(on_device, launched[events], events)
+    frames = links.frames
+    code = _source_of_frames(links, at) if len(frames) else _source_of_texts(links, at)
+    known, found = np.unique(code[code >= 0], return_inverse=True)
+    sources = _frame_sources(table) if len(frames) else _text_sources(table)
+    texts = [sources[k] or "" for k in known.tolist()]
+    codes = np.full(len(events), -1)
+    codes[code >= 0] = found
+    return codes, texts
+
+
+def source_of(capture: Views, event: int) -> str | None:
+    """The source of one event, such as "train.py:31 in main"; None if it is not known."""
+    codes, texts = source_codes(capture, np.array([event]))
+    return texts[codes[0]] if codes[0] >= 0 else None
+
+
+def has_sources(capture: Views) -> bool:
+    """Whether the trace holds Python frames, from which files and lines are known."""
+    return len(capture.links.frames) > 0 or bool((capture.events.call_stack >= 0).any())
+
+
+def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
+    """The time that a thread spent in each function of the user within some spans, in ns.
+
+    A function's time includes what it calls in torch and other libraries. Empty if the trace has no
+    Python frames as events.
+    """
+    frames, table = capture.links.frames, capture.events
+    own = frames.thread == thread
+    if not own.any():
+        return {}
+    cuts = np.unique(np.concatenate([*spans, frames.start_ns[own], frames.end_ns[own]]))
+    begin, end = cuts[:-1], cuts[1:]
+    timeline = sweep([spans])
+    inside_ns = timeline.within(timeline.active[0], begin, end)
+    begin, inside_ns = begin[inside_ns > 0], inside_ns[inside_ns > 0]
+    middle = begin + 1  # the end of a frame belongs to the frame, as its start does
+    name = _users_frame_at(capture.links, np.full(len(begin), thread, np.int32), middle)
+    names, groups = groupby(name)
+    totals: dict[str, int] = {}
+    for code, total in zip(names.tolist(), groups.sum(inside_ns).tolist()):
+        source = users_source(table.names[code]) if code >= 0 else None
+        if source is not None:
+            totals[source] = totals.get(source, 0) + total
+    return totals
+
+
+def _source_of_frames(links: Links, events: Ints) -> Ints:
+    """The name of the innermost frame of a user around each event; -1 for none."""
+    table = links.events
+    known = np.flatnonzero(events >= 0)
+    found = np.full(len(events), -1)
+    inside = events[known]
+    found[known] = _users_frame_at(links, table.thread[inside], table.start_ns[inside])
+    return found
+
+
+def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
+    """The name of the innermost frame of a user at each time on a thread; -1 for none."""
+    frames, table = links.frames, links.events
+    is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
+    node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
+    found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
+    return found
+
+
+def _source_of_texts(links: Links, events: Ints) -> Ints:
+    """The call stack of each event or of the nearest operator around it; -1 for none."""
+    table, tree = links.events, links.call_tree
+    if not (table.call_stack >= 0).any():
+        return np.full(len(events), -1)
+    nearest = np.append(tree.nearest(table.call_stack[tree.index] >= 0), -1)
+    node = nearest[nodes_of(links, np.where(events >= 0, events, 0))]
+    stack = np.append(table.call_stack[tree.index], -1)[node]
+    found: Ints = np.where((events >= 0) & (node >= 0), stack, -1)
+    usable = np.append(flags(bool, tuple(_text_sources(table))), False)
+    return np.where(usable[found], found, -1)
+
+
+def _frame_sources(events: Events) -> list[str | None]:
+    """For each name of an event: the source, if it is the frame of a user; else None."""
+    return [users_source(name) for name in events.names]
+
+
+def _text_sources(events: Events) -> list[str | None]:
+    """For each text of an argument: the source, if it is a call stack with a user's frame."""
+    used = set(np.unique(events.call_stack).tolist())
+    return [
+        _first_source(str(decoded(text))) if k in used else None
+        for k, text in enumerate(events.texts)
+    ]
+
+
+def _first_source(stack: str) -> str | None:
+    found = (users_source(frame) for frame in stack.split(";"))
+    return next(filter(None, found), None)
+
+
+@lru_cache(maxsize=100_000)
+def users_source(frame: str) -> str | None:
+    """The file, line and function of a frame, such as "train.py:31 in main".
+
+    None for a frame of torch, numpy, this package or the standard library, and for anything else
+    than a frame in a Python file.
+    """
+    match = _FRAME.fullmatch(frame)
+    if match is None:
+        return None
+    file = _PACKAGES.sub("", match["file"])
+    top = re.split(r"[/\\]", file)[0].removesuffix(".py")
+    if top in _LIBRARIES or top in sys.stdlib_module_names or "/torch/" in file:
+        return None
+    return f"{file}:{match['line']} in {match['function']}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The time that shares in titles refer to: the finished steps without the first, or all.
+
+    The first step pays for what happens once. It counts only if the window has no other step.
+
+    Attributes:
+        what: "step", or "recording" if no step was finished.
+        start_ns, end_ns: the start and end of each step, sorted; of the recording if there is none.
+    """
+
+    what: Literal["step", "recording"]
+    start_ns: Ints
+    end_ns: Ints
+
+    @property
+    def total_ns(self) -> int:
+        """The duration of all steps together."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    @property
+    def count(self) -> int:
+        """The number of steps; 1 for a recording without steps."""
+        return len(self.start_ns)
+
+    def share(self, time_ns: int) -> float:
+        """A time inside the steps as a fraction of all of them; 0 if they took no time."""
+        return time_ns / self.total_ns if self.total_ns else 0.0
+
+    def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
+        """How much of each interval lies in the steps."""
+        timeline = sweep([(self.start_ns, self.end_ns)])
+        return timeline.within(timeline.active[0], start_ns, end_ns)
+
+    def holds(self, time_ns: Ints) -> Ints:
+        """The number of the step around each point in time, from 0; -1 for none."""
+        at = np.searchsorted(self.start_ns, time_ns, "right") - 1
+        found: Ints = np.where((at >= 0) & (time_ns < np.append(self.end_ns, 0)[at]), at, -1)
+        return found
+
+
+def measured(capture: Views) -> Measured:
+    """Return the time that shares refer to; see `Measured`."""
+    events, steps = capture.events, capture.links.steps
+    if not len(steps):
+        begin, end = events.begin_ns, int(events.end_ns.max(initial=events.begin_ns))
+        return Measured("recording", np.array([begin]), np.array([end]))
+    later = steps[1:] if len(steps) > 1 else steps
+    return Measured("step", events.start_ns[later], events.end_ns[later])
+
+
+def evidence(
+    capture: Views, events: Ints, most: int = 5, *, detail: str = ""
+) -> tuple[Evidence, ...]:
+    """Make one row of evidence for each name of the events, the names with the most time first.
+
+    `detail` is that of every row. At most `most` rows are returned.
+    """
+    table = capture.events
+    names, groups = groupby(table.name[events].astype(np.int64))
+    duration_ns = table.duration_ns[events]
+    total_ns = groups.sum(duration_ns)
+    longest = groups.sorted_by(duration_ns).row(100)
+    return tuple(
+        Evidence(
+            name=table.names[names[k]],
+            calls=int(groups.size[k]),
+            total_ns=int(total_ns[k]),
+            start_ns=int(table.start_ns[events[longest[k]]]),
+            detail=detail,
+        )
+        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
+    )
+
+
+def percent(share: float) -> str:
+    """A share as text for a title, such as "52 %" or "0.4 %"."""
+    return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"

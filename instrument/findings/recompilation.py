@@ -1,0 +1,85 @@
+"""Find steps in which torch.compile compiles.
+
+From torch's events around each compilation, in all finished steps but the first. The first step of
+a window may compile what every run compiles once; the check "first-step" tells of it. A compilation
+in a later step usually is a recompilation: a guard has failed, since a shape, a number or an object
+is another one than before. torch's notes tell which: the number of the frame's compilation is above
+0.
+
+It is a problem from 1 % of the steps on: a program that is warm compiles nothing.
+
+Lost: which guard failed, which only torch's logs tell; and compilations without events, as in
+torch before 2.6. If `capture.json` counts recompilations, and the trace has no event of them, the
+finding has no saving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from instrument.analysis.views import Views
+from instrument.findings.compilations import compilations, frames_compiled_again
+from instrument.findings.event_time import scaled, share_of
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import common_place, evidence, measured, percent
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.01
+_CHANGE = (
+    "torch.compile(…, dynamic=True), or torch._dynamo.mark_dynamic(tensor, dim) for the dimension "
+    "that changes; keep changing Python numbers and objects out of compiled functions"
+)
+_VERIFY = (
+    'TORCH_LOGS="recompiles" prints the guard that fails; instrument show CAPTURE --interruptions'
+)
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if compilations take 1 % of the steps after the first."""
+    events, steps = capture.events, measured(capture)
+    found = compilations(capture)
+    inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]
+    share = share_of(capture, inside)
+    if len(found) and len(capture.links.steps) < 2:
+        raise NotRecorded(
+            "torch.compile compiles in the window, but a window with fewer than two finished steps "
+            "does not tell whether it does so again: record with a larger profiler.active."
+        )
+    if share >= _LEAST_SHARE:
+        count = int((steps.holds(events.start_ns[frames_compiled_again(capture)]) >= 0).sum())
+        again = f", {count} of them again after a failed guard" if count else ""
+        place, source = common_place(capture, inside)
+        yield Finding(
+            code=CHECK.code,
+            title=f"torch.compile compiles in the window: {percent(share)} of the {steps.what}, "
+            f"{len(inside)} compilations{again}",
+            change=_CHANGE,
+            verify=_VERIFY,
+            saving=scaled(whatif, inside),
+            range=place,
+            source=source,
+            evidence=evidence(capture, inside),
+            coverage=("CPU time within finished steps",),
+        )
+    elif not len(found):
+        yield from _counted(capture)
+
+
+def _counted(capture: Views) -> Iterator[Finding]:
+    """Yield one finding if only `capture.json` knows of recompilations."""
+    environment = capture.about.environment
+    dynamo = None if environment is None else environment.dynamo
+    if dynamo and dynamo.recompilations:
+        yield Finding(
+            code=CHECK.code,
+            title=f"torch.compile compiled {dynamo.recompilations} functions again in the window",
+            change=_CHANGE,
+            verify=_VERIFY,
+            evidence=(Evidence("recompilation", dynamo.recompilations),),
+        )
+
+
+CHECK = Check("recompilation", "torch.compile compiles nothing in the steps after the first.", find)

@@ -1,0 +1,71 @@
+"""`recording-overhead`: recording makes the steps so long that the times cannot be trusted.
+
+It compares the median duration of the recorded steps with that of the steps before the window, which
+the session times (`cost` in `capture.json`). The finding needs recorded steps that are 30 % longer.
+Recording is known to add 2 to 22 % on the CPU, and it adds most to programs with many small
+operators: their share of the step is then too large, and that of long kernels too small.
+
+There is no saving to simulate: without recording, the step is as long as before the window. It
+cannot see the overhead in a trace without `capture.json`, or after fewer than 10 steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from instrument.analysis.coverage import ENOUGH_STEPS
+from instrument.analysis.coverage_rows import UNDISTURBED
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import percent
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_EXCESS = 0.3
+
+
+def find(capture: Views, _: Scenario) -> Iterator[Finding]:
+    """Yield one finding if recorded steps are much longer than others."""
+    cost = capture.about.cost
+    recorded_ns, usual_ns = cost.recorded_step_ns, cost.unrecorded_step_ns
+    known = recorded_ns and usual_ns and recorded_ns > 0 and usual_ns > 0
+    if not known or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
+        raise NotRecorded(
+            f"The overhead of recording was not checked: fewer than {ENOUGH_STEPS} steps before "
+            "the window were timed. Record with a session, and let the window begin later."
+        )
+    assert recorded_ns is not None
+    assert usual_ns is not None
+    excess = recorded_ns / usual_ns - 1
+    if excess < _LEAST_EXCESS:
+        return
+    yield Finding(
+        code="recording-overhead",
+        title=f"Recording makes the steps {percent(excess)} longer, so shares of the step are not "
+        "those of a run without recording",
+        change="Record less: profiler.with_stack=false, profiler.record_shapes=false, "
+        "profiler.profile_memory=false; mark ranges instead of whole modules.",
+        verify="instrument show CAPTURE --coverage",
+        evidence=(
+            Evidence("recorded steps", _recorded_steps(capture), recorded_ns, None, "median step"),
+            Evidence(
+                "steps before the window",
+                cost.unrecorded_steps or 0,
+                usual_ns,
+                None,
+                f"median step, {duration(recorded_ns - usual_ns)} shorter",
+            ),
+        ),
+        coverage=(UNDISTURBED,),
+    )
+
+
+def _recorded_steps(capture: Views) -> int:
+    """The number of recorded steps."""
+    return capture.about.window.steps or len(capture.links.steps)
+
+
+CHECK = Check("recording-overhead", "Recording hardly changes the duration of the steps.", find)

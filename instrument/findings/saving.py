@@ -1,0 +1,29 @@
+"""Simulate a change, and say that its saving is unknown if it cannot be simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from instrument.errors import InstrumentError
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+
+def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
+    """Return the scenario that `edit` makes; None if its step cannot be simulated.
+
+    The step is simulated here, so that a finding never fails later.
+    """
+    try:
+        scenario = edit()
+        scenario.saving_ns  # noqa: B018 - raises where the simulation is refused
+    except InstrumentError:
+        return None
+    return scenario
+
+
+def is_worth(scenario: Scenario | None, least_share: float) -> bool:
+    """Whether a change saves at least this share of the step, or might: its saving is not known."""
+    return scenario is None or scenario.saving_ns >= least_share * scenario.baseline_ns

@@ -1,0 +1,83 @@
+"""`slow-links`: large messages between ranks move more slowly than any usual link allows.
+
+It looks at the bus bandwidth of collectives on devices with messages of at least 4 MiB, on which
+latency weighs little, and takes the fastest one: the others may have waited for ranks that came
+later. PCIe 3.0 with 16 lanes moves about 12 GB/s, the links between the devices of one machine
+(NVLink, xGMI) 50 GB/s and more, and networks for training 12 to 50 GB/s for each device. So less
+than 10 GB/s means that the data takes a detour, such as through the memory of the CPU or over a slow
+network interface. The finding also needs 5 % of the step in exposed communication. The saving is
+that of a link with 12 GB/s.
+
+It cannot see which link the data took. If this rank always waits for another one, the fastest
+collective contains this waiting too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from instrument.analysis import collectives, coverage_rows
+from instrument.analysis.views import Views
+from instrument.findings.device_time import LEAST_SAVING
+from instrument.findings.exposed_communication import exposed_on_device
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.units import rate, size
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LARGE_BYTES = 4 * 2**20
+_SLOW, _USUAL = 10e9, 12e9  # in bytes per second
+_LEAST_SHARE = 0.05
+_MOST_ROWS = 5
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if the fastest large collective has a low bus bandwidth."""
+    time = measured(capture)
+    exposed_ns = exposed_on_device(capture, time)
+    if time.share(exposed_ns) < _LEAST_SHARE:
+        return
+    calls = capture.collective_calls.where(
+        lambda row: row.runs_on == collectives.DEVICE and row.group_size != 1
+    )
+    if not any(calls.column("bytes")):
+        raise NotRecorded(
+            "The rate of the links was not checked: the trace has no sizes of messages. Record with profiler.record_shapes=true "
+            "and torch 2.3 or later."
+        )
+    large = calls.where(
+        bytes=lambda moved: moved >= _LARGE_BYTES, bus_bytes_per_second=lambda speed: speed > 0
+    ).sort("bus_bytes_per_second")
+    if not len(large) or large[0].bus_bytes_per_second >= _SLOW:
+        return
+    fastest = large[0]
+    speed = fastest.bus_bytes_per_second
+    saving = simulated(lambda: whatif.bandwidth(_USUAL / speed))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    yield Finding(
+        code="slow-links",
+        title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
+        f"bus bandwidth among {fastest.group_size} ranks; {percent(time.share(exposed_ns))} of the "
+        f"{time.what} waits for communication",
+        change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
+        "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
+        "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "
+        "(rccl-tests on ROCm).",
+        verify="instrument show CAPTURE --collective-calls",
+        saving=saving,
+        evidence=tuple(_row(row) for row in large.head(_MOST_ROWS)),
+        coverage=coverage_rows.DEVICE,
+    )
+
+
+def _row(row: Any) -> Evidence:
+    detail = f"{size(row.bytes)} at {rate(row.bus_bytes_per_second)}"
+    return Evidence(row.kind, 1, row.duration_ns, row.start_ns, detail)
+
+
+CHECK = Check("slow-links", "No step waits for a slow link between ranks.", find)

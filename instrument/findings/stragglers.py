@@ -1,0 +1,118 @@
+"""`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
+
+It compares the ranks of one window by the time of their steps without waiting in communication: see
+`instrument.runs.rank_comparison.stragglers` for the rule (above the median of the ranks by three
+robust standard deviations and by a tenth). The finding also needs other ranks that wait in each
+step: at least 3 % of the step more than the straggler waits itself.
+
+The saving is that of a joint simulation in which all ranks have equally much work. For this, the
+traces of all ranks are read; with more than 32 ranks, or with traces at URLs, the saving is not
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from instrument.findings.device_time import LEAST_SAVING
+from instrument.findings.finding import Evidence, Finding, RanksCheck
+from instrument.findings.places import percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.runs.run import few
+from instrument.storage import is_url
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.runs.run import Ranks
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.03
+# A range is named if it explains at least this part of the time that the rank needs more.
+_OF_EXCESS = 0.25
+_MOST_SIMULATED, _MOST_ROWS = 32, 5
+
+
+def find(ranks: Ranks) -> Iterator[Finding]:
+    """Yield one finding if ranks wait for others in each step."""
+    table = ranks.ranks
+    step_ns = {row.rank: row.step_ns for row in table}
+    late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_SHARE * step_ns[row.rank]]
+    if not late:
+        return
+    saving = _balanced(ranks)
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    worst, waited_ns = late[0], max(map(_waited_ns, late))
+    numbers = few(row.rank for row in late)
+    who = f"Ranks {numbers} are" if len(late) > 1 else f"Rank {numbers} is"
+    yield Finding(
+        code="stragglers",
+        title=f"{who} late: the own work of rank {worst.rank} takes {percent(worst.excess)} longer "
+        f"than the median, and the other ranks wait up to {duration(waited_ns)} of each step "
+        f"({percent(waited_ns / step_ns[worst.rank])})",
+        change=_change(worst),
+        verify="instrument ranks FOLDER",
+        saving=saving,
+        range=worst.range if _is_in_range(worst) else None,
+        evidence=tuple(_row(row) for row in _shown(table, [row.rank for row in late])),
+    )
+
+
+def _waited_ns(row: Any) -> int:
+    """How much longer the other ranks wait in communication than a straggler, per step."""
+    others_ns: int = row.others_exposed_communication_ns or 0
+    return others_ns - int(row.exposed_communication_ns)
+
+
+def _is_in_range(row: Any) -> bool:
+    """Whether one range explains much of what a straggler needs more."""
+    excess_ns = row.own_ns - row.median_own_ns
+    return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
+
+
+def _balanced(ranks: Ranks) -> Scenario | None:
+    """The simulation with equal work; None if it is too costly or refused."""
+    from instrument.whatif.scenario import joint_scenario
+
+    if len(ranks.paths) > _MOST_SIMULATED or any(is_url(path) for path in ranks.paths):
+        return None
+    return simulated(lambda: joint_scenario(ranks).balance())
+
+
+def _change(row: Any) -> str:
+    """What to look at, from what the rank does longer than the others."""
+    host = f" on {row.host}" if row.host else ""
+    where = (
+        f"Look at the range {row.range} of rank {row.rank}{host}, which takes "
+        f"{duration(row.range_excess_ns)} longer per step. "
+        if _is_in_range(row)
+        else ""
+    )
+    if row.idle_ns is not None and row.idle_ns - (row.others_idle_ns or 0) > _waited_ns(row) / 2:
+        return (
+            f"{where}The device of rank {row.rank}{host} is idle because its CPU is late: give the "
+            "rank CPU cores of its own (numactl, OMP_NUM_THREADS), and take work off it that the "
+            "others do not do, such as logging."
+        )
+    return (
+        f"{where}Give all ranks equally much work (lengths of sequences, sizes of batches, layers "
+        f"of a stage), and compare the clock rate and temperature of the device of rank {row.rank}"
+        f"{host} with those of the others."
+    )
+
+
+def _shown(table: Any, late: list[int | None]) -> list[Any]:
+    """The stragglers, then the rank with the least work of its own, for comparison."""
+    known = table.where(own_ns=lambda ns: ns >= 0, exposed_communication_ns=lambda ns: ns >= 0)
+    by_work = [*known.sort("own_ns", descending=True)]
+    slow = [row for row in by_work if row.rank in late][: _MOST_ROWS - 1]
+    return [*slow, by_work[-1]]
+
+
+def _row(row: Any) -> Evidence:
+    waiting = f"own work per step, and {duration(row.exposed_communication_ns)} waiting"
+    return Evidence(f"rank {row.rank}", row.steps, row.own_ns, None, waiting)
+
+
+CHECK = RanksCheck("stragglers", "No rank makes the others wait for long.", find)

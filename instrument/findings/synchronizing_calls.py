@@ -1,0 +1,202 @@
+"""Synchronizing calls: the CPU waits for the device, which then has nothing to do.
+
+`.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
+`torch.cuda.synchronize()` return after the device has finished its work. Only then does the CPU
+launch more, and meanwhile the device is idle. Found from the runtime calls that wait
+(`instrument.links.synchronisation`), and from the idle time of the device that begins inside them
+and ends when the next launch has returned.
+
+Threshold: 3 % of the steps is such idle time, and the simulation without these waits saves 1 % of a
+step or more. So a call that waits for a busy device is no problem, however long it waits.
+
+Copies to the device that wait are another kind of finding. Not seen: waits inside other calls, such
+as `cudaFree`. Without device work in the trace, nothing can be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import ORDERED
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.loader_wait import waits_for_data
+from instrument.findings.places import (
+    Measured,
+    common_place,
+    measured,
+    nodes_of,
+    percent,
+    places,
+)
+from instrument.findings.saving import is_worth, simulated
+from instrument.links.autograd import is_backward
+from instrument.links.groupby import Groups, intern
+from instrument.links.intervals import merged, sweep
+from instrument.links.synchronisation import STREAM_WAIT
+from instrument.trace.events import COPIES, OPERATOR, Ints, is_runtime, is_step, split_overload
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE, _LEAST_SAVING = 0.03, 0.01
+_SHOWN = 5
+_TO_DEVICE = "HtoD"
+# What a user writes, by the operator that waits.
+_WRITTEN = {
+    "aten::item": ".item(), float(), int(), an if on a tensor, or printing one",
+    "aten::_local_scalar_dense": ".item(), float(), int(), an if on a tensor, or printing one",
+    "aten::is_nonzero": "an if, while or bool() on a tensor",
+    "aten::equal": "torch.equal",
+    "aten::nonzero": "nonzero, or an index with a mask",
+    "aten::index": "an index with a mask",
+    "aten::index_put_": "an assignment to an index with a mask",
+    "aten::masked_select": "masked_select",
+    "aten::to": '.cpu(), .numpy() or .to("cpu")',
+    "aten::_to_copy": '.cpu(), .numpy() or .to("cpu")',
+    "aten::copy_": '.cpu(), .numpy() or .to("cpu")',
+}
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if synchronizing calls leave the device idle; see the module."""
+    if not len(capture.links.launches.device):
+        if capture.about.devices or capture.events.among(is_runtime).any():
+            raise NotRecorded(
+                "Synchronizing calls were not checked: the trace has no device work. Record with "
+                "a device among profiler.activities."
+            )
+        return
+    span = measured(capture)
+    calls = synchronizing_calls(capture)
+    calls = calls[span.holds(capture.events.start_ns[calls]) >= 0]
+    idle_ns = idle_after(capture, span, calls)
+    calls, idle_ns = calls[idle_ns > 0], idle_ns[idle_ns > 0]
+    share = span.share(int(idle_ns.sum()))
+    if share < _LEAST_SHARE:
+        return
+    saving = simulated(lambda: whatif.asynchronous(positions=calls))
+    if not is_worth(saving, _LEAST_SAVING):
+        return
+    path, source = common_place(capture, calls, idle_ns)
+    rows = _rows(capture, calls, idle_ns)
+    yield Finding(
+        code="synchronizing-calls",
+        title=f"Synchronizing calls leave the device idle for {percent(share)} of the "
+        f"{span.what}: {_number(len(calls) / span.count)} a {span.what}",
+        change=_change(rows),
+        verify="instrument show CAPTURE --synchronisations --steps",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=rows,
+        coverage=ORDERED,
+    )
+
+
+CHECK = Check("synchronizing-calls", "No synchronizing call leaves the device idle.", find)
+
+
+def synchronizing_calls(capture: Views) -> Ints:
+    """The positions of the calls that wait for the device, without copies to the device."""
+    events, found = capture.events, capture.links.synchronisations
+    last = np.full(len(found.call), -1)  # for each wait, the work that it waits for longest
+    order = np.argsort(events.end_ns[found.earlier], kind="stable")
+    last[found.wait[order]] = found.earlier[order]
+    to_device = events.among(COPIES) & events.named(lambda name: _TO_DEVICE in name)
+    waits = (found.kind != STREAM_WAIT) & ~np.append(to_device, False)[last]
+    calls: Ints = np.unique(found.call[waits])
+    return calls[events.among(is_runtime)[calls]]
+
+
+def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
+    """For each call, the idle time of the device that begins inside it, within the steps.
+
+    The time ends when the call that launches the next work returns. Time in which the CPU waits for
+    its loader is left out, and so are gaps after which work of unknown launch runs.
+    """
+    events, found = capture.events, capture.links.launches
+    start_ns, end_ns = events.start_ns[found.device], events.end_ns[found.device]
+    busy_start, busy_end = merged(start_ns, end_ns)
+    begin, end = busy_end[:-1], busy_start[1:]
+    order = np.argsort(start_ns, kind="stable")
+    launch = found.call[order[np.searchsorted(start_ns[order], end)]] if len(end) else end
+    until = np.where(launch >= 0, np.clip(events.end_ns[launch], begin, end), begin)
+    waits = waits_for_data(capture)
+    timeline = sweep(
+        [
+            (span.start_ns, span.end_ns),
+            (events.start_ns[waits], events.end_ns[waits]),
+        ]
+    )
+    lost_ns = timeline.within(timeline.active[0] & ~timeline.active[1], begin, until)
+    # The call around the beginning of each gap; calls of one thread do not overlap.
+    order = np.argsort(events.start_ns[calls], kind="stable")
+    at = np.searchsorted(events.start_ns[calls[order]], begin, "right") - 1
+    call = np.append(order, -1)[at]
+    inside = (at >= 0) & (begin <= np.append(events.end_ns[calls], 0)[call])
+    return Groups(np.where(inside, call, -1), len(calls)).sum(lost_ns, inside)
+
+
+def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
+    """One row for each operator and place, those that leave the device idle longest first."""
+    events = capture.events
+    names, codes = _operators(capture, calls)
+    rows = []
+    for code, name in enumerate(names):
+        own = codes == code
+        for place in places(capture, calls[own], idle_ns[own]):
+            where = [f"in {place.range}"] if place.range else []
+            where += [f"at {place.source}"] if place.source else []
+            where.append(f"leaves the device idle for {duration(place.total_ns)}")
+            lasts = events.duration_ns[place.events]
+            first = place.events[np.argmax(lasts)]
+            rows.append(
+                (
+                    place.total_ns,
+                    Evidence(
+                        name or events.names[events.name[first]],
+                        len(place.events),
+                        int(lasts.sum()),
+                        int(events.start_ns[first]),
+                        ", ".join(where),
+                    ),
+                )
+            )
+    rows.sort(key=lambda row: -row[0])
+    return tuple(row for _, row in rows[:_SHOWN])
+
+
+def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
+    """The outermost operator around each call, inside its range; "" for none."""
+    events, tree = capture.events, capture.links.call_tree
+    is_operator = events.among(OPERATOR) & ~events.named(is_step) & ~is_backward(events)
+    is_operator = is_operator[tree.index]
+    goes_up = is_operator & (tree.parent >= 0) & is_operator[tree.parent]
+    outermost = np.where(goes_up, tree.parent, np.arange(len(tree)))
+    while not np.array_equal(further := outermost[outermost], outermost):
+        outermost = further
+    top = np.append(np.where(is_operator, outermost, -1), -1)[nodes_of(capture.links, calls)]
+    codes, names = intern(
+        split_overload(events.names[events.name[tree.index[node]]])[0] if node >= 0 else ""
+        for node in top.tolist()
+    )
+    return names, codes
+
+
+def _change(rows: tuple[Evidence, ...]) -> str:
+    """What to write instead of the calls that cost most."""
+    written = dict.fromkeys(_WRITTEN.get(row.name, "") for row in rows)
+    named = [text for text in written if text] or ["these calls"]
+    return (
+        f"Avoid {'; '.join(named)} in each step: keep values on the device, such as losses += "
+        "loss.detach(), and read them every 100 steps. Remove torch.cuda.synchronize()."
+    )
+
+
+def _number(calls: float) -> str:
+    return f"{calls:.0f}" if calls >= 10 or calls == round(calls) else f"{calls:.1f}"

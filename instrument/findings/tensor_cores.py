@@ -1,0 +1,198 @@
+"""`tensor-cores`: matrix products and convolutions that run on the slow units of the device.
+
+It looks at the names of kernels. Those of cuBLAS, cuDNN and CUTLASS tell that they multiply float64,
+that they multiply float32 without tensor cores (such as volta_sgemm), or that the sizes of their
+matrices are not aligned to 16 bytes (such as …_align1). The finding needs 10 % of the step in such
+kernels, 5 % for unaligned ones, and a device whose tensor cores multiply at least twice as fast in a
+lower precision (`instrument.analysis.peak_rates`). The saving is that of kernels which take half the
+time, a cautious guess: the peak rates differ by factors of 3 to 16.
+
+It cannot see whether the training still converges in a lower precision, nor which precision a
+kernel uses that is not named like this, such as those that Triton generates. Kernels of AMD are left
+out: its matrix cores multiply float32 too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.breakdown import KERNEL
+from instrument.analysis.coverage_rows import LAUNCHERS
+from instrument.analysis.operator_keys import shape_text
+from instrument.analysis.peak_rates import peak_rates
+from instrument.analysis.views import Views
+from instrument.findings.device_time import (
+    LEAST_SAVING,
+    device_share,
+    has_device_work,
+)
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth, simulated
+from instrument.trace.events import Device, Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+
+class _Kind(NamedTuple):
+    """A kind of kernel that tensor cores could replace.
+
+    Attributes:
+        name: the pattern of the kernels' names.
+        does: what the kernels do, for the title.
+        precision: the precision that they multiply in; None for any.
+        least_share: the share of the step that the finding needs.
+        change: what to write.
+    """
+
+    name: re.Pattern[str]
+    does: str
+    precision: str | None
+    least_share: float
+    change: str
+
+
+_KINDS = (
+    _Kind(
+        re.compile(
+            r"(?<![a-z0-9])dgemm|d884gemm|d1688gemm|_f64f64_|convolve_dgemm"
+            r"|[dw]grad\w*_engine<double|(?<![a-z])dcudnn",
+            re.IGNORECASE,
+        ),
+        "multiply float64",
+        "float64",
+        0.1,
+        "Use float32 or less: model.float(), and no float64 from numpy (torch.from_numpy(array)"
+        ".float()).",
+    ),
+    _Kind(
+        re.compile(
+            r"(?<![a-z0-9])sgemm|scudnn|_simt_sgemm|convolve_sgemm|[dw]grad\w*_engine<float"
+            r"|gemm_f32f32_f32f32|(fprop|[dw]grad)\w*_f32f32_f32f32",
+            re.IGNORECASE,
+        ),
+        "multiply float32 without tensor cores",
+        "float32",
+        0.1,
+        "",
+    ),
+    _Kind(
+        re.compile(
+            r"(tensorop|16816gemm|1688gemm|884gemm)\w*align1(?!\d)"
+            r"|tensorop_(b?f16|h)\w*align[24](?!\d)",
+            re.IGNORECASE,
+        ),
+        "multiply matrices whose sizes are not aligned to 16 bytes",
+        None,
+        0.05,
+        "Pad the sizes to a multiple of 8 (16-bit types), 4 (float32) or 16 (8-bit types); for "
+        "attention, use torch.nn.functional.scaled_dot_product_attention, which pads by itself.",
+    ),
+)
+_TF32 = (
+    "Allow TF32: torch.set_float32_matmul_precision('high') and "
+    "torch.backends.cudnn.allow_tf32 = True; or run the forward in torch.autocast('cuda', "
+    "dtype=torch.bfloat16)."
+)
+_AUTOCAST = (
+    "Run the forward in torch.autocast('cuda', dtype=torch.float16), with "
+    "torch.amp.GradScaler('cuda') for the backward."
+)
+_FASTER = 0.5
+_LEAST_FACTOR = 2
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield a finding for each kind of kernel that takes a large part of the step."""
+    if not has_device_work(capture, "Tensor cores were"):
+        return
+    for kind in _KINDS:
+        yield from _find_kind(capture, whatif, kind)
+
+
+def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Finding]:
+    work, time = capture.work, measured(capture)
+    kernels = work.event[work.kind == KERNEL]
+    is_kind = capture.events.named(lambda name: kind.name.search(name) is not None)
+    chosen = kernels[is_kind[kernels]]
+    share = device_share(capture, time, chosen)
+    if share < kind.least_share or not _has_faster_units(capture, chosen, kind):
+        return
+    saving = simulated(lambda: whatif.scale_events(chosen, by=_FASTER))
+    if not is_worth(saving, LEAST_SAVING):
+        return
+    path, source = common_place(capture, chosen)
+    yield Finding(
+        code="tensor-cores",
+        title=f"For {percent(share)} of the {time.what}, kernels {kind.does}",
+        change=kind.change or _change_of_float32(_device(capture, chosen)),
+        verify="instrument show CAPTURE --kernels --efficiency",
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=(*evidence(capture, chosen, most=4), *_shapes(capture, chosen)),
+        coverage=LAUNCHERS,
+    )
+
+
+def _device(capture: Views, kernels: Ints) -> Device | None:
+    """The device that ran the first of some kernels."""
+    process, _ = capture.events.threads[capture.events.thread[kernels[0]]]
+    return capture.events.device_of(process)
+
+
+def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
+    """Whether the device multiplies at least twice as fast in a lower precision."""
+    if kind.precision is None:
+        return True
+    device = _device(capture, kernels)
+    given = capture.peak_flops or capture.about.config.peak_flops
+    rates = peak_rates(device, given).flops_per_second
+    if kind.precision not in rates or len(rates) < 2:
+        name = "unknown" if device is None or device.name is None else device.name
+        raise NotRecorded(
+            f"Tensor cores were not checked: the peak rates of the device {name} are not known. "
+            "Load the capture with peak_flops={'float32': ..., 'float16': ...}."
+        )
+    return max(rates.values()) >= _LEAST_FACTOR * rates[kind.precision]
+
+
+def _change_of_float32(device: Device | None) -> str:
+    return _TF32 if "tf32" in peak_rates(device).flops_per_second else _AUTOCAST
+
+
+def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
+    """The operator and the input shapes with the most time in some kernels, if recorded."""
+    events, tree = capture.events, capture.links.call_tree
+    device, launcher = capture.links.launched
+    launcher = launcher[np.isin(device, kernels)]
+    device = device[np.isin(device, kernels)]
+    nearest = np.append(tree.nearest(events.shapes[tree.index] >= 0), -1)[launcher]
+    device, nearest = device[nearest >= 0], nearest[nearest >= 0]
+    if not len(device):
+        return ()
+    event = tree.index[nearest]
+    keys = np.stack([events.name[event], events.shapes[event]])
+    distinct, of = np.unique(keys, axis=1, return_inverse=True)
+    total_ns = np.bincount(of.reshape(-1), events.duration_ns[device])
+    most = int(np.argmax(total_ns))
+    name, shapes = distinct[:, most].tolist()
+    return (
+        Evidence(
+            events.names[name],
+            len(np.unique(event[of.reshape(-1) == most])),
+            int(total_ns[most]),
+            None,
+            f"inputs {shape_text(events.texts[shapes])}; the time is that of its kernels",
+        ),
+    )
+
+
+CHECK = Check(
+    "tensor-cores", "Tensor cores would not make matrix products or convolutions much faster.", find
+)

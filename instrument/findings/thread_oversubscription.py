@@ -1,0 +1,92 @@
+"""Find more working threads than CPUs.
+
+From the threads, CPUs and processes in `capture.json`, which a trace alone does not hold: each
+process of the job on this machine has `intra_op` threads for large operators, and the worker
+processes of its loaders. It is a problem if they are more than 1.25 times the CPUs: the
+threads of one operator wait for each other, so one that has no CPU stops all.
+
+Threads that have no work compete for nothing. So operators long enough to be divided among threads
+(50 µs on the CPU) must take at least 5 % of the steps. Where they do not, each process counts as
+one thread beside its workers.
+
+No saving is simulated, because a trace does not show how long a thread waits for a CPU.
+
+Lost: other programs on the machine, and threads of other libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.places import evidence, measured
+from instrument.trace.events import OPERATOR, Ints
+
+if TYPE_CHECKING:
+    from instrument.trace.capture_json import Environment
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_RATIO = 1.25
+_LEAST_SHARE = 0.05
+_LONG_NS = 50_000
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
+    """Yield one finding if there are more working threads than CPUs."""
+    environment = capture.about.environment
+    threads = None if environment is None else environment.threads
+    if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
+        raise NotRecorded(
+            "The capture does not tell how many threads and CPUs there were: record it with a "
+            "session of this version."
+        )
+    divided, share = _divided(capture)
+    busy = threads.intra_op if share >= _LEAST_SHARE else 1
+    ranks, workers = threads.local_ranks or 1, _workers(environment)
+    total = ranks * (busy + workers)
+    if total < _LEAST_RATIO * threads.cpus:
+        return
+    parts = [f"{busy} threads for operators"] if busy > 1 else []
+    parts += [f"{workers} loader workers"] if workers else []
+    of_ranks = f"{ranks} processes with " if ranks > 1 else ""
+    fitting = max(threads.cpus // ranks - workers, 1)
+    yield Finding(
+        code=CHECK.code,
+        title=f"{total} threads work on {threads.cpus} CPUs: {of_ranks}{' and '.join(parts)}",
+        change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the "
+        "environment"
+        + (", and fewer num_workers of the loaders" if workers >= threads.cpus // ranks else ""),
+        verify="Compare the step times of two runs with profiler=timings, one with "
+        f"OMP_NUM_THREADS={fitting}.",
+        evidence=evidence(capture, divided) if busy > 1 else (),
+    )
+
+
+def _divided(capture: Views) -> tuple[Ints, float]:
+    """The operators that may be divided among threads, and the share of the steps that they take.
+
+    They calculate on the CPU themselves, for 50 µs or longer.
+    """
+    events, tree, steps = capture.events, capture.links.call_tree, measured(capture)
+    own_ns = tree.own(tree.total_ns)
+    launches = np.zeros(len(tree) + 1, np.bool_)
+    launches[capture.links.launched[1]] = True
+    is_torchs = events.among(OPERATOR) & events.named(lambda name: name.startswith("aten::"))
+    chosen = is_torchs[tree.index] & (own_ns >= _LONG_NS) & ~launches[:-1]
+    inside = chosen & (steps.holds(tree.start_ns) >= 0)
+    return tree.index[chosen], steps.share(int(own_ns[inside].sum()))
+
+
+def _workers(environment: Environment) -> int:
+    """The worker processes that load at the same time: those of the phase with the most."""
+    of_phase: dict[str | None, int] = {}
+    for loader in environment.loaders or ():
+        of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)
+    return max(of_phase.values(), default=0)
+
+
+CHECK = Check("thread-oversubscription", "No more threads work than the machine has CPUs.", find)

@@ -1,0 +1,145 @@
+"""Unmarked time: time of the steps that is in no range, so that no table can say whose it is.
+
+The time of a step on its own thread is marked while a range is open on this thread, while the
+autograd engine works for a range on any thread, and while the loader loads. All other time is
+unmarked. The part of it in which the thread of the step is in no operator either is time of Python
+code, or of code that torch does not know.
+
+Threshold: a fifth of the steps. Losses, metrics and logging between the ranges rarely take more.
+
+With Python stacks, the evidence names the functions that this part is spent in.
+
+There is no saving: marking code makes nothing faster, but shows what could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.coverage_rows import CPU_IN_RANGES
+from instrument.analysis.views import Views
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.loader_wait import waits_for_data
+from instrument.findings.places import (
+    Measured,
+    evidence,
+    measured,
+    percent,
+    time_by_source,
+    users_source,
+)
+from instrument.links.intervals import Intervals, Timeline, merged, sweep
+from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.2
+_SHOWN = 3
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
+    """Yield one finding if much of the steps is in no range; see the module."""
+    span = measured(capture)
+    if span.what != "step":
+        raise NotRecorded(
+            "Unmarked time was not checked: the trace has no finished step. Call session.step() "
+            "after each step."
+        )
+    if capture.about.annotations_disabled:
+        raise NotRecorded(
+            "Unmarked time was not checked: INSTRUMENT_DISABLE=1 turned all annotations off."
+        )
+    timeline = _timeline(capture, span)
+    of_step, in_range, in_operator = timeline.active
+    unmarked = of_step & ~in_range
+    unmarked_ns = int(timeline.total_ns(unmarked)[0])
+    outside_ns = int(timeline.total_ns(unmarked & ~in_operator)[0])
+    share, outside = span.share(unmarked_ns), span.share(outside_ns)
+    if share < _LEAST_SHARE:
+        return
+    rows = tuple(_rows(capture, timeline.merged(unmarked & ~in_operator), span))
+    yield Finding(
+        code="unmarked-time",
+        title=f"{percent(share)} of the step is in no range"
+        + (f", {percent(outside)} in no operator either" if outside >= _LEAST_SHARE / 2 else ""),
+        change=_change(capture),
+        verify="instrument show CAPTURE --ranges",
+        evidence=rows,
+        coverage=(CPU_IN_RANGES,),
+    )
+
+
+CHECK = Check("unmarked-time", "Most of the step is in ranges.", find)
+
+
+def _timeline(capture: Views, span: Measured) -> Timeline:
+    """The steps, the time in ranges, and the time in operators, as layers."""
+    events, links = capture.events, capture.links
+    scopes, tree = links.scopes, links.call_tree
+    thread = np.unique(events.thread[links.steps])
+    on_step = np.isin(scopes.nodes.thread, thread)
+    marked = np.where(scopes.backward, scopes.attributed >= 0, on_step)
+    loads = waits_for_data(capture)
+    in_range = _joined(
+        (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
+        (events.start_ns[loads], events.end_ns[loads]),
+    )
+    # While the engine's threads run the backward, the step's own thread waits for them.
+    called = (events.among(OPERATOR) & ~events.named(is_step) | events.among(is_runtime))[
+        tree.index
+    ]
+    called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
+    in_operator = _joined((tree.start_ns[called], tree.end_ns[called]))
+    return sweep([(span.start_ns, span.end_ns), in_range, in_operator])
+
+
+def _joined(*parts: Intervals) -> Intervals:
+    start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
+    return merged(start, end)
+
+
+def _rows(capture: Views, outside: Intervals, span: Measured) -> Iterator[Evidence]:
+    """The time outside of operators by function, and the outermost operators in no range."""
+    outside_ns = int((outside[1] - outside[0]).sum())
+    where = f"{duration(outside_ns / span.count)} a step"
+    yield Evidence("(no range, no operator)", span.count, outside_ns, detail=where)
+    by_source = time_by_source(capture, _thread(capture), outside)
+    for source in sorted(by_source, key=lambda each: -by_source[each])[:_SHOWN]:
+        calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
+        yield Evidence(source, calls, by_source[source], detail="outside of operators")
+    yield from evidence(capture, _outermost_outside(capture, span), _SHOWN)
+
+
+def _thread(capture: Views) -> int:
+    """The thread of the last step."""
+    return int(capture.events.thread[capture.links.steps[-1]])
+
+
+def _calls(capture: Views, span: Measured, source: str) -> int:
+    """How often a function of the user was called within the steps."""
+    frames, events = capture.links.frames, capture.events
+    is_called = events.named(lambda name: users_source(name) == source)[frames.index]
+    return int((is_called & (span.holds(frames.start_ns) >= 0)).sum())
+
+
+def _outermost_outside(capture: Views, span: Measured) -> Ints:
+    """The positions of the operators in no range and in no other operator, within the steps."""
+    events, links = capture.events, capture.links
+    tree, scopes = links.call_tree, links.scopes
+    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    path = np.append(scopes.attributed, -1)[scopes.innermost]
+    inside = np.append(tree.nearest(is_operator), -1)[tree.parent] >= 0
+    chosen = is_operator & (path < 0) & ~inside & (span.holds(tree.start_ns) >= 0)
+    loads = np.isin(tree.index, waits_for_data(capture))
+    return tree.index[chosen & ~loads]
+
+
+def _change(capture: Views) -> str:
+    if not len(capture.ranges):
+        return 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
+    return 'Mark the rest: with profiled("loss"): around a block, or @profiled on a function.'

@@ -1,0 +1,116 @@
+"""Find ranges that build a graph for a backward that never comes, such as a validation.
+
+From torch's numbers of backward nodes: the operators of the range count them up, so they make
+nodes, and no backward of the window runs any of these nodes. Operators that merely run while
+gradients are enabled, on tensors that need none, make no node and are not found.
+
+What it costs: each node takes about 2.5 µs of CPU time, for making and freeing it (torch 2.13; 100
+linear layers with and without gradients). The simulation takes this time away from the operators
+that make nodes. If the device is the bottleneck, nothing is won. The graph also keeps activations
+in memory; the trace does not tell how much that is.
+
+A range must take 3 % of the steps to be found. Of ranges inside each other, the outermost is told.
+If the whole trace holds no backward, there is one finding for the program, if its nodes cost 1 % of
+the steps.
+
+Lost: a backward that runs after the window has ended. For this reason, calls in the last finished
+step do not count, if there are other steps. And nothing is said if most backward nodes of the
+window belong to a forward before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.autograd_nodes import makers, ran
+from instrument.findings.event_time import share_of, shortened
+from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.places import common_place, evidence, measured, percent, range_codes
+from instrument.links.autograd import is_backward
+from instrument.links.groupby import Groups
+from instrument.links.step_index import step_at
+from instrument.trace.events import Flags, Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.03
+_LEAST_COST = 0.01
+_NODE_NS = 2500
+_LEAST_JOINED = 0.5
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield a finding for each outermost range whose graph no backward uses."""
+    events, links = capture.events, capture.links
+    made = makers(capture)
+    if not is_backward(events).any():
+        yield from _of_program(capture, whatif, made)
+        return
+    numbers = ran(capture)
+    if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
+        raise NotRecorded(
+            "The backward of this window belongs to a forward before it, so that its own forward "
+            "may have a backward later: record more steps, with a larger profiler.active."
+        )
+    has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)
+    paths, path = links.scopes.paths, range_codes(capture, made)
+    of_path, in_range = Groups(path, len(paths.names)), path >= 0
+    one = np.ones(len(made), np.int64)
+    unused = paths.with_descendants(of_path.sum(one, in_range & counts & ~has_run))
+    used = paths.with_descendants(of_path.sum(one, in_range & has_run))
+    wasteful = (unused > 0) & (used == 0)
+    for k in np.flatnonzero(wasteful & ~np.append(wasteful, False)[paths.above]).tolist():
+        calls = links.scopes.ranges.index[links.scopes.opened == k]
+        share = share_of(capture, calls)
+        if share >= _LEAST_SHARE:
+            below = (path >= k) & (path < paths.after[k])
+            title = (
+                f"Range {paths.names[k]!r}, {percent(share)} of the {measured(capture).what}, "
+                "records gradients that no backward uses"
+            )
+            yield _finding(capture, whatif, made[below], title, paths.texts[k])
+
+
+def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Finding]:
+    """Yield one finding if a program without a backward makes nodes that cost 1 % of the steps."""
+    steps = measured(capture)
+    inside = made[steps.holds(capture.events.start_ns[made]) >= 0]
+    if len(inside) and steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:
+        title = "The program records gradients, and runs no backward"
+        yield _finding(capture, whatif, inside, title, common_place(capture, inside)[0])
+
+
+def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str | None) -> Finding:
+    events, steps = capture.events, measured(capture)
+    count = int((steps.holds(events.start_ns[made]) >= 0).sum())
+    per_step = f": {count / steps.count:.0f} graph nodes a {steps.what}" if count else ""
+    return Finding(
+        code=CHECK.code,
+        title=f"{title}{per_step}",
+        change="with torch.inference_mode(): (or torch.no_grad(), if its results are used for "
+        "training)",
+        verify="Record again: this finding is gone, and profiler.profile_memory=true shows that "
+        "less memory is in use.",
+        saving=shortened(capture, whatif, made, _NODE_NS),
+        range=path,
+        source=common_place(capture, made)[1],
+        evidence=evidence(capture, made),
+        coverage=("backward time joined to its forward", "CPU time within a range"),
+    )
+
+
+def _decided(capture: Views, made: Ints) -> Flags:
+    """A mask of the operators whose backward should lie in the window."""
+    events, steps = capture.events, capture.links.steps
+    if len(steps) < 2:
+        return np.ones(len(made), np.bool_)
+    at = step_at(events, steps, events.start_ns[made])
+    return (at >= 0) & (at < len(steps) - 1)
+
+
+CHECK = Check("unused-autograd", "Every range that records gradients has a backward.", find)

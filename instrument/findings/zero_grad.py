@@ -1,0 +1,106 @@
+"""Find gradients that are filled with zeros, where they could be dropped.
+
+From the range "Optimizer.zero_grad#…" that torch opens, and the fills inside it: with
+`set_to_none=True`, which is the default, there are none. Gradients that exist cost twice. They are
+filled with zeros, and the backward then adds to each of them instead of taking over the new
+gradient. So the additions in the nodes that accumulate gradients go too. Only those of the first
+backward after the fills: a node adds once in each backward, so these are as many additions as
+gradients were filled. Later backward passes, as in gradient accumulation, must add.
+
+It is a problem from 1 % of the step on, unless the simulation says that the step would not be
+shorter: the device may do this work while nothing waits for it.
+
+Lost: `module.zero_grad(set_to_none=False)`, which opens no range; the additions after a fill of all
+gradients in one call, whose number the trace does not hold; and the memory that the gradients keep
+between the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled, share_of
+from instrument.findings.finding import Check, Finding
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth
+from instrument.links.autograd import ACCUMULATION
+from instrument.trace.events import Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.01
+_LEAST_SAVING = 0.005
+_RANGE = "Optimizer.zero_grad#"
+_FILL = "aten::zero_"
+_FILL_ALL = "aten::_foreach_zero_"
+_ADDS = frozenset({"aten::add_", "aten::add"})
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if fills and the additions that follow them take 1 % of the steps."""
+    events = capture.events
+    fills = _inside(capture, lambda name: name.startswith(_RANGE), {_FILL, _FILL_ALL}.__contains__)
+    adds = _additions(capture, fills)
+    both = np.concatenate([fills, adds])
+    share = share_of(capture, both)
+    if share < _LEAST_SHARE:
+        return
+    saving = scaled(whatif, both)
+    if not is_worth(saving, _LEAST_SAVING):
+        return
+    place, source = common_place(capture, fills)
+    steps = measured(capture)
+    count = int((steps.holds(events.start_ns[fills]) >= 0).sum()) // steps.count
+    adding = f", and {len(adds) * count // len(fills)} additions to them" if len(adds) else ""
+    yield Finding(
+        code=CHECK.code,
+        title=f"{percent(share)} of the {steps.what} fills gradients with zeros: {count} fills "
+        f"a {steps.what}{adding}",
+        change="optimizer.zero_grad(set_to_none=True)",
+        verify="instrument show CAPTURE --ops --rows 30: `aten::zero_` is gone, and `aten::add_` "
+        "is called less often.",
+        saving=saving,
+        range=place,
+        source=source,
+        evidence=evidence(capture, both),
+        coverage=("CPU time within finished steps",),
+    )
+
+
+def _inside(
+    capture: Views, is_around: Callable[[str], bool], is_wanted: Callable[[str], bool]
+) -> Ints:
+    """The outermost events of some names inside events of other names, sorted by start."""
+    events, tree = capture.events, capture.links.call_tree
+    around = tree.nearest(events.named(is_around)[tree.index]) >= 0
+    wanted = events.named(is_wanted)[tree.index] & around
+    above = np.append(tree.nearest(wanted), -1)[tree.parent]
+    found = tree.index[wanted & (above < 0)]
+    return found[np.argsort(events.start_ns[found], kind="stable")]
+
+
+def _additions(capture: Views, fills: Ints) -> Ints:
+    """The additions that gradients would not need if they had been dropped instead of filled.
+
+    After a group of fills, these are as many additions as there were fills, before the next group.
+    """
+    events = capture.events
+    adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)
+    single = fills[events.named(_FILL.__eq__)[fills]]
+    if not len(adds) or not len(single):
+        return adds[:0]
+    # The fills between the same two additions are one group.
+    before = np.searchsorted(events.start_ns[adds], events.start_ns[single])
+    first, count = np.unique(before, return_counts=True)
+    number = np.arange(len(adds))
+    group = np.searchsorted(first, number, "right") - 1
+    found: Ints = adds[(group >= 0) & (number - first[group] < count[group])]
+    return found
+
+
+CHECK = Check("zero-grad", "No optimizer fills gradients with zeros.", find)

@@ -1,0 +1,278 @@
+"""A diagnosis as text, as JSON and as Markdown.
+
+Names of ranges, operators, kernels and files come from a trace, and so from a stranger. Text and
+Markdown show them with unprintable characters escaped. In Markdown they can be no markup either:
+no links, no mentions of people, no HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from instrument.findings.diagnose import Diagnosis
+from instrument.findings.finding import Evidence, Finding
+from instrument.findings.places import percent
+from instrument.printable import printable
+from instrument.units import duration
+
+#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+VERSION = 1
+
+_WIDTH = 80
+_SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
+# Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
+_MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
+_NAME_IN_MARKDOWN = 80
+
+
+def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
+    """Return a diagnosis as text of at most 80 columns.
+
+    Args:
+        diagnosis: the diagnosis.
+        most: how many findings to show; None shows all.
+    """
+    findings = diagnosis.findings[:most]
+    parts = [_heading(diagnosis)]
+    parts += [_finding(number, finding) for number, finding in enumerate(findings, 1)]
+    if len(findings) < len(diagnosis.findings):
+        parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
+    if diagnosis.passed:
+        parts.append("\n".join(_wrapped(" ".join(diagnosis.passed), "Passed: ", "  ")))
+    notes = [("Not checked", diagnosis.not_checked)]
+    notes += [("How sure the savings are", diagnosis.notes)] if findings else []
+    parts += [_listed(title, sentences) for title, sentences in notes if sentences]
+    return "\n\n".join(parts)
+
+
+def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
+    """Return the first findings as a few lines, to stand below tables; empty without findings."""
+    if not findings:
+        return ""
+    of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
+    lines = [f"What to change first{of}:"]
+    for number, finding in enumerate(findings[:most], 1):
+        lines += _wrapped(f"{finding.title}{_short_saving(finding)}", f"{number}. ")
+        lines += _wrapped(finding.change, "   ")
+    return "\n".join(lines)
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as JSON; docs/diagnose.md describes the keys."""
+    content = {
+        "version": VERSION,
+        "captures": diagnosis.captures,
+        "step_ns": diagnosis.step_ns,
+        "findings": [_as_dict(finding) for finding in diagnosis.findings],
+        "passed": diagnosis.passed,
+        "not_checked": diagnosis.not_checked,
+        "notes": diagnosis.notes,
+    }
+    return json.dumps(content, indent=2)
+
+
+def _as_dict(finding: Finding) -> dict[str, Any]:
+    saving = finding.saving
+    return {
+        "code": finding.code,
+        "title": finding.title,
+        "saving_ns": None if saving is None else round(saving.saving_ns),
+        "low_ns": None if saving is None else round(saving.low_ns),
+        "high_ns": None if saving is None else round(saving.high_ns),
+        "step_ns": None if saving is None else round(saving.step_ns),
+        "range": finding.range,
+        "source": finding.source,
+        "evidence": [row._asdict() for row in finding.evidence],
+        "change": finding.change,
+        "verify": finding.verify,
+        "coverage": finding.coverage,
+    }
+
+
+def as_markdown(diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as Markdown of at most 2,000 tokens, for a pull request or an agent.
+
+    The findings that fit are shown, the largest first; the last line says how many are left out.
+    """
+    parts = [_markdown_heading(diagnosis)]
+    tail = [
+        f"{title}: {_few(sentences)}"
+        for title, sentences in (
+            ("Passed", diagnosis.passed),
+            ("Not checked", diagnosis.not_checked),
+        )
+        if sentences
+    ]
+    left = _MARKDOWN_BYTES - _bytes([*parts, *tail])
+    shown = 0
+    for number, finding in enumerate(diagnosis.findings, 1):
+        full, short = (_markdown_finding(number, finding, rows) for rows in (_MARKDOWN_EVIDENCE, 0))
+        text = full if _bytes([full]) <= left else short
+        if _bytes([text]) > left:
+            break
+        parts.append(text)
+        left -= _bytes([text])
+        shown = number
+    if shown < len(diagnosis.findings):
+        more = _count(len(diagnosis.findings) - shown, "more finding")
+        parts.append(f"… and {more}; `instrument diagnose --json` lists all.")
+    return "\n\n".join([*parts, *tail])
+
+
+def _heading(diagnosis: Diagnosis) -> str:
+    number = len(diagnosis.captures)
+    what = printable(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
+    return "\n".join(_wrapped(f"{what}: {found}{step}"))
+
+
+def _finding(number: int, finding: Finding) -> str:
+    indent = " " * (len(str(number)) + 2)
+    lines = _wrapped(finding.title, f"{number}. ")
+    lines += _wrapped(_saving(finding), f"{indent}saves   ")
+    if where := _where(finding):
+        lines += _wrapped(where, f"{indent}where   ")
+    lines += _wrapped(finding.change, f"{indent}change  ")
+    lines += _wrapped(finding.verify, f"{indent}verify  ")
+    lines += _evidence(finding.evidence, indent)
+    return "\n".join(lines)
+
+
+def _saving(finding: Finding) -> str:
+    saving = finding.saving
+    if saving is None:
+        return "not known"
+    low, high = sorted((saving.low_ns, saving.high_ns))
+    bounds = f", between {duration(low)} and {duration(high)}" if low != high else ""
+    share = f" ({percent(saving.saving_ns / saving.baseline_ns)})" if saving.baseline_ns else ""
+    return (
+        f"{duration(saving.saving_ns)} of a step{share}{bounds}: "
+        f"a step would take {duration(saving.step_ns)}"
+    )
+
+
+def _short_saving(finding: Finding) -> str:
+    saving = finding.saving
+    if saving is None:
+        return ""
+    return f"; without it, a step takes {duration(saving.step_ns)} instead of " + duration(
+        saving.baseline_ns
+    )
+
+
+def _where(finding: Finding) -> str:
+    parts = [f"range {finding.range}" if finding.range else "", finding.source or ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
+    """The rows of evidence as aligned columns; a detail stands below its row."""
+    shown = rows[:_SHOWN_EVIDENCE]
+    names = [_shortened(printable(row.name), _LONGEST_NAME) for row in shown]
+    width = max(map(len, names), default=0)
+    calls = [f"{row.calls:,}×" for row in shown]
+    wide = max(map(len, calls), default=0)
+    for row, name, times in zip(shown, names, calls):
+        total = "" if row.total_ns is None else duration(row.total_ns)
+        yield f"{indent}  {name.ljust(width)}  {times.rjust(wide)}  {total.rjust(10)}".rstrip()
+        if row.detail:
+            yield from _wrapped(row.detail, f"{indent}    ")
+
+
+def _listed(title: str, sentences: Sequence[str]) -> str:
+    lines = [f"{title}:"]
+    for sentence in sentences:
+        lines += _wrapped(sentence, "  - ")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]:
+    """The lines of a text: the first begins with the prefix, the others with the indent.
+
+    Without an indent, they begin with as many blanks as the prefix has characters.
+    """
+    return textwrap.wrap(
+        printable(text),
+        _WIDTH,
+        initial_indent=prefix,
+        subsequent_indent=" " * len(prefix) if indent is None else indent,
+        break_on_hyphens=False,
+    ) or [prefix.rstrip()]
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 12]}…{text[-11:]}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _bytes(parts: Sequence[str]) -> int:
+    return sum(len(part.encode("utf-8", "replace")) + 2 for part in parts)
+
+
+def _markdown_heading(diagnosis: Diagnosis) -> str:
+    number = len(diagnosis.captures)
+    what = _code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    step = f" A step takes {duration(diagnosis.step_ns)}." if diagnosis.step_ns else ""
+    return (
+        f"## Diagnosis of {what}: {found}\n\n"
+        f"Found by `instrument diagnose`; the savings are simulated.{step} Names in code marks are "
+        "data from the trace."
+    )
+
+
+def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
+    saving = finding.saving
+    saves = "Saving not known" if saving is None else f"Saves {_saving(finding)}"
+    lines = [f"{number}. **{_escaped(_cut(finding.title))}** {_escaped(saves)}."]
+    where = [f"range {_code(finding.range)}"] if finding.range else []
+    where += [_code(finding.source)] if finding.source else []
+    lines += [f"   - Where: {', '.join(where)}"] if where else []
+    lines.append(f"   - Change: {_code(finding.change, _MARKDOWN_TEXT)}")
+    lines.append(f"   - Verify: {_code(finding.verify, _MARKDOWN_TEXT)}")
+    for row in finding.evidence[:rows]:
+        total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
+        detail = f", {_code(row.detail)}" if row.detail else ""
+        lines.append(f"   - {_code(row.name)}: {row.calls:,} calls{total}{detail}")
+    return "\n".join(lines)
+
+
+def _few(sentences: Sequence[str]) -> str:
+    """The first sentences, as many as fit, and how many more there are."""
+    text, shown = "", 0
+    for sentence in sentences:
+        if _bytes([text, sentence]) > _MARKDOWN_LIST:
+            break
+        text, shown = f"{text} {_escaped(_cut(sentence))}", shown + 1
+    more = f" … and {len(sentences) - shown} more." if shown < len(sentences) else ""
+    return f"{text.strip()}{more}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MARKDOWN_TEXT else f"{text[: _MARKDOWN_TEXT - 1]}…"
+
+
+def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
+    """A text as code: inside its marks, Markdown knows no links, mentions or HTML."""
+    plain = _shortened(printable(text), width)
+    longest = max(map(len, re.findall(r"`+", plain)), default=0)
+    marks = "`" * (longest + 1)
+    blank = " " if longest or not plain.strip() else ""
+    return f"{marks}{blank}{plain}{blank}{marks}"
+
+
+def _escaped(text: str) -> str:
+    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
+    marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
+    marked = re.sub(r"://", r":\\//", marked)
+    marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)
+    # A backslash does not stop GitHub from reading a mention or an issue number.
+    return re.sub(r"([@#])(?=\w)", "\\1\u200b", marked)

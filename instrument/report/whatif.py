@@ -1,0 +1,252 @@
+"""A scenario as text and as JSON: the step, the savings, the critical path, the slack."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from instrument.analysis.breakdown import KINDS as WORK_KINDS
+from instrument.analysis.table import ALL, Table, known_columns
+from instrument.errors import ConfigError
+from instrument.printable import printable
+from instrument.report.section import Section
+from instrument.report.text import plain
+from instrument.units import durations_like
+from instrument.whatif.selection import short_name
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+VERSION = 1
+#: The tables of a scenario, by the names that the command and the JSON give them.
+PROFILE, CRITICAL_PATH, SLACK = "profile", "critical_path", "slack"
+
+# The least number of ranges, operators and kernels that are tried for the causal profile.
+_TRIED = 12
+# Rows of the critical path with a smaller share are shown as one row.
+_LEAST_SHARE = 0.005
+# A saving of less than this share of the step is no saving: steps differ by more.
+_LEAST_WON = 0.001
+# The order in which columns are left out if the table is too wide.
+_MISSABLE = ("saving_10_ns", "saving_25_ns", "saving_100_ns", "kind", "device_ns", "cpu_ns")
+# The option that shows all columns.
+_ALL_COLUMNS = "--json"
+# The name of a row of the critical path that has none.
+_NAMELESS = {
+    "CPU": "(in no range)",
+    "launch": "(from the call until the device begins)",
+    "stream": "(between two kernels)",
+    "other stream": "(until the work of another stream ends)",
+    "wait": "(until a waiting call returns)",
+    "full queue": "(until the launch queue has room)",
+    "hand-over": "(until another thread goes on)",
+    "loader": "(until a worker delivers a batch)",
+    "other ranks": "(until the other ranks arrive)",
+    "unexplained": "(the device begins late, without a known cause)",
+}
+
+
+def as_text(name: str, scenario: Scenario, **options: Any) -> str:
+    """Return a scenario as plain text; `options` are those of `parts`."""
+    return plain(parts(name, scenario, **options))
+
+
+def parts(
+    name: str, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
+) -> list[str | Section]:
+    """Return a scenario as parts: the step, what the edits save, and tables.
+
+    Args:
+        name: the name of the capture, or of the window of several ranks.
+        scenario: the capture with or without edits.
+        rows: the most rows of each table.
+        tables: the tables to show, of `PROFILE`, `CRITICAL_PATH` and `SLACK`. Without any, the
+            causal profile is shown, and below edits also the critical path.
+    """
+    text = durations_like(scenario.baseline_ns)
+    shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
+    found: list[str | Section] = [_heading(name, scenario, text)]
+    if scenario.edits:
+        found += [_edits(scenario), _saving(scenario, text)]
+    if CRITICAL_PATH in shown:
+        found.append(_critical_path(scenario, rows, text))
+    if SLACK in shown:
+        found.append(_slack(scenario, rows, text))
+    if PROFILE in shown:
+        found += [_profile(scenario, rows, text), _all_device_work(scenario, text)]
+    found.append("\n".join(f"Note: {printable(note)}" for note in scenario.notes))
+    return [part for part in found if part]
+
+
+def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
+    """Return a scenario as JSON, with times in nanoseconds; docs/what-if.md describes the keys."""
+    content = {
+        "version": VERSION,
+        "name": name,
+        "step_ns": scenario.step_ns,
+        "baseline_ns": scenario.baseline_ns,
+        "saving_ns": scenario.saving_ns,
+        "low_ns": scenario.low_ns,
+        "high_ns": scenario.high_ns,
+        "steps": scenario.steps,
+        "edits": scenario.edits,
+        "notes": scenario.notes,
+        PROFILE: _as_dicts(_profile_of(scenario, rows), rows),
+        CRITICAL_PATH: _as_dicts(scenario.critical_path, rows),
+        SLACK: _as_dicts(scenario.slack, rows),
+    }
+    return json.dumps(content, indent=2)
+
+
+def _as_dicts(table: Table, rows: int) -> list[dict[str, Any]]:
+    return [row._asdict() for row in table.head(rows)]
+
+
+def _profile_of(scenario: Scenario, rows: int) -> Table:
+    return scenario.profile(_TRIED if rows == ALL else max(rows, _TRIED))
+
+
+def _heading(name: str, scenario: Scenario, text: Callable[[float], str]) -> str:
+    heading = f"{printable(name)}: {_unit(scenario)}"
+    if not scenario.edits:
+        return f"{heading} takes {text(scenario.step_ns)}"
+    return f"{heading} would take {text(scenario.step_ns)} instead of {text(scenario.baseline_ns)}"
+
+
+def _unit(scenario: Scenario) -> str:
+    has_steps = all(model.has_steps for model in scenario.window.models)
+    return "a step" if has_steps else "the recorded window"
+
+
+def _edits(scenario: Scenario) -> str:
+    width = len(str(len(scenario.edits)))
+    lines = [f"{number:>{width}}. {edit}" for number, edit in enumerate(scenario.edits, 1)]
+    return "\n".join(printable(line) for line in ["Edits:", *lines])
+
+
+def _saving(scenario: Scenario, text: Callable[[float], str]) -> str:
+    low, high = text(scenario.low_ns), text(scenario.high_ns)
+    share = f" ({scenario.saving_ns / scenario.baseline_ns:.1%})" if scenario.baseline_ns else ""
+    bounds = "" if low == high else f", between {low} and {high}"
+    longer = f": {_unit(scenario)} takes longer" if scenario.saving_ns < 0 else ""
+    return f"Saving: {text(scenario.saving_ns)}{share}{bounds}{longer}"
+
+
+def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
+    table = _profile_of(scenario, rows)
+    after = " after the edits" if scenario.edits else ""
+    if not len(table):
+        return f"Causal profile{after}: the capture has no ranges, operators or kernels."
+    shown = table.head(rows)
+    columns = {name: shown.column(name) for name in table.columns if name != "saving_50_share"} | {
+        "share": shown.column("saving_50_share")
+    }
+    return Section(
+        Table(columns),
+        known_columns(Table(columns)),
+        f"Causal profile{after}{_few(shown, table)}; saving 50: how much shorter "
+        f"{_unit(scenario)} is if the row takes 50 % less time",
+        missable=_MISSABLE,
+        key="saving_50_ns",
+        texts={name: text for name in columns if name.endswith("_ns")} | {"share": _share},
+        all_columns=_ALL_COLUMNS,
+    )
+
+
+def _share(share: float) -> str:
+    return f"{round(share, 3) + 0.0:.1%}"
+
+
+def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
+    """What it would save if all device work took half the time; empty without device work."""
+    try:
+        halved = scenario.scale(kernel="*", by=0.5)
+    except ConfigError:
+        return ""
+    won, what = scenario.step_ns - halved.step_ns, _unit(scenario)
+    share = won / scenario.step_ns if scenario.step_ns else 0.0
+    shorter = f"{text(won)} ({share:.1%}) shorter" if share >= _LEAST_WON else "no shorter"
+    return f"If all device work took half the time, {what} would be {shorter}."
+
+
+def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) -> Section:
+    table = _by_short_name(scenario.critical_path)
+    large = table.where(share=lambda share: share >= _LEAST_SHARE) if rows < sys.maxsize else table
+    shown = [tuple(row) for row in large.head(rows)]
+    if others := [*table][len(shown) :]:
+        name = f"({len(others)} smaller {'row' if len(others) == 1 else 'rows'})"
+        step_ns, share = sum(row.step_ns for row in others), sum(row.share for row in others)
+        shown.append(("others", name, None, step_ns, share))
+    found = _table(table.columns, shown)
+    return Section(
+        found,
+        known_columns(found),
+        f"Critical path; what decides how long {_unit(scenario)} takes: {_kinds(table)}",
+        missable=("rank",),
+        key="step_ns",
+        texts={"step_ns": text, "share": _share},
+        all_columns=_ALL_COLUMNS,
+    )
+
+
+def _by_short_name(path: Table) -> Table:
+    """A critical path with one row for all kernels of a short name, the longest first."""
+    sums: dict[tuple[Any, ...], tuple[int, float]] = {}
+    for row in path:
+        key = row.kind, _short(row.kind, row.name), row.rank
+        step_ns, share = sums.get(key, (0, 0.0))
+        sums[key] = step_ns + row.step_ns, share + (row.share or 0.0)
+    found = _table(
+        ("kind", "name", "rank", "step_ns", "share"), [(*key, *sums[key]) for key in sums]
+    )
+    return found.sort("step_ns")
+
+
+def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:
+    return Table({name: [row[k] for row in rows] for k, name in enumerate(names)})
+
+
+def _short(kind: str, name: str | None) -> str | None:
+    """The name of a row of the critical path, as the causal profile writes it."""
+    if name is None:
+        return _NAMELESS.get(kind)
+    return short_name(name) if kind in WORK_KINDS else name
+
+
+def _kinds(table: Table) -> str:
+    """The share of each kind on a critical path, the largest first."""
+    shares: dict[str, float] = {}
+    for row in table:
+        shares[row.kind] = shares.get(row.kind, 0.0) + row.share
+    order = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{kind} {share:.1%}" for kind, share in order if share >= _LEAST_SHARE)
+
+
+def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
+    table = scenario.slack
+    if not len(table):
+        return (
+            "Slack: the capture has no ranges; mark code with @profiled, or pass model= to the "
+            "session."
+        )
+    known = table.where(lambda row: row.slack_ns != 0)
+    without = len(table) - len(known)
+    if not len(known):
+        return f"Slack: none of the {len(table)} ranges has slack; each can make a step longer."
+    shown = known.head(rows)
+    none = f"; {without} of {len(table)} ranges have none" if without else ""
+    none += "; - if no step depends on the range" if None in shown.column("slack_ns") else ""
+    return Section(
+        shown,
+        ("name", "slack_ns"),
+        f"Slack{_few(shown, known)}; how much longer a call of the range could take at no cost{none}",
+        texts={"slack_ns": text},
+        all_columns=_ALL_COLUMNS,
+    )
+
+
+def _few(shown: Table, table: Table) -> str:
+    return "" if len(shown) == len(table) else f", {len(shown)} of {len(table)}"

@@ -1,0 +1,304 @@
+"""The findings about devices: on pairs of hand-built traces, and on traces of real hardware."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from builders import (
+    Event,
+    capture,
+    kernel,
+    launched,
+    span,
+    step,
+    synchronous_steps,
+    write_capture,
+    write_rank,
+)
+
+from findings.device_traces import (
+    PAIRS,
+    V100,
+    Pair,
+    all_reduce,
+    allocations,
+    attention,
+    cpu_between_kernels,
+    many_kernels,
+    products,
+)
+from findings.twins import found
+from instrument import Capture
+from instrument.findings import (
+    allocator_churn,
+    attention_not_fused,
+    blocking_copies,
+    device_idle,
+    exposed_communication,
+    launch_bound,
+    layout_and_casts,
+    recording_overhead,
+    slow_links,
+    stragglers,
+    tensor_cores,
+)
+from instrument.findings.diagnose import diagnose
+from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.runs.run import Run
+
+CHECKS = (
+    allocator_churn.CHECK,
+    attention_not_fused.CHECK,
+    blocking_copies.CHECK,
+    device_idle.CHECK,
+    exposed_communication.CHECK,
+    launch_bound.CHECK,
+    layout_and_casts.CHECK,
+    recording_overhead.CHECK,
+    slow_links.CHECK,
+    tensor_cores.CHECK,
+)
+FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
+needs_traces = pytest.mark.skipif(
+    not FOLDER.joinpath("expected.json").is_file(),
+    reason="INSTRUMENT_TRACES names no folder of real traces with an expected.json",
+)
+
+
+def all_found(capture: Capture) -> list[Finding]:
+    """What all checks find, the largest saving first; unknown savings come last."""
+    every = [finding for check in CHECKS for finding in found(capture, check.code)]
+    return sorted(every, key=lambda each: -each.saving.saving_ns if each.saving else 1)
+
+
+def shares(capture: Capture) -> dict[str, float | None]:
+    """For each kind that is found, the saving as a share of the step; None if it is not known."""
+    return {
+        each.code: round(each.saving.saving_ns / each.saving.baseline_ns, 2)
+        if each.saving
+        else None
+        for each in reversed(all_found(capture))
+    }
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.code}: {pair.says[-1]}")
+def test_fires_on_the_problem_alone(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "fixed").mkdir()
+    (finding,) = found(capture(tmp_path / "slow", pair.slow, **pair.document), pair.code)
+    assert not found(capture(tmp_path / "fixed", pair.fixed, **pair.document), pair.code)
+    assert finding.code == pair.code
+    assert all(part in finding.title for part in pair.says), finding.title
+    assert finding.evidence
+    assert finding.change
+    assert finding.verify.startswith("instrument ")
+    if pair.saves is not None:
+        assert finding.saving is not None
+        least, most = pair.saves
+        assert least * 1000 <= finding.saving.saving_ns <= most * 1000
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.code)
+def test_passed_checks_are_sentences(check: Check) -> None:
+    assert check.passed[0].isupper()
+    assert check.passed.endswith(".")
+
+
+def test_the_range_of_launches_is_named(tmp_path: Path) -> None:
+    (finding,) = found(capture(tmp_path, many_kernels(2)), "launch-bound")
+    assert finding.range == "model"
+    # Of the first gap in each step, 9 µs lie in the step before.
+    assert finding.evidence[0][:3] == ("aten::add", 150, 150 * 37_000 - 3 * 9_000)
+
+
+def test_a_gap_that_the_loader_explains_is_not_told_twice(tmp_path: Path) -> None:
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    events = [
+        {**event, "name": name} if event["name"] == "tokenize" else event
+        for event in cpu_between_kernels(1000)
+    ]
+    assert not found(capture(tmp_path, events), "device-idle")
+
+
+def test_idle_time_in_no_event_is_said(tmp_path: Path) -> None:
+    bare = [e for e in cpu_between_kernels(1000) if e["name"] not in ("tokenize", "text::encode")]
+    (finding,) = found(capture(tmp_path, bare), "device-idle")
+    assert "in no range and no operator" in finding.title
+    assert finding.saving is None
+    assert finding.range is None
+
+
+def test_a_device_without_work_was_not_recorded(tmp_path: Path) -> None:
+    bare = capture(tmp_path, [step(3, 0, 10), span("aten::mm", 0, 5)], deviceProperties=[V100])
+    with pytest.raises(NotRecorded, match="no device work"):
+        list(launch_bound.CHECK.find(bare, bare.whatif))
+
+
+def test_a_run_without_a_device_has_no_finding(tmp_path: Path) -> None:
+    bare = capture(tmp_path, [step(3, 0, 10), span("aten::mm", 0, 5)])
+    assert not all_found(bare)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [kernel("sgemm", 0, 10)],
+        [step(3, 0, 0), kernel("sgemm", 0, 0)],
+        [step(3, 5, 10), *launched("sgemm", 40, 60, 5, 1)],
+        [span("aten::softmax", 0, 10), kernel("ncclDevKernel_AllReduce", 3, 10)],
+    ],
+    ids=["nothing", "kernel", "no time", "outside of the step", "no launch"],
+)
+def test_odd_traces_break_no_check(tmp_path: Path, events: list[Event]) -> None:
+    found = diagnose([capture(tmp_path, events)], CHECKS)
+    assert len(found.findings) + len(found.passed) + len(found.not_checked) >= len(CHECKS)
+
+
+def test_collectives_of_gloo_are_exposed_too(tmp_path: Path) -> None:
+    (finding,) = found(capture(tmp_path, synchronous_steps(300)), "exposed-communication")
+    assert "60 % of the step" in finding.title
+
+
+def test_messages_without_a_size_have_no_rate(tmp_path: Path) -> None:
+    events = [
+        {**event, "args": {"correlation": event["args"]["correlation"]}}
+        if "Collective name" in event.get("args", {})
+        else event
+        for event in all_reduce(hidden=False)
+    ]
+    bare = capture(tmp_path, events)
+    with pytest.raises(NotRecorded, match="no sizes of messages"):
+        list(slow_links.CHECK.find(bare, bare.whatif))
+
+
+def test_tensor_cores_of_an_unknown_device_are_not_judged(tmp_path: Path) -> None:
+    unknown = capture(tmp_path, products("volta_sgemm_128x64_nn"))
+    with pytest.raises(NotRecorded, match="device unknown"):
+        list(tensor_cores.CHECK.find(unknown, unknown.whatif))
+
+
+def test_softmax_of_other_shapes_is_no_attention(tmp_path: Path) -> None:
+    events = attention(fused=False)
+    for event in events:
+        if event["name"] == "aten::softmax" and event["cat"] == "cpu_op":
+            event["args"]["Input Dims"] = [[2, 64, 32], [], []]
+    assert not found(capture(tmp_path, events), "attention-not-fused")
+
+
+def test_attention_is_found_without_shapes(tmp_path: Path) -> None:
+    events = attention(fused=False)
+    for event in events:
+        event["args"].pop("Input Dims", None)
+    assert found(capture(tmp_path, events), "attention-not-fused")
+
+
+def test_allocations_of_few_steps_are_not_judged(tmp_path: Path) -> None:
+    one = [event for event in allocations(steps=4) if event["ts"] < 2000]
+    bare = capture(tmp_path, one)
+    with pytest.raises(NotRecorded, match="at least 3 steps"):
+        list(allocator_churn.CHECK.find(bare, bare.whatif))
+
+
+@pytest.mark.parametrize(("recorded_ns", "fires"), [(1_400_000, True), (1_200_000, False)])
+def test_overhead_of_recording(tmp_path: Path, recorded_ns: int, fires: bool) -> None:
+    cost = {
+        "recorded_step_ns": recorded_ns,
+        "unrecorded_step_ns": 1_000_000,
+        "unrecorded_steps": 20,
+    }
+    findings = found(write_capture(tmp_path, [step(3, 0, 1000)], cost=cost), "recording-overhead")
+    assert bool(findings) == fires
+    if fires:
+        assert "40 % longer" in findings[0].title
+        assert findings[0].saving is None
+
+
+def test_overhead_is_unknown_after_few_steps(tmp_path: Path) -> None:
+    cost = {"recorded_step_ns": 2_000_000, "unrecorded_step_ns": 1_000_000, "unrecorded_steps": 9}
+    few = write_capture(tmp_path, [step(3, 0, 1000)], cost=cost)
+    with pytest.raises(NotRecorded, match="fewer than 10 steps"):
+        list(recording_overhead.CHECK.find(few, few.whatif))
+
+
+def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
+    for rank, own_us in enumerate((300, 310, 800, 305)):
+        write_rank(tmp_path, rank, synchronous_steps(own_us))
+    (window,) = Run.load(tmp_path).windows
+    (finding,) = stragglers.CHECK.find(window)
+    assert finding.title.startswith("Rank 2 is late: the own work of rank 2 takes 122 %")
+    assert "495.000 µs of each step (50 %)" in finding.title
+    assert finding.range == "forward"
+
+
+def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
+    for rank, own_us in enumerate((300, 310, 302, 305)):
+        write_rank(tmp_path, rank, synchronous_steps(own_us))
+    (window,) = Run.load(tmp_path).windows
+    assert not list(stragglers.CHECK.find(window))
+
+
+# What these checks may find in each trace, the largest saving first, and why each of them is justified. The readings of
+# the traces that the reasons repeat were made by hand.
+JUSTIFIED = {
+    "mi300x_resnet_checkpoint_train": {
+        "exposed-communication": "NCCL without compute takes 64 % of the device's time",
+        "slow-links": "17.6 MB need 9.2 ms on eight ranks: 3.4 GB/s, where xGMI gives 50 and more",
+    },
+    "a100_nccl_2ranks_rank0": {
+        "launch-bound": "the device waits 171 of 222 ms a step for launches, most of them in gaps of under 1 ms",
+        "device-idle": "flattening and unflattening of gradients on the CPU takes gaps of 2 to 20 ms",
+    },
+    "b200_eager": {
+        "launch-bound": "the kernels of an eager mixture of experts take 6 µs, and each launch 80",
+        "device-idle": "eight gaps of over 1 ms, of which aten::linear takes 7 ms on the CPU",
+    },
+    "v100_ns_resolution": {"tensor-cores": "sgemm and cuDNN's float32 kernels fill a busy V100"},
+    "h100_timesformer_inference": {
+        "attention-not-fused": "aten::softmax of 3137 x 3137 scores takes 69 of 160 ms of the device's time",
+        "tensor-cores": "the same products have 3137 columns, so that cutlass takes its align1 kernels",
+        "device-idle": "the video is prepared on the CPU for 216 of 382 ms, outside of all operators",
+    },
+    "a100_megatron_tp8_rank0": {
+        "device-idle": "this rank's CPU launches late: 160 of 223 ms idle lie in gaps of over 2 ms",
+    },
+    "a100_megatron_tp8_rank1": {
+        "exposed-communication": "481 of 621 ms are all-reduce alone, much of it waiting for ranks 0 and 6",
+    },
+    "v100_216k_events": {"launch-bound": "median kernel 6 µs; 2,300 gaps of 54 µs a step"},
+    "v100_resnet50_workers0": {
+        "launch-bound": "zero_grad and small kernels, after what the loader takes"
+    },
+    "v100_resnet50_workers4": {"launch-bound": "the same with a faster loader: 18 % of the step"},
+    "hta_simple_add": {
+        "device-idle": "the first calls of the process take seconds; no step is marked"
+    },
+    # Bound by the device, or with the waits hidden: nothing to tell of what these checks know.
+    "h800_deepseek_train": {},
+    "mi300x_vllm_graph": {},
+    "h100_qwen_0.5b_inference": {},
+    "cupti_counters": {},
+    "mtia_rank0": {},
+}
+
+
+@needs_traces
+@pytest.mark.parametrize("name", JUSTIFIED)
+def test_a_real_trace_gives_what_is_justified(name: str) -> None:
+    findings = all_found(Capture.load(FOLDER / f"{name}.json.gz"))
+    codes = [*dict.fromkeys(each.code for each in findings)]
+    assert codes == [*JUSTIFIED[name]], [each.title for each in findings]
+
+
+@needs_traces
+def test_stragglers_of_a_real_job() -> None:
+    ranks = [FOLDER / f"a100_megatron_tp8_rank{rank}.json.gz" for rank in range(8)]
+    (window,) = Run.load(*ranks).windows
+    (finding,) = stragglers.CHECK.find(window)
+    assert finding.title.startswith("Ranks 6, 0, 2 are late")
+    assert "its CPU is late" in finding.change
+    # The CPU of each rank is busy all the time, so that balance wins much less than the devices wait.
+    assert finding.saving is not None
+    assert 0 < finding.saving.saving_ns < 0.1 * finding.saving.baseline_ns

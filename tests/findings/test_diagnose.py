@@ -1,0 +1,394 @@
+"""The diagnosis of one capture or of a run, and its text, JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import annotation, is_harmless, span, step, write_capture, write_trace
+
+from instrument import Capture
+from instrument.cli.command import main
+from instrument.errors import CaptureError
+from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, RanksCheck
+from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
+
+HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
+
+
+def steps(mean_us: int = 1000) -> list[dict[str, Any]]:
+    """Three steps, half of each in the range `forward`."""
+    events = []
+    for number in range(3):
+        start = number * mean_us
+        events += [
+            step(number, start, mean_us),
+            annotation("forward", start, mean_us // 2),
+            span("aten::mm", start, mean_us // 2),
+        ]
+    return events
+
+
+def recorded(folder: Path, window: int = 3, rank: int = 0, mean_us: int = 1000) -> Capture:
+    name = f"steps_{window}_rank{rank}"
+    about = {"first_step": window, "last_step": window + 2, "steps": 3}
+    return write_capture(folder, steps(mean_us), name, window=about, rank=rank, world_size=2)
+
+
+def finding(capture: Any, whatif: Any, **changed: Any) -> Finding:
+    """A finding whose saving is half of the range `forward`."""
+    given = {
+        "code": "made-up",
+        "title": "Half of the step is slow",
+        "change": "faster()",
+        "verify": "instrument show CAPTURE",
+        "saving": whatif.scale(range="forward", by=0.5),
+        "range": "forward",
+        "evidence": (Evidence("aten::mm", 3, 1_500_000, 0, "large"),),
+    }
+    return Finding(**{**given, **changed})
+
+
+def check(*changes: dict[str, Any], code: str = "made-up") -> Check:
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        for changed in changes:
+            yield finding(capture, whatif, **changed)
+
+    return Check(code, f"No {code}.", find)
+
+
+def diagnosed(captures: Iterable[Capture], checks: Iterable[Check]) -> Diagnosis:
+    """What some checks say of captures, without a comparison of the ranks."""
+    return diagnose(captures, checks, ())
+
+
+def failing(error: Exception) -> Check:
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        raise error
+        yield
+
+    return Check("cannot", "Nothing.", find)
+
+
+def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        yield finding(capture, whatif, title="unknown", saving=None, range="a")
+        yield finding(capture, whatif, title="small", range="b")
+        large = whatif.scale(range="forward", by=0.1)
+        yield finding(capture, whatif, title="large", range="c", saving=large)
+
+    found = diagnosed([recorded(tmp_path)], [Check("made-up", "", find), check(code="other")])
+    assert [each.title for each in found.findings] == ["large", "small", "unknown"]
+    assert found.passed == ("No other.",)
+    assert found.not_checked == ()
+    assert found.step_ns == 1_000_000
+    assert found.captures == ("steps_3_rank0",)
+
+
+def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
+    checks = [failing(NotRecorded("Record shapes.")), failing(CaptureError("No trace."))]
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
+    assert found.not_checked == ("Record shapes.", "No trace.")
+    assert found.passed == ()
+
+
+def test_an_error_of_a_check_is_not_hidden(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        diagnosed([recorded(tmp_path)], [failing(ZeroDivisionError())])
+
+
+def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
+    tmp_path: Path,
+) -> None:
+    answers = iter([True, False])
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        if next(answers):
+            raise NotRecorded("Record stacks.")
+        yield from ()
+
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", "No.", find)])
+    assert found.not_checked == ("Record stacks. (1 of 2 captures)",)
+    assert found.passed == ()
+
+
+def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
+    captures = [
+        recorded(tmp_path, 3, 0, 1000),
+        recorded(tmp_path, 3, 1, 3000),
+        recorded(tmp_path, 6, 0, 2000),
+    ]
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        yield finding(capture, whatif, title=f"Slow in {capture.name}")
+        if capture.about.rank == 1:
+            yield finding(capture, whatif, title="Also slow", range="other")
+
+    found = diagnosed(iter(captures), [Check("made-up", "", find)])
+    assert [each.title for each in found.findings] == [
+        "Slow in steps_3_rank1 (in 2 of 2 windows, on all 2 ranks)",
+        "Also slow (in 1 of 2 windows, on rank 1)",
+    ]
+    assert found.step_ns == 3_000_000
+
+
+def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
+    checks = [check({"title": "one"}, {"title": "two"})]
+    found = diagnosed([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
+    assert [each.title for each in found.findings] == [
+        "one (on all 2 ranks)",
+        "two (on all 2 ranks)",
+    ]
+
+
+def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path / "a"), recorded(tmp_path / "b")]
+    (found,) = diagnosed(captures, [check({})]).findings
+    assert found.title == "Half of the step is slow (in 2 of 2 windows)"
+
+
+def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
+    """A check gets an error for each edit, and can give the finding without a saving."""
+    capture = Capture.load(write_trace(tmp_path, [step(0, 0, 100)]))
+    type_error = CaptureError("It cannot be simulated.")
+
+    class Refused(Capture):
+        @property
+        def whatif(self) -> Any:  # type: ignore[override]
+            raise type_error
+
+    capture.__class__ = Refused
+    seen = []
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        with pytest.raises(CaptureError, match="It cannot be simulated"):
+            whatif.scale(range="forward", by=0.5)
+        seen.append(capture)
+        yield Finding("made-up", "Slow", "faster()", "instrument show CAPTURE")
+
+    found = diagnosed([capture], [Check("made-up", "", find)])
+    assert seen
+    assert found.step_ns is None
+    assert found.notes == ("No saving is known: It cannot be simulated.",)
+    assert "saves   not known" in as_text(found)
+
+
+def test_nothing_to_diagnose(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="nothing to diagnose"):
+        diagnose([])
+
+
+def test_codes_and_files_have_the_same_names() -> None:
+    for each in CHECKS:
+        name = each.find.__module__.rpartition(".")[2]
+        assert each.code == name.replace("_", "-")
+        assert each.passed.endswith(".")
+    assert len({each.code for each in CHECKS}) == len(CHECKS)
+
+
+def test_json_has_the_documented_keys(tmp_path: Path) -> None:
+    content = json.loads(
+        as_json(diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"})]))
+    )
+    assert list(content) == [
+        "version", "captures", "step_ns", "findings", "passed", "not_checked", "notes",
+    ]  # fmt: skip
+    assert content["version"] == 1
+    (only,) = content["findings"]
+    assert only == {
+        "code": "made-up",
+        "title": "Half of the step is slow",
+        "saving_ns": 250_000,
+        "low_ns": 250_000,
+        "high_ns": 250_000,
+        "step_ns": 750_000,
+        "range": "forward",
+        "source": "train.py:3",
+        "evidence": [
+            {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "detail": "large"}
+        ],
+        "change": "faster()",
+        "verify": "instrument show CAPTURE",
+        "coverage": [],
+    }  # fmt: skip
+    described = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text()
+    for key in [*content, *only, *only["evidence"][0]]:
+        assert f"`{key}`" in described, key
+
+
+def hostile(capture: Any, whatif: Any) -> Iterator[Finding]:
+    evidence = (Evidence(HOSTILE, 3, 1_500_000, 0, HOSTILE),)
+    yield finding(
+        capture,
+        whatif,
+        title=f"{HOSTILE} is slow",
+        range=HOSTILE,
+        source=HOSTILE,
+        evidence=evidence,
+        change=HOSTILE,
+    )
+
+
+@pytest.mark.parametrize("write", [as_text, as_markdown, lambda d: largest_as_text(d.findings)])
+def test_names_of_a_stranger_cannot_harm_a_terminal(
+    tmp_path: Path, write: Callable[[Diagnosis], str]
+) -> None:
+    text = write(diagnosed([recorded(tmp_path)], [Check("made-up", "", hostile)]))
+    assert is_harmless(text.replace("\u200b", ""))
+    assert "\\x1b" in text
+
+
+def test_names_of_a_stranger_are_no_markup(tmp_path: Path) -> None:
+    text = as_markdown(diagnosed([recorded(tmp_path)], [Check("made-up", "", hostile)]))
+    outside_code = []
+    for line in text.split("\n"):
+        inside, fence = False, ""
+        for part in _parts(line):
+            if part.startswith("`"):
+                if not inside:
+                    inside, fence = True, part
+                elif part == fence:
+                    inside = False
+            elif not inside:
+                outside_code.append(part)
+        assert not inside, line
+    rest = re.sub(r"\\.", "", "".join(outside_code))
+    for markup in ("<", "[", "]", "://", "@somebody", "#12", "www.", " *x*"):
+        assert markup not in rest, markup
+
+
+def _parts(line: str) -> list[str]:
+    """A line, cut at each run of backticks that is not escaped."""
+    found = [""]
+    escaped = False
+    for character in line:
+        is_mark = character == "`" and not escaped
+        if found[-1] and is_mark != found[-1].startswith("`"):
+            found.append("")
+        found[-1] += character
+        escaped = character == "\\" and not escaped
+    return found
+
+
+def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
+    long = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor>" * 9
+    evidence = tuple(Evidence(f"{long}{k}", 10**6, 10**9, 0, long) for k in range(9))
+    many = [
+        {"title": f"{k} {long}", "range": f"{k}/{long}", "evidence": evidence, "change": long}
+        for k in range(30)
+    ]
+    found = diagnosed([recorded(tmp_path)], [check(*many)])
+    text = as_markdown(found)
+    assert len(text.encode()) <= 5_000
+    assert "1. **" in text
+    assert "`instrument diagnose --json` lists all" in text
+    short = as_markdown(diagnosed([recorded(tmp_path / "b")], [check({})]))
+    assert "lists all" not in short
+    assert "`aten::mm`: 3 calls, 1.500 ms, `large`" in short
+
+
+def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
+    long = {
+        "title": "A long title that says much of what is slow and why it is so slow " * 3,
+        "range": "model/" + "/".join(f"layer{k}" for k in range(40)),
+        "evidence": (Evidence("x" * 300, 10**6, 10**12, 0, "y " * 99),),
+    }
+    text = as_text(diagnosed([recorded(tmp_path)], [check(long, {"range": "other"})]))
+    assert max(map(len, text.split("\n"))) <= 80
+    assert as_text(diagnosed([recorded(tmp_path / "b")], [check({}, {})]), most=1).endswith(
+        "… and 1 more finding."
+    )
+
+
+def test_the_text_of_a_finding(tmp_path: Path) -> None:
+    found = diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"}), check(code="other")])
+    assert as_text(found) == (
+        "steps_3_rank0: 1 finding; a step takes 1.000 ms\n"
+        "\n"
+        "1. Half of the step is slow\n"
+        "   saves   250.000 µs of a step (25 %): a step would take 750.000 µs\n"
+        "   where   range forward, train.py:3\n"
+        "   change  faster()\n"
+        "   verify  instrument show CAPTURE\n"
+        "     aten::mm  3×    1.500 ms\n"
+        "       large\n"
+        "\n"
+        "Passed: No other."
+    )
+    assert largest_as_text(found.findings) == (
+        "What to change first:\n"
+        "1. Half of the step is slow; without it, a step takes 750.000 µs instead of\n"
+        "   1.000 ms\n"
+        "   faster()"
+    )
+    assert largest_as_text(()) == ""
+
+
+def test_the_command_reads_all_captures_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, 3)
+    recorded(tmp_path, 6)
+    (tmp_path / "steps_6_rank0" / "trace.json.gz").write_bytes(b"no trace")
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["captures"] == ["steps_3_rank0"]
+    assert err.startswith("Not diagnosed: ")
+    assert err.count("\n") == 1
+    assert main(["diagnose", str(tmp_path)]) == 0
+    assert "No step waits for data." in capsys.readouterr().out
+    assert main(["diagnose", str(tmp_path), "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
+
+
+def test_the_command_fails_if_no_capture_can_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded(tmp_path, 3)
+    (tmp_path / "steps_3_rank0" / "trace.json.gz").write_bytes(b"no trace")
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("instrument: ")
+    assert main(["diagnose", str(tmp_path / "nothing")]) == 2
+
+
+# Comparing ranks
+
+
+def late(ranks: Any) -> Iterator[Finding]:
+    """A finding in every window, about its highest rank."""
+    rank = ranks.summaries[-1].rank
+    yield Finding("late", f"Rank {rank} is late", "wait less", "instrument ranks FOLDER")
+
+
+LATE = RanksCheck("late", "No rank is late.", late)
+
+
+def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, 3, 0), recorded(tmp_path, 6, 0), recorded(tmp_path, 6, 1)]
+    found = diagnose(captures, [], [LATE])
+    assert [each.title for each in found.findings] == ["Rank 1 is late (in 1 of 2 windows)"]
+    assert not found.passed
+    assert not found.not_checked
+
+
+def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
+    quiet = RanksCheck("late", "No rank is late.", lambda ranks: iter(()))
+    found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
+    assert (found.findings, found.passed) == ((), ("No rank is late.",))
+
+
+def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:
+    found = diagnose([recorded(tmp_path)], [], [LATE])
+    assert (found.findings, found.passed) == ((), ())
+    (sentence,) = found.not_checked
+    assert sentence.startswith("The ranks were not compared")
+
+
+def test_a_job_of_one_rank_has_nothing_to_compare(tmp_path: Path) -> None:
+    found = diagnose([write_capture(tmp_path, steps())], [], [LATE])
+    assert (found.findings, found.passed, found.not_checked) == ((), (), ())

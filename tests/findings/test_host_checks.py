@@ -1,0 +1,428 @@
+"""Waiting for data, synchronizing calls, loops over tiny operators and unmarked time, on built and real traces."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import (
+    annotation,
+    call,
+    capture,
+    frame,
+    kernel,
+    launched,
+    span,
+    step,
+    write_capture,
+)
+
+from instrument import Capture
+from instrument.findings import loader_wait, operator_storm, synchronizing_calls, unmarked_time
+from instrument.findings.diagnose import diagnose
+from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.report.diagnosis import as_text
+
+TRACES = os.environ.get("INSTRUMENT_TRACES")
+needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
+LOADER = "enumerate(DataLoader)#_{}Iter.__next__"
+IN_PROCESS, IN_WORKERS = LOADER.format("SingleProcessDataLoader"), LOADER.format("MultiProcessing")
+CHECKS = (loader_wait.CHECK, synchronizing_calls.CHECK, operator_storm.CHECK, unmarked_time.CHECK)
+
+
+def findings(check: Check, found: Capture) -> list[Finding]:
+    return list(check.find(found, found.whatif))
+
+
+def loading(
+    name: str = IN_PROCESS, waits_us: float = 400, *, cat: str = "user_annotation", **more: Any
+) -> list[dict[str, Any]]:
+    """Four steps of 1000 µs, each with a wait for its batch, then an operator."""
+    events = []
+    for number in range(4):
+        start = 1000 * number
+        events += [
+            step(number, start, 1000),
+            span(name, start, waits_us, cat, **more),
+            span("aten::mm", start + waits_us, 1000 - waits_us),
+        ]
+    return events
+
+
+def settings(**loader: Any) -> dict[str, Any]:
+    threads = {"intra_op": 8, "inter_op": 8, "cpus": 12, "local_ranks": 4}
+    return {"threads": threads, "loaders": [{"phase": "train", "workers": 0, **loader}]}
+
+
+# Waiting for data
+
+
+def test_a_wait_for_data_is_told_with_its_share_and_saving(tmp_path: Path) -> None:
+    frames = [frame("train.py(7): main", 0, 4000)]
+    (found,) = findings(loader_wait.CHECK, capture(tmp_path, [*loading(), *frames]))
+    assert found.title == (
+        "40 % of the step waits for data: 400.000 µs each, loaded in the training process"
+    )
+    assert found.change == "DataLoader(..., num_workers=4, persistent_workers=True)"
+    assert (found.source, found.range) == ("train.py:7 in main", IN_PROCESS)
+    assert found.evidence[0][:3] == (IN_PROCESS, 3, 1_200_000)
+    assert found.saving is not None
+    assert found.saving.saving_ns == 400_000
+
+
+def test_the_recorded_settings_choose_the_number_of_workers(tmp_path: Path) -> None:
+    (found,) = findings(
+        loader_wait.CHECK,
+        write_capture(tmp_path, loading(), environment=settings(pin_memory=False)),
+    )
+    assert found.change == "DataLoader(..., num_workers=3, persistent_workers=True)"
+    assert found.evidence[-1].detail == "workers=0, pin_memory=False"
+
+
+def test_with_workers_the_saving_is_not_known(tmp_path: Path) -> None:
+    own = settings(workers=2, persistent_workers=True)
+    (found,) = findings(
+        loader_wait.CHECK, write_capture(tmp_path, loading(IN_WORKERS), environment=own)
+    )
+    assert "though worker processes load it" in found.title
+    assert found.saving is None
+    assert "num_workers=3" in found.change
+
+
+def test_as_many_workers_as_cpus_cannot_be_more(tmp_path: Path) -> None:
+    own = settings(workers=3, persistent_workers=True)
+    (found,) = findings(
+        loader_wait.CHECK, write_capture(tmp_path, loading(IN_WORKERS), environment=own)
+    )
+    assert found.change.startswith("Make a batch cheaper")
+
+
+def test_one_long_wait_is_the_start_of_the_workers(tmp_path: Path) -> None:
+    events = loading(IN_WORKERS, 10)
+    long = [step(4, 4000, 2000), annotation(IN_WORKERS, 4000, 1500)]
+    own = settings(workers=2, persistent_workers=False)
+    (found,) = findings(
+        loader_wait.CHECK, write_capture(tmp_path, [*events, *long], environment=own)
+    )
+    assert "persistent_workers=True): one wait" in found.change
+
+
+def test_the_range_of_session_steps_counts_in_captures_alone(tmp_path: Path) -> None:
+    (found,) = findings(loader_wait.CHECK, write_capture(tmp_path, loading("data")))
+    assert found.title == "40 % of the step waits for data: 400.000 µs each"
+    assert "torch.utils.data.DataLoader(dataset, num_workers=4" in found.change
+    assert found.saving is not None
+    assert found.saving.saving_ns == 400_000
+    assert not findings(loader_wait.CHECK, capture(tmp_path, loading("data")))
+
+
+def test_a_batch_that_loads_longer_than_the_step_works_is_still_waited_for(tmp_path: Path) -> None:
+    """With 4 workers, 900 µs of loading give a batch each 225 µs; the step works for 100."""
+    (found,) = findings(loader_wait.CHECK, write_capture(tmp_path, loading("data", 900)))
+    assert found.saving is not None
+    assert found.saving.saving_ns == pytest.approx(900_000 - 125_000, abs=10)
+
+
+@pytest.mark.parametrize("waits_us", [0, 40])
+def test_a_short_wait_is_no_finding(tmp_path: Path, waits_us: float) -> None:
+    assert not findings(loader_wait.CHECK, capture(tmp_path, loading(waits_us=waits_us)))
+
+
+def test_a_wait_on_another_thread_is_no_finding(tmp_path: Path) -> None:
+    assert not findings(loader_wait.CHECK, capture(tmp_path, loading(tid=5)))
+
+
+def test_a_wait_while_the_device_works_is_no_finding(tmp_path: Path) -> None:
+    work = [each for k in range(4) for each in launched("gemm", 1000 * k + 1, 1000 * k, 995, k + 1)]
+    assert not findings(loader_wait.CHECK, capture(tmp_path, [*loading(), *work]))
+
+
+# Synchronizing calls
+
+
+def synchronizing(works_us: float = 300, *, to_device: bool = False) -> list[dict[str, Any]]:
+    """Four steps; in each, a kernel that `.item()` waits for, then 500 µs of work on the CPU."""
+    events = []
+    for number in range(4):
+        start, first = 1000.0 * number, 10 * number + 1
+        until = start + 20 + works_us
+        copied = {"tid": 7, "correlation": first + 1}
+        copy = (
+            "Memcpy HtoD (Pageable -> Device)" if to_device else "Memcpy DtoH (Device -> Pageable)"
+        )
+        events += [
+            step(number, start, 1000),
+            annotation("train", start, 900),
+            *launched("gemm", start, start + 10, works_us, first),
+            span("aten::item", start + 10, works_us + 20),
+            span("aten::_local_scalar_dense", start + 11, works_us + 18),
+            call("cudaMemcpyAsync", start + 12, 3, first + 1),
+            span(copy, start + 11 + works_us, 2, "gpu_memcpy", **copied),
+            call("cudaStreamSynchronize", start + 16, until + 2 - start - 16),
+            frame("train.py(9): log", start + 10, works_us + 20),
+            *launched("gemm", until + 500, until + 505, 990 - 505 - works_us - 20, first + 2),
+        ]
+    return events
+
+
+def test_synchronizing_calls_are_told_with_their_number_and_place(tmp_path: Path) -> None:
+    (found,) = findings(synchronizing_calls.CHECK, capture(tmp_path, synchronizing()))
+    assert found.title == (
+        "Synchronizing calls leave the device idle for 51 % of the step: 1 a step"
+    )
+    assert (found.range, found.source) == ("train", "train.py:9 in log")
+    assert ".item(), float(), int()" in found.change
+    (row,) = found.evidence
+    assert (row.name, row.calls) == ("aten::item", 3)
+    assert row.detail == ("in train, at train.py:9 in log, leaves the device idle for 1.536 ms")
+    assert found.saving is not None
+    assert found.saving.saving_ns > 200_000
+
+
+def test_a_copy_to_the_device_is_another_finding(tmp_path: Path) -> None:
+    assert not findings(synchronizing_calls.CHECK, capture(tmp_path, synchronizing(to_device=True)))
+
+
+def test_waiting_for_a_busy_device_is_no_finding(tmp_path: Path) -> None:
+    """The device has work of its own beside the wait, on another stream."""
+    other = [
+        each
+        for k in range(4)
+        for each in launched("long", 1000 * k, 1000 * k + 5, 990, 1000 + k, tid=8)
+    ]
+    assert not findings(synchronizing_calls.CHECK, capture(tmp_path, [*synchronizing(), *other]))
+
+
+def test_idle_time_in_the_loader_is_the_loaders(tmp_path: Path) -> None:
+    loads = [annotation(IN_PROCESS, 1000 * k + 325, 490) for k in range(4)]
+    assert not findings(synchronizing_calls.CHECK, capture(tmp_path, [*synchronizing(), *loads]))
+
+
+def test_synchronizing_calls_need_device_work(tmp_path: Path) -> None:
+    calls = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
+    with pytest.raises(NotRecorded, match=r"profiler\.activities"):
+        findings(synchronizing_calls.CHECK, capture(tmp_path, calls))
+    on_cpu = write_capture(tmp_path, [step(0, 0, 1000), span("aten::mm", 0, 900)])
+    assert not findings(synchronizing_calls.CHECK, on_cpu)
+    unseen = write_capture(tmp_path, [step(0, 0, 1000)], "other", devices=["NVIDIA H100"])
+    with pytest.raises(NotRecorded):
+        findings(synchronizing_calls.CHECK, unseen)
+
+
+# Loops over tiny operators
+
+
+def looping(
+    rounds: int, names: tuple[str, ...] = ("aten::select", "aten::add"), every_us: float = 5
+) -> list[dict[str, Any]]:
+    """Three steps of 2000 µs, each with a loop in the range `rows` that calls an operator every 5 µs."""
+    events = []
+    for number in range(3):
+        start = 2000.0 * number
+        count = rounds * len(names)
+        events += [step(number, start, 2000), annotation("rows", start, every_us * count)]
+        events += [
+            span(names[k % len(names)], start + every_us * k, every_us - 1) for k in range(count)
+        ]
+        events.append(span("aten::mm", start + 1500, 400))
+    return events
+
+
+def test_a_loop_over_rows_is_told_with_its_calls(tmp_path: Path) -> None:
+    (found,) = findings(operator_storm.CHECK, capture(tmp_path, looping(100)))
+    assert found.title == (
+        "50 % of the step goes to a loop over tiny operators: 200 calls of 4.000 µs each"
+    )
+    assert found.range == "rows"
+    assert found.evidence[0].detail == "100 in a row, 2 calls each"
+    assert {row.name for row in found.evidence[1:]} == {"aten::select", "aten::add"}
+    assert found.saving is not None
+    assert found.saving.saving_ns == pytest.approx(990_000, rel=0.02)
+
+
+def test_a_loop_in_no_range_saves_the_time_of_its_calls(tmp_path: Path) -> None:
+    events = [event for event in looping(100) if event["name"] != "rows"]
+    (found,) = findings(operator_storm.CHECK, capture(tmp_path, events))
+    assert found.saving is not None
+    assert found.saving.saving_ns == pytest.approx(0.99 * 800_000, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "change"),
+    [
+        ("Adam", "torch.optim.Adam(params, ..., fused=True)"),
+        ("RMSprop", "torch.optim.RMSprop(params, ..., foreach=True)"),
+    ],
+)
+def test_an_optimizer_can_update_all_parameters_at_once(
+    tmp_path: Path, optimizer: str, change: str
+) -> None:
+    events = looping(100, ("aten::mul_", "aten::add_"))
+    for event in events:
+        if event["name"] == "rows":
+            event["name"] = f"Optimizer.step#{optimizer}.step"
+    (found,) = findings(operator_storm.CHECK, capture(tmp_path, events))
+    assert found.change.startswith(change)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param(looping(31), id="few rounds"),
+        pytest.param(looping(32, ("aten::add",), 2), id="little time"),
+        pytest.param(
+            looping(10, tuple(f"layer{k}" for k in range(20))), id="a long pattern, as of layers"
+        ),
+    ],
+)
+def test_what_is_no_storm(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    assert not findings(operator_storm.CHECK, capture(tmp_path, events))
+
+
+def test_large_operators_are_no_storm(tmp_path: Path) -> None:
+    events = []
+    for number in range(3):
+        start = 10_000.0 * number
+        events.append(step(number, start, 10_000))
+        events += [span("aten::mm", start + 100 * k, 90) for k in range(90)]
+    assert not findings(operator_storm.CHECK, capture(tmp_path, events))
+
+
+def test_small_launches_for_a_busy_device_are_no_storm(tmp_path: Path) -> None:
+    """The kernels keep the device busy for the whole step, so that calling less wins nothing."""
+    events = looping(100)
+    for k in range(3):  # launched in the step before, and waited for at the end of the step
+        events += [call("cudaLaunchKernel", 2000 * k - 400, 2, k + 1)]
+        events += [kernel("gemm", 2000 * k + 5, 1990, correlation=k + 1)]
+        events += [call("cudaStreamSynchronize", 2000 * k + 1905, 92)]
+    found = findings(operator_storm.CHECK, capture(tmp_path, events))
+    assert not found
+
+
+def test_operators_inside_operators_and_backward_nodes_do_not_count(tmp_path: Path) -> None:
+    events = [
+        {**event, "name": "aten::lstm", "cat": "cpu_op"} if event["name"] == "rows" else event
+        for event in looping(100)
+    ]
+    assert not findings(operator_storm.CHECK, capture(tmp_path, events))
+
+
+# Unmarked time
+
+
+def test_unmarked_time_is_told_with_what_runs_in_it(tmp_path: Path) -> None:
+    events = []
+    for number in range(3):
+        start = 1000 * number
+        events += [
+            step(number, start, 1000),
+            annotation("forward", start, 400),
+            span("aten::mm", start + 400, 300),
+            span("aten::inner", start + 410, 100),
+        ]
+    (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
+    assert found.title == "60 % of the step is in no range, 30 % in no operator either"
+    assert found.saving is None
+    assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
+        ("(no range, no operator)", 2, 600_000),
+        ("aten::mm", 2, 600_000),
+    ]
+    assert "Session(model=model)" not in found.change
+
+
+def test_python_stacks_show_the_functions_outside_of_operators(tmp_path: Path) -> None:
+    events = [frame("train.py(1): main", 0, 2000)]
+    for number in range(2):
+        start = 1000 * number
+        events += [
+            step(number, start, 1000),
+            frame("train.py(9): tokenize", start + 100, 700),
+            frame("json/decoder.py(3): decode", start + 200, 100),
+            span("aten::mm", start + 500, 200),
+            frame("other.py(2): sleep", start + 100, 900, tid=3),
+        ]
+    (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
+    assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
+        ("(no range, no operator)", 1, 800_000),
+        ("train.py:9 in tokenize", 1, 500_000),
+        ("train.py:1 in main", 1, 300_000),
+        ("aten::mm", 1, 200_000),
+    ]
+
+
+def test_without_any_range_the_model_should_be_given(tmp_path: Path) -> None:
+    events = [step(0, 0, 1000), span("aten::mm", 0, 990)]
+    (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
+    assert found.title == "100 % of the step is in no range"
+    assert "Session(model=model)" in found.change
+
+
+def test_loader_and_backward_of_ranges_are_marked(tmp_path: Path) -> None:
+    from builders import made, node
+
+    events = [
+        step(0, 0, 1000),
+        annotation(IN_PROCESS, 0, 200),
+        annotation("forward", 200, 300),
+        made("aten::mul", 210, 280, sequence=1),
+        node("MulBackward0", 510, 480, sequence=1),
+    ]
+    assert not findings(unmarked_time.CHECK, capture(tmp_path, events))
+
+
+def test_unmarked_time_needs_steps(tmp_path: Path) -> None:
+    with pytest.raises(NotRecorded, match=r"session\.step\(\)"):
+        findings(unmarked_time.CHECK, capture(tmp_path, [span("aten::mm", 0, 1000)]))
+    disabled = write_capture(tmp_path, [step(0, 0, 10)], annotations_disabled=True)
+    with pytest.raises(NotRecorded, match="INSTRUMENT_DISABLE"):
+        findings(unmarked_time.CHECK, disabled)
+
+
+# Real traces: what is found above 3 % of a step, and why that is right
+
+# The loader works in the training process: `num_workers=0`, as the plugin of TensorBoard says too.
+JUSTIFIED = {"v100_resnet50_workers0": {"loader-wait": 0.33}}
+
+
+@needs_traces
+@pytest.mark.parametrize(
+    "path", sorted(Path(TRACES or ".").glob("*.json.gz")), ids=lambda path: path.name[:-8]
+)
+def test_real_traces_give_what_is_justified(path: Path) -> None:
+    found = diagnose([Capture.load(path)], CHECKS).findings
+    known = {each.code: each.saving for each in found if each.saving is not None}
+    expected = JUSTIFIED.get(path.name[:-8], {})
+    assert set(known) == set(expected)
+    for code, share in expected.items():
+        saving = known[code]
+        assert saving is not None
+        assert saving.saving_ns / saving.baseline_ns == pytest.approx(share, abs=0.05)
+    # Time in no range saves nothing by itself, and these traces were recorded without ranges.
+    assert {each.code for each in found} - set(known) <= {"unmarked-time"}
+
+
+@needs_traces
+def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
+    """Its twin with four workers took 126.5 ms a step, and subtraction says 105.5."""
+    path = Path(TRACES or "", "v100_resnet50_workers0.json.gz")
+    (found,) = findings(loader_wait.CHECK, Capture.load(path))
+    assert found.source == "resnet50_profiler_api.py:42 in <module>"
+    assert found.saving is not None
+    assert found.saving.step_ns == pytest.approx(126.5e6, rel=0.1)
+
+
+@needs_traces
+def test_what_the_page_shows_is_printed() -> None:
+    """The first finding of docs/diagnose.md."""
+    page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
+    shown = page[page.index("1. 33 %") : page.index("\n\n2. ")].split("\n")
+    path = Path(TRACES or "", "v100_resnet50_workers0.json.gz")
+    printed = as_text(diagnose([Capture.load(path)], CHECKS)).split("\n")
+    is_saving = re.compile(r" +(saves|would take) .* m?s")  # its last digits may change
+    assert [line for line in shown if not is_saving.match(line)] == [
+        line for line in printed[2 : 2 + len(shown)] if not is_saving.match(line)
+    ]
+    assert any(is_saving.match(line) for line in shown)

@@ -1,0 +1,162 @@
+"""Where events are: their range, their source and their step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import CPU, annotation, capture, frame, kernel, launched, made, node, span, step
+
+from instrument import Capture
+from instrument.findings import places
+from instrument.trace.events import Ints
+
+
+def positions(made: Capture, *names: str) -> Ints:
+    table = made.events
+    return np.array(
+        [k for name in names for k in range(len(table)) if table.names[table.name[k]] == name]
+    )
+
+
+def test_an_event_lies_in_the_innermost_range_and_backward_in_that_of_its_forward(
+    tmp_path: Path,
+) -> None:
+    found = capture(
+        tmp_path,
+        [
+            annotation("outer", 0, 100),
+            annotation("inner", 10, 50),
+            made("aten::mul", 20, 10, sequence=1),
+            *launched("gemm", 22, 40, 10, 5),
+            span("aten::relu", 70, 10),
+            span("aten::add", 200, 10),
+            node("MulBackward0", 300, 20, sequence=1),
+            span("aten::div", 305, 5, tid=2),
+            kernel("lost", 500, 10),
+        ],
+    )
+    for name, path in {
+        "aten::mul": "outer/inner",
+        "cudaLaunchKernel": "outer/inner",
+        "gemm": "outer/inner",
+        "aten::relu": "outer",
+        "aten::add": None,
+        "aten::div": "outer/inner",
+        "lost": None,
+    }.items():
+        (event,) = positions(found, name)
+        assert places.range_of(found, event) == path, name
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("train.py(31): main", "train.py:31 in main"),
+        (
+            "/home/me/my project/train.py(31): <module>",
+            "/home/me/my project/train.py:31 in <module>",
+        ),
+        ("/env/lib/python3.12/site-packages/acme/nets.py(7): forward", "acme/nets.py:7 in forward"),
+        ("C:\\work\\train.py(3): main", "C:\\work\\train.py:3 in main"),
+        ("torch/nn/modules/module.py(1): _call_impl", None),
+        ("/env/lib/python3.12/site-packages/torch/nn/modules/module.py(1): forward", None),
+        ("/usr/lib/python3.12/threading.py(99): wait", None),
+        ("threading.py(99): wait", None),
+        ("instrument/record/session.py(3): step", None),
+        ("nn.Module: Linear_3", None),
+        ("<built-in method item of Tensor object at 0x7f>", None),
+        ("<string>(2): __init__", None),
+    ],
+)
+def test_the_source_is_a_users_frame(name: str, source: str | None) -> None:
+    assert places.users_source(name) == source
+
+
+def test_the_source_of_an_event_is_the_innermost_frame_of_a_user(tmp_path: Path) -> None:
+    found = capture(
+        tmp_path,
+        [
+            frame("train.py(31): main", 0, 100),
+            frame("torch/_tensor.py(1): item", 10, 50),
+            span("aten::item", 20, 10),
+            *launched("gemm", 22, 400, 10, 5),
+            span("aten::relu", 200, 10),
+        ],
+    )
+    assert places.has_sources(found)
+    item, relu, gemm = positions(found, "aten::item", "aten::relu", "gemm")
+    assert places.source_of(found, item) == "train.py:31 in main"
+    assert places.source_of(found, gemm) == "train.py:31 in main"
+    assert places.source_of(found, relu) is None
+
+
+def test_the_source_of_an_older_trace_is_in_its_call_stacks(tmp_path: Path) -> None:
+    stack = "/env/site-packages/torch/_tensor.py(1): item;train.py(31): main;<module>"
+    found = capture(
+        tmp_path,
+        [span("aten::item", 20, 10, Call_stack=stack), span("aten::inner", 22, 5)],
+    )
+    for event in positions(found, "aten::item", "aten::inner"):
+        assert places.source_of(found, event) == "train.py:31 in main"
+
+
+def test_groups_and_the_common_place_go_by_time(tmp_path: Path) -> None:
+    found = capture(
+        tmp_path,
+        [
+            annotation("model", 0, 300),
+            annotation("first", 0, 100),
+            span("aten::mul", 10, 80),
+            annotation("second", 100, 200),
+            span("aten::add", 110, 180),
+            span("aten::add", 400, 10),
+        ],
+    )
+    events = positions(found, "aten::mul", "aten::add")
+    groups = places.places(found, events)
+    assert [(each.range, each.total_ns, len(each.events)) for each in groups] == [
+        ("model/second", 180_000, 1),
+        ("model/first", 80_000, 1),
+        (None, 10_000, 1),
+    ]
+    assert places.common_place(found, events) == ("model", None)
+    assert places.common_place(found, events, np.array([0, 1, 0])) == ("model/second", None)
+    assert places.common_place(found, events[:0]) == (None, None)
+
+
+def test_shares_are_of_the_steps_but_the_first(tmp_path: Path) -> None:
+    found = capture(
+        tmp_path, [step(1, 0, 100), step(2, 100, 200), step(3, 300, 200), span("a", 90, 260, **CPU)]
+    )
+    measured = places.measured(found)
+    assert (measured.what, measured.count, measured.total_ns) == ("step", 2, 400_000)
+    assert measured.share(100_000) == 0.25
+    start = np.array([90_000, 250_000])
+    assert measured.within(start, start + 260_000).tolist() == [250_000, 250_000]
+    assert measured.holds(np.array([0, 100_000, 300_000, 499_999, 500_000])).tolist() == [
+        -1, 0, 1, 1, -1
+    ]  # fmt: skip
+
+
+def test_without_steps_shares_are_of_the_recording(tmp_path: Path) -> None:
+    measured = places.measured(capture(tmp_path, [span("a", 50, 100)]))
+    assert (measured.what, measured.total_ns) == ("recording", 100_000)
+
+
+def test_evidence_counts_equal_names(tmp_path: Path) -> None:
+    found = capture(tmp_path, [span("a", 0, 10), span("a", 20, 30), span("b", 60, 35)])
+    rows = places.evidence(found, np.arange(3), detail="in a loop")
+    assert [tuple(row) for row in rows] == [
+        ("a", 2, 40_000, 20_000, "in a loop"),
+        ("b", 1, 35_000, 60_000, "in a loop"),
+    ]
+    assert len(places.evidence(found, np.arange(3), most=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.523, "52 %"), (0.1, "10 %"), (0.042, "4.2 %"), (1.0, "100 %")]
+)
+def test_percent(share: float, text: str) -> None:
+    assert places.percent(share) == text

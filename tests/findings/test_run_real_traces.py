@@ -1,0 +1,90 @@
+"""What the checks of a run find in a healthy program, and in the traces that INSTRUMENT_TRACES names.
+
+Each trace of `FOUND` has the problem: it was recorded with a torch whose `zero_grad` filled gradients by default
+(before 2.0), and the fills and the additions after them are in the trace.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from instrument import Capture, Session, profiled
+from instrument.errors import CaptureError
+from instrument.findings.finding import NotRecorded
+
+FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
+TRACES = sorted(FOLDER.glob("*.json.gz"))
+CODES = (
+    "conv-bias-before-norm",
+    "debug-modes",
+    "first-step",
+    "garbage-collection",
+    "graph-breaks",
+    "memory-growth",
+    "recompilation",
+    "thread-oversubscription",
+    "unused-autograd",
+    "zero-grad",
+)
+# resnet50_workers4 fills its gradients too, but the simulation wins nothing without the fills (-2 of 126 ms). Why the
+# simulated step gets longer is not known.
+FOUND = {"v100_216k_events": {"zero-grad"}, "v100_resnet50_workers0": {"zero-grad"}}
+
+
+def codes_of(capture: Capture) -> set[str]:
+    """The codes of all findings; a check that cannot run has none."""
+    codes = set()
+    for code in CODES:
+        check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
+        with suppress(NotRecorded):
+            codes |= {each.code for each in check.find(capture, capture.whatif)}
+    return codes
+
+
+def test_a_healthy_program(tmp_path: Path) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(288, 4),
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    images, losses = torch.ones(8, 1, 8, 8), []
+    options = {"record_shapes": True, "profile_memory": True, "with_stack": True}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with Session(
+            output_dir=tmp_path, export="inline", warmup=2, active=6, model=model, **options
+        ) as session:
+            for _ in range(8):
+                optimizer.zero_grad()
+                loss = model(images).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+                with profiled("validation"), torch.no_grad():
+                    model(images)
+                session.step()
+    finally:
+        torch.set_num_threads(threads)
+    assert not codes_of(session.captures[0])
+
+
+@pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of real traces")
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
+def test_nothing_is_found_without_a_reason(path: Path) -> None:
+    capture = Capture.load(path)
+    try:
+        found = codes_of(capture)
+    except CaptureError:
+        pytest.skip("the trace cannot be simulated")
+    assert found == FOUND.get(path.name.removesuffix(".json.gz"), set())

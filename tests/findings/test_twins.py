@@ -1,0 +1,26 @@
+"""Every twin of this folder: its finding fires on the slow program alone, and its saving has the sign of the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from findings.twins import Twin, all_twins, found, predicted_ns, recorded
+
+ATTEMPTS = 3  # other programs can spoil a measurement
+
+
+@pytest.mark.parametrize("twin", all_twins(), ids=str)
+def test_fires_on_the_problem_alone(twin: Twin, tmp_path: Path) -> None:
+    for attempt in range(ATTEMPTS):
+        both = recorded(twin, tmp_path / str(attempt))
+        slow, fixed = found(both.slow, twin.code), found(both.fixed, twin.code)
+        assert slow, f"nothing was found in {both.slow.steps}"
+        assert not fixed
+        assert {each.code for each in slow} == {twin.code}
+        predicted = predicted_ns(slow)
+        print(f"{twin}: {predicted} ns predicted, {both.saving_ns:.0f} ns measured")
+        if predicted is None or (predicted > 0) == (both.saving_ns > 0):
+            return
+    pytest.fail(f"the step changes by {-both.saving_ns} ns, but {predicted} ns were to be saved")

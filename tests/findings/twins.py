@@ -1,0 +1,208 @@
+"""A twin is a program twice: with a problem, and without it. Both are recorded in turns, in one process.
+
+On a shared machine, two processes that run the same program differ by a factor of two. So the slow and the fixed steps
+take turns inside one recording, and `recorded` cuts its trace into the capture of the slow steps and that of the fixed
+ones. Both programs so meet the same machine, and the difference of their median steps is what the fix really saves.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from instrument import Capture, Session
+from instrument.findings.finding import Check, Finding, NotRecorded
+
+WINDOWS = 3  # of each kind, where whole windows take turns
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A step with a problem, and the same step without it.
+
+    Attributes:
+        name: what tells this twin from the others, in a few words.
+        slow, fixed: one step of each program. What they need, they make at their first call, and keep.
+        code: the code of the finding on the slow program.
+        steps: how many steps of each program are recorded in one window; the first of them does not count.
+        options: options of the session, such as `with_stack`.
+        turns: "step" if the two programs take turns at every step of one window. "window" if whole windows take turns:
+            for problems that a step leaves to those after it (memory, workers), or that are recorded for a window.
+        model: what makes the session's model.
+    """
+
+    name: str
+    slow: Callable[[], object]
+    fixed: Callable[[], object]
+    code: str
+    steps: int = 8
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    turns: Literal["step", "window"] = "step"
+    model: Callable[[], Any] = lambda: None
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.name}"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The captures of both programs of a twin, and the medians of all their recorded steps but the first ones."""
+
+    slow: Capture
+    fixed: Capture
+    slow_ns: float
+    fixed_ns: float
+
+    @property
+    def saving_ns(self) -> float:
+        return self.slow_ns - self.fixed_ns
+
+
+def recorded(twin: Twin, folder: Path) -> Recorded:
+    """Run both programs of a twin in turns and record them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # on a machine with other work, threads that wait for each other take turns at will
+    try:
+        for step in (twin.slow, twin.fixed):  # what happens once happens here
+            step()
+        by_turns = _step_by_step if twin.turns == "step" else _window_by_window
+        slow, fixed = by_turns(twin, folder)
+    finally:
+        torch.set_num_threads(threads)
+    return Recorded(slow[-1], fixed[-1], _median_ns(slow), _median_ns(fixed))
+
+
+def found(capture: Capture, code: str) -> list[Finding]:
+    """The findings of one kind in a capture; none where the capture lacks what the check needs."""
+    check: Check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
+    try:
+        return list(check.find(capture, capture.whatif))
+    except NotRecorded:
+        return []
+
+
+def predicted_ns(findings: Sequence[Finding]) -> float | None:
+    """The saving of the finding that saves most; None if no saving could be simulated."""
+    savings = [each.saving.saving_ns for each in findings if each.saving is not None]
+    return max(savings, default=None)
+
+
+def all_twins() -> list[Twin]:
+    """The twins of every module of this folder: the entries of its `TWINS`."""
+    names = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem[0] != "_")
+    modules = [import_module(f"findings.{name}") for name in names]
+    return [twin for module in modules for twin in getattr(module, "TWINS", ())]
+
+
+def _step_by_step(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
+    """One window of pairs of steps, each pair in random order.
+
+    In a fixed order, another program that gets the CPU at regular times can meet the same one of the two again and again.
+    """
+    chance, pair = random.Random(0), [True, False]
+    is_slow = [False]  # the warm-up
+    for _ in range(twin.steps):
+        chance.shuffle(pair)
+        is_slow += pair
+    session = _session(twin, folder / "both", active=2 * twin.steps)
+    with session:
+        for slow in is_slow:
+            (twin.slow if slow else twin.fixed)()
+            session.step()
+    (both,) = session.captures
+    slow = steps_of(both, folder / "slow", is_slow.__getitem__)
+    return [slow], [steps_of(both, folder / "fixed", lambda number: not is_slow[number])]
+
+
+def _window_by_window(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
+    session = _session(twin, folder, active=twin.steps, repeat=2 * WINDOWS)
+    with session:
+        for number in range(2 * WINDOWS * (1 + twin.steps)):
+            (twin.fixed if number // (1 + twin.steps) % 2 else twin.slow)()
+            session.step()
+    return session.captures[::2], session.captures[1::2]
+
+
+def _session(twin: Twin, folder: Path, **schedule: int) -> Session:
+    given: dict[str, Any] = {"warmup": 1, **schedule, "export": "inline", **twin.options}
+    return Session(output_dir=folder, model=twin.model(), **given)
+
+
+def _median_ns(captures: list[Capture]) -> float:
+    return statistics.median(
+        ns for capture in captures for ns in capture.steps.column("duration_ns")[1:]
+    )
+
+
+def steps_of(capture: Capture, folder: Path, wanted: Callable[[int], bool]) -> Capture:
+    """The capture that a recording of the wanted steps alone would have given.
+
+    `wanted` tells from a step's number whether the step is wanted. No time passes between the start of an unwanted step
+    and the start of the next one: the events inside are left out, and everything later is earlier by that time.
+    """
+    assert capture.folder is not None
+    assert capture.trace_path is not None
+    document = json.loads(gzip.decompress(capture.trace_path.read_bytes()))
+    steps = [(row.start_ns, wanted(row.number)) for row in capture.steps]
+    last = capture.steps[-1]
+    kept = _Kept([*steps, (last.start_ns + last.duration_ns, True)])
+    document["traceEvents"] = [
+        event for given in document["traceEvents"] if (event := kept.event(given)) is not None
+    ]
+    folder.mkdir(parents=True)
+    metadata = {**capture.metadata, "environment": _settings(capture.metadata["environment"])}
+    (folder / "capture.json").write_text(json.dumps(metadata))
+    trace = json.dumps(document).encode()
+    (folder / "trace.json.gz").write_bytes(gzip.compress(trace, compresslevel=1))
+    return Capture.load(folder)
+
+
+def _settings(environment: dict[str, Any]) -> dict[str, Any]:
+    """What holds for any part of a window: not what was counted in the whole of it."""
+    return {**environment, "garbage_collection": None, "dynamo": None}
+
+
+class _Kept:
+    """A clock that stands still in the spans that are not kept."""
+
+    def __init__(self, spans: list[tuple[int, bool]]) -> None:
+        """Each span has its start and whether it is kept, and ends where the next one starts."""
+        self._starts = [start for start, _ in spans]
+        self._kept = [kept for _, kept in spans]
+        self._before = [0]
+        for (start, kept), (end, _) in pairwise(spans):
+            self._before.append(self._before[-1] + (end - start if kept else 0))
+
+    def time(self, ns: int) -> int:
+        at = bisect_right(self._starts, ns) - 1
+        if at < 0:
+            return ns
+        since = ns - self._starts[at] if self._kept[at] else 0
+        return self._starts[0] + self._before[at] + since
+
+    def event(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """The event on this clock; None if it lies in a span that is not kept."""
+        if "ts" not in event or event["ph"] == "M":
+            return event
+        start = round(event["ts"] * 1000)
+        end = start + round(event.get("dur", 0) * 1000)
+        at = bisect_right(self._starts, start) - 1
+        moved, until = self.time(start), self.time(end)
+        if at >= 0 and not self._kept[at] and moved == until:
+            return None
+        changed = {**event, "ts": moved / 1000}
+        return {**changed, "dur": (until - moved) / 1000} if "dur" in event else changed
