@@ -227,7 +227,7 @@ def test_the_rows_of_a_graph_follow_each_other(tmp_path) -> None:
 
 def test_work_without_a_launch_comes_when_it_came(tmp_path) -> None:
     """Nothing is known of its cause: a faster CPU does not move it."""
-    events = repeated(1000, on_cpu) + [kernel("from before", 3900, 50)]
+    events = [*repeated(1000, on_cpu), kernel("from before", 3900, 50)]
     found = whatif(tmp_path, events)
     assert replays(found)
     assert steps_us(found.scale(thread="1/1", by=0.5)) == [500] * 4
@@ -403,7 +403,7 @@ def test_names_are_data(tmp_path) -> None:
         (lambda w: w.bandwidth(0), "bandwidth is 0"),
         (lambda w: w.remove(sync="*"), "No synchronizing call matches '\\*'"),
         (lambda w: w.asynchronous(), "No synchronizing call matches '\\*'"),
-        (lambda w: w.overlap(), "No kernel matches 'Memcpy\\*': the capture has none"),
+        (lambda w: w.overlap(), "No copy matches 'Memcpy\\*': the capture has none"),
         (lambda w: w.fuse(range="x"), "No range matches 'x': the capture has forward"),
     ],
 )

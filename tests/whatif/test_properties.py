@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def edits_of(whatif: Scenario) -> list[dict[str, str]]:
 
 def test_edits_compose(whatif) -> None:
     edits = edits_of(whatif)
-    for one, other in zip(edits, edits[1:]):
+    for one, other in pairwise(edits):
         first, second = whatif.scale(**one, by=0.5), whatif.scale(**other, by=0.25)
         both = first.scale(**other, by=0.25)
         assert both.steps == second.scale(**one, by=0.5).steps
@@ -72,7 +73,7 @@ def test_a_factor_of_one_changes_nothing(whatif) -> None:
 def test_faster_is_never_later(whatif) -> None:
     for edit in edits_of(whatif):
         ends = [ends_ns(whatif.scale(**edit, by=by)) for by in (0, 0.25, 0.5, 1, 1.5, 4)]
-        assert all((sooner <= later).all() for sooner, later in zip(ends, ends[1:]))
+        assert all((sooner <= later).all() for sooner, later in pairwise(ends))
 
 
 def test_the_bounds_hold_the_saving(whatif) -> None:
