@@ -323,7 +323,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the step that `begin_step` began, if any; every n steps, write a line."""
+        """Count the current step if `begin_step` was called; after every n steps, write a line."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number

@@ -1,4 +1,7 @@
-"""Finds what this torch can record on this machine, by trying instead of by torch's version."""
+"""Finds what this version of torch can record on this machine.
+
+The functions try out what torch accepts. They do not compare version numbers.
+"""
 
 from __future__ import annotations
 

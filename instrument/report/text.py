@@ -461,9 +461,10 @@ def _shortened(line: str) -> str:
 
 
 def _fitted(section: Section) -> tuple[str, list[str]]:
-    """The table as text, and the `missable` columns that were left out to make it fit.
+    """The table as text, and the names of the columns that were left out to make the table fit.
 
-    A column is left out only if the table is too wide even with the shortest names.
+    Only columns in `missable` are left out, and only if the table is too wide even with the
+    shortest names.
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:

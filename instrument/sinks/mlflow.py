@@ -35,17 +35,17 @@ class MLflow(Tracker):
     sink_name: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
-    """The URI of the tracking server. None: as set by `mlflow.set_tracking_uri` or
-    MLFLOW_TRACKING_URI."""
+    """The URI of the tracking server. None means the URI that `mlflow.set_tracking_uri` or
+    MLFLOW_TRACKING_URI has set."""
 
     run_id: str | None = None
     """The run to log into; None means the training thread's active run, or MLFLOW_RUN_ID."""
 
     experiment: str | None = None
-    """The experiment of a new run. None: MLFLOW_EXPERIMENT_NAME or MLflow's default."""
+    """The experiment of a new run. None means MLFLOW_EXPERIMENT_NAME or MLflow's default."""
 
     name: str | None = None
-    """The name of a new run. None: MLflow chooses a name."""
+    """The name of a new run. None means that MLflow chooses a name."""
 
     _active: str | None = PrivateAttr(None)
     _own: str | None = PrivateAttr(None)

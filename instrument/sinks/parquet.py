@@ -52,7 +52,8 @@ class Parquet(Sink):
     sink_name: ClassVar[str] = "parquet"
 
     dir: str | None = None
-    """The dataset's folder, which several runs may share. None: `parquet` beside the captures."""
+    """The dataset's folder, which several runs may share. None means the folder `parquet` beside
+    the captures."""
 
     run: str | None = None
     """The name of the run. None means the name of the run's folder, or the date and time of the run

@@ -62,7 +62,10 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 
 
 def last_step(capture: Capture) -> int:
-    """The training step of the window's scalars: its last complete step, or else its first step."""
+    """The training step that the window's scalars belong to.
+
+    This is the window's last complete step, or its first step if none is complete.
+    """
     window = capture.about.window
     if window.last_step is not None:
         return window.last_step

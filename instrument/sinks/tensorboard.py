@@ -39,8 +39,8 @@ class TensorBoard(Sink):
     """TensorBoard's log folder; None means the folder `tensorboard` beside the captures."""
 
     worker_name: str | None = None
-    """The beginning of a trace's file name; it must differ between processes. None: `<host>_<pid>`,
-    as in torch."""
+    """The beginning of a trace's file name; it must differ between processes. None means
+    `<host>_<pid>`, as in torch."""
 
     use_gzip: bool = False
     """Whether to compress traces."""

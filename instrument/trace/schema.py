@@ -114,7 +114,7 @@ class Begin(_Timed, tag_field="ph", tag="B"):
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of an event: of the most recent `Begin` on the thread that is still open."""
+    """The end of the event that began last among the unfinished events of its thread."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
