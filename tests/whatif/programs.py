@@ -79,7 +79,10 @@ class Author:
             found += [Launch("gemm", 80_000, stream), *[Launch("gemm", 800, stream)] * 3]
             found += [Work(200_000)]
         if self.has.queue < 1021:
-            found += [Launch("gemm", 80_000), *[Launch("gemm", 800)] * 2 * self.has.queue]
+            found += [
+                Launch("gemm", 80_000),
+                *[Launch("gemm", 800), Work(160)] * 2 * self.has.queue,
+            ]
             found += [Work(400_000)]
         if self.has.copies:
             found += [copy(800), Work(40_000), *[copy(800, blocks=True), Work(8_000)] * 2]
@@ -109,6 +112,11 @@ class Author:
         if self.has.streams:
             pair = (StreamWait(9, 7), self.join(9), StreamWait(7, 9), self.join(7))
             found.append(Op("aten::record_stream", pair))
+        if self.has.queue < 1021 and not self.has.syncs:
+            # The CPU waits for a place in the queue, and then works for longer than the device.
+            pairs = ((self.launch(7), Work(160)) for _ in range(2 * self.has.queue))
+            burst = tuple(each for pair in pairs for each in pair)
+            found += [Op("aten::foreach", burst), self.work(400)]
         found.append(Op("Optimizer.step", (self.work(30), self.launch(7), self.work(3))))
         if self.has.syncs and self.random.random() < 0.7:
             found.append(Op("aten::item", (self.work(3), self.sync(), self.work(3))))
