@@ -75,32 +75,36 @@ class Scenario:
     @cached_property
     def steps(self) -> list[int]:
         """The simulated duration of each step, in nanoseconds; one entry if no step finished."""
-        return self._steps(self.variants[0])
+        return self._steps(self.variants[0].costs)
 
     @property
     def step_ns(self) -> int:
-        """The median simulated step, without the first one.
-
-        The first step after an edit has no backlog of launched work yet.
-        """
-        return _typical(self.steps)
+        """The typical step with the edits: `baseline_ns` minus `saving_ns`."""
+        return self.baseline_ns - self.saving_ns
 
     @cached_property
     def baseline_ns(self) -> int:
-        """The median simulated step without edits; it repeats the recorded one."""
-        return _typical(self._steps(_Variant(self.window.measured)))
+        """The median simulated step without edits, and without the first step."""
+        return _typical(self._steps(self.window.measured))
 
     @property
     def saving_ns(self) -> int:
-        """How much shorter the step is than without edits; negative if it is longer."""
-        return self.baseline_ns - self.step_ns
+        """How much shorter a step is than without edits; negative if it is longer.
+
+        This is the median of the differences between each step with the edits and the same step
+        without them. The difference of two medians would compare different steps. The first step
+        does not count: it has no backlog of launched work yet.
+        """
+        return self._savings[0]
 
     @cached_property
     def _savings(self) -> list[int]:
-        return [
-            _typical(self._steps(plain)) - _typical(self._steps(edited))
-            for plain, edited in zip(_variants(self.window), self.variants)
-        ]
+        """The saving under each assumption."""
+        found = []
+        for plain, edited in zip(_variants(self.window), self.variants):
+            before, after = self._steps(plain.costs), self._steps(edited.costs)
+            found.append(_typical([old - new for old, new in zip(before, after)]))
+        return found
 
     @property
     def low_ns(self) -> int:
@@ -374,8 +378,8 @@ class Scenario:
         ((name, glob),) = given.items()
         return self._each(_SELECT[name], glob), f"{name} {glob}"
 
-    def _steps(self, variant: _Variant) -> list[int]:
-        times = self.window.program.run(self.window.weights(variant.costs))
+    def _steps(self, costs: tuple[Costs, ...]) -> list[int]:
+        times = self.window.program.run(self.window.weights(costs))
         found: list[int] = np.rint(self.window.steps_ns(times)).astype(np.int64).tolist()
         return found
 
