@@ -72,9 +72,9 @@ KINDS = (
     RANKS,
 ) = range(len(KINDS))
 
-# Moments at the same time are in the order: starts and ends of device events, beginnings on the CPU,
-# ends of waits, other ends.
-_STARTS, _ENDS, _BEGINS, _RETURNS, _LEAVES = range(5)
+# Moments at the same time are in the order: starts and ends of device events, ends of waits on the
+# CPU, beginnings, other ends.
+_STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
 # A launch waits for a place in the queue only if the queue is full. A faster CPU fills it, so the
 # arcs begin where it was filled to a tenth.
 _FILLED = FULL_QUEUE // 10
@@ -99,7 +99,7 @@ class Moments:
 
     Attributes:
         time_ns: the measured time, from the start of the trace.
-        phase: orders moments at the same time; see `_BEGINS`.
+        phase: orders moments at the same time; see `_STARTS`.
         thread: the thread of each CPU moment.
         call: the event of each CPU moment; -1 for none.
         end_of: the moment of the end of each device row.
@@ -301,11 +301,11 @@ class _Builder:
         self.typical: list[Ints] = []
         self.waits: list[tuple[Ints, Ints, Ints]] = []
 
-    def add(self, phase: int, thread: Ints, time_ns: Ints, call: Ints | None = None) -> Ints:
+    def add(self, phase: int | Ints, thread: Ints, time_ns: Ints, call: Ints | None = None) -> Ints:
         """Add CPU moments, and return their numbers."""
         self.threads.append(thread.astype(np.int64))
         self.times.append(time_ns)
-        self.phases.append(np.full(len(thread), phase))
+        self.phases.append(np.broadcast_to(np.asarray(phase), len(thread)))
         self.calls.append(np.full(len(thread), -1) if call is None else call)
         self.count += len(thread)
         return np.arange(self.count - len(thread), self.count)
@@ -392,7 +392,7 @@ def _finish(
     started[moments.end_of] = made.work.start_ns
     has_start = moments.start_of >= 0
     started[moments.start_of[has_start]] = made.work.start_ns[has_start]
-    on_cpu = moments.phase >= _BEGINS
+    on_cpu = moments.phase >= _RETURNS
     order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
     program, arcs, kept = _built(made, moments, order)
     arcs.fixed_ns[~kept] = NEVER
@@ -638,13 +638,18 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     usual = int(np.median(events.duration_ns[free])) if len(free) else 0
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
-    moments = made.add(_RETURNS, thread_of[call], returned, call)
+    moments = made.add(_returns(called, returned), thread_of[call], returned, call)
     # A call that did not wait could have waited until then, and no longer.
     after = returned - started
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)
     made.wait(thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
     return moments, earlier, np.where(blocked, after, typical), typical, call
+
+
+def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The phase in which each call returns: one that takes no time returns after it has begun."""
+    return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
 def _queue_arcs(
@@ -695,7 +700,7 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
         held = same & waited & (duration > own)
         lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
     waited &= duration > own
-    moments = made.add(_RETURNS, thread_of[call], end, call)
+    moments = made.add(_returns(start, end), thread_of[call], end, call)
     made.wait(thread_of[call[waited]], (start + own)[waited], end[waited])
     unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
     left = end[of_wait] - work.end_ns[row]

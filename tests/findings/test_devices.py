@@ -275,12 +275,14 @@ JUSTIFIED = {
     "hta_simple_add": {
         "device-idle": "the first calls of the process take seconds; no step is marked"
     },
+    "mtia_rank0": {
+        "launch-bound": "an optimizer that loops over its parameters: mul_, add_, addcmul_ and addcdiv_ of 10 µs each"
+    },
     # Bound by the device, or with the waits hidden: nothing to tell of what these checks know.
     "h800_deepseek_train": {},
     "mi300x_vllm_graph": {},
     "h100_qwen_0.5b_inference": {},
     "cupti_counters": {},
-    "mtia_rank0": {},
 }
 
 

@@ -112,7 +112,7 @@ class Author:
         if self.has.streams:
             pair = (StreamWait(9, 7), self.join(9), StreamWait(7, 9), self.join(7))
             found.append(Op("aten::record_stream", pair))
-        if self.has.queue < 1021 and not self.has.syncs:
+        if self.has.queue < 1021:
             # The CPU waits for a place in the queue, and then works for longer than the device.
             pairs = ((self.launch(7), Work(160)) for _ in range(2 * self.has.queue))
             burst = tuple(each for pair in pairs for each in pair)
