@@ -71,6 +71,12 @@ def test_a_disk_budget_is_read_as_people_write_it() -> None:
         as_config(disk_budget="much")
 
 
+def cost_line(text: str) -> str:
+    """The line on the cost of recording; findings may stand below it."""
+    (line,) = (each for each in text.splitlines() if each.startswith("Cost of recording: "))
+    return line
+
+
 def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
     options: dict[str, Any] = {"wait": 12, "active": 2, "export": "inline", "sinks": ["table"]}
     with Session(options, output_dir=str(tmp_path)) as session:
@@ -86,16 +92,14 @@ def test_each_capture_says_what_it_has_cost(tmp_path: Path, log: Log) -> None:
     assert cost["packed_bytes"] == (capture.folder / "trace.json.gz").stat().st_size
     assert cost["trace_bytes"] > cost["packed_bytes"]
     assert min(cost[part] for part in ("start_ns", "stop_ns", "save_ns", "export_ns")) > 0
-    foot = (capture.folder / "table.txt").read_text().splitlines()[-1]
+    foot = cost_line((capture.folder / "table.txt").read_text())
     more = cost["recorded_step_ns"] / cost["unrecorded_step_ns"] - 1
     assert foot.startswith(
         f"Cost of recording: a recorded step took {duration(cost['recorded_step_ns'])}, "
     )
     before = duration(cost["unrecorded_step_ns"])
     assert f", a step before the window {before} ({more:+.0%}); training waited " in foot
-    assert (
-        render(capture).splitlines()[-1].split("; its export")[0] == foot.split("; its export")[0]
-    )
+    assert cost_line(render(capture)).split("; its export")[0] == foot.split("; its export")[0]
     told = dict(scalars(capture))
     assert told["cost/recorded_step_ms"] == cost["recorded_step_ns"] / 1e6
     assert told["cost/end_ms"] == (cost["stop_ns"] + cost["save_ns"]) / 1e6

@@ -80,7 +80,7 @@ _STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
 _FILLED = FULL_QUEUE // 10
 # A thread takes over from another one if it begins this soon after the other has ended, or within
 # this share of the time that it waited: a loaded machine wakes threads up late.
-_WAKES_NS, _WAKES_SHARE = 200_000, 0.05
+_WAKES_NS, _WAKES_SHARE = 200_000, 0.1
 # A silent thread waits for another one only if the other works for this share of the silence.
 _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000

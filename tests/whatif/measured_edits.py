@@ -58,7 +58,7 @@ def _beside(times: int) -> None:
     def help_out() -> None:
         for _ in range(times):
             with profiled("helping"):
-                time.sleep(_NAP_S)
+                time.sleep(3 * _NAP_S)
 
     helper = threading.Thread(target=help_out)
     helper.start()
