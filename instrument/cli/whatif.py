@@ -19,6 +19,8 @@ HELP = "compute what a step would take if something were faster or gone"
 
 _KINDS = ("range", "operator", "kernel", "thread")
 _SYNC = "sync"
+# A number with more digits is a mistake.
+_DIGITS = 10
 
 
 class _Edit(argparse.Action):
@@ -175,7 +177,7 @@ def _remove(option: str, value: str) -> Callable[[Scenario], Scenario]:
 
 
 def _workers(option: str, value: str) -> Callable[[Scenario], Scenario]:
-    count = int(value) if value.isascii() and value.isdigit() else 0
+    count = int(value) if value.isascii() and value.isdigit() and len(value) < _DIGITS else 0
     if count < 1:
         raise ConfigError(f"{option} is {value!r}; give a whole number of at least 1, such as 4.")
     return lambda scenario: scenario.workers(count)

@@ -88,6 +88,8 @@ _SHORTEST_SILENCE_NS = 50_000
 _READY_NS = 200_000
 # A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
 _LONGEST_DELAY_NS = 1_000_000
+# The most pairs of a synchronisation and a stream.
+_MOST_PAIRS = 1 << 20
 # Fewer events than this do not make a median that one exception cannot change.
 _FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
@@ -719,13 +721,16 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     """The edges, and those of device synchronisations to work that an earlier one waited for.
 
-    Such edges follow from others, until an edit lets the earlier synchronisation no longer wait.
+    Such edges follow from others, until an edit lets the earlier synchronisation no longer wait. In
+    a trace with very many synchronisations and streams, they are left out.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
     on_device = found.kind[wait] == DEVICE_WAIT
     waits, nth = np.unique(wait[on_device], return_inverse=True)
     rows = row[on_device]
     streams, column = np.unique(events.thread[work.event[rows]], return_inverse=True)
+    if len(waits) * len(streams) > _MOST_PAIRS:
+        return wait, row
     rank = np.empty(len(waits), np.int64)
     rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
     by_end = np.argsort(work.end_ns[rows], kind="stable")

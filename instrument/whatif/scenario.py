@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MOST_UNEXPLAINED = 0.05
 # The part of a step that calls may wait for unknown work before the simulation says so.
 _MOST_UNKNOWN = 0.05
+# A factor above this is a mistake, and no simulated time may come near the limit of 64 bits.
+_MOST_FACTOR, _LATEST_NS = 1_000_000, 2**58
 # What finds the parts of a model that a glob names, by the keyword of the glob.
 _SELECT = {
     "range": selection.by_range,
@@ -43,9 +45,16 @@ _SELECT = {
 
 @dataclass(frozen=True)
 class _Variant:
-    """The same edits under other assumptions; the spread of the variants gives the bounds."""
+    """The same edits under other assumptions; the spread of the variants gives the bounds.
+
+    Attributes:
+        costs: the costs of each rank.
+        assumption: an index into `Window.assumptions`.
+        is_modest: whether edits with an uncertain effect have their modest form.
+    """
 
     costs: tuple[Costs, ...]
+    assumption: int
     is_modest: bool = False
 
 
@@ -75,7 +84,7 @@ class Scenario:
     @cached_property
     def steps(self) -> list[int]:
         """The simulated duration of each step, in nanoseconds; one entry if no step finished."""
-        return self._steps(self.variants[0].costs)
+        return self.window.simulated(self.variants[0].costs)
 
     @property
     def step_ns(self) -> int:
@@ -85,15 +94,15 @@ class Scenario:
     @cached_property
     def baseline_ns(self) -> int:
         """The median simulated step without edits, and without the first step."""
-        return _typical(self._steps(self.window.measured))
+        steps = self.window.recorded_steps[0]
+        return int(median(steps[_counted(steps)]))
 
     @property
     def saving_ns(self) -> int:
         """How much shorter a step is than without edits; negative if it is longer.
 
-        This is the median of the differences between each step with the edits and the same step
-        without them. The difference of two medians would compare different steps. The first step
-        does not count: it has no backlog of launched work yet.
+        This is the mean over the steps of what each of them saves. A saving in some of the steps
+        counts in part. The first step does not count: it has no backlog of launched work yet.
         """
         return self._savings[0]
 
@@ -101,9 +110,12 @@ class Scenario:
     def _savings(self) -> list[int]:
         """The saving under each assumption."""
         found = []
-        for plain, edited in zip(_variants(self.window), self.variants):
-            before, after = self._steps(plain.costs), self._steps(edited.costs)
-            found.append(_typical([old - new for old, new in zip(before, after)]))
+        for variant in self.variants:
+            before = self.window.recorded_steps[variant.assumption]
+            after = self.window.simulated(variant.costs)
+            found.append(
+                round(mean([old - new for old, new in zip(before, after)][_counted(before)]))
+            )
         return found
 
     @property
@@ -182,7 +194,7 @@ class Scenario:
         Raises:
             ConfigError: not exactly one glob is given, it matches nothing, or `by` is negative.
         """
-        _check_factor("by", by, least=0.0)
+        self._check_factor("by", by, least=0.0)
         chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
         return self._with(f"{text} × {by:g}", partial(edits.scale, by=by), chosen)
 
@@ -196,7 +208,7 @@ class Scenario:
         Raises:
             ConfigError: `by` is negative.
         """
-        _check_factor("by", by, least=0.0)
+        self._check_factor("by", by, least=0.0)
         chosen = [selection.of_events(self._only_model, positions)]
         edit = partial(edits.scale, by=by) if by else edits.remove
         return self._with(f"{len(positions)} events × {by:g}", edit, chosen)
@@ -286,8 +298,10 @@ class Scenario:
             ConfigError: `count` is not positive.
             CaptureError: no loader works in the training process.
         """
-        if count < 1:
-            raise ConfigError(f"workers is {count}; give a positive number.")
+        if not 1 <= count <= _MOST_FACTOR:
+            raise ConfigError(
+                f"workers is {count:g}; give a positive number of at most {_MOST_FACTOR:g}."
+            )
         chosen = self._each(selection.loading)
         edit = partial(edits.workers, count=count)
         return self._with(f"{count} workers", edit, chosen, partial(edit, modest=True))
@@ -299,7 +313,7 @@ class Scenario:
             ConfigError: `factor` is not positive.
             CaptureError: the capture has no communication.
         """
-        _check_factor("bandwidth", factor, least=1e-9)
+        self._check_factor("bandwidth", factor, least=1e-6)
         chosen = self._each(selection.communication)
         edit = partial(edits.bandwidth, factor=factor)
         return self._with(f"bandwidth × {factor:g}", edit, chosen)
@@ -324,6 +338,14 @@ class Scenario:
         factors = [min(even / load, 1.0) if load else 1.0 for load in loads]
         return self._with("ranks balanced", edits.balance, factors)
 
+    def _check_factor(self, name: str, factor: float, least: float) -> None:
+        longest_ns = max(model.axis.span_ns for model in self.window.models)
+        most = min(_MOST_FACTOR, _LATEST_NS / longest_ns)
+        if not least <= factor <= most:
+            raise ConfigError(
+                f"{name} is {factor:g}; give a number of at least {least:g} and at most {most:g}."
+            )
+
     @property
     def _only_model(self) -> Model:
         if len(self.window.models) > 1:
@@ -343,8 +365,11 @@ class Scenario:
 
         `modest` is the modest form of an edit whose effect is uncertain.
         """
+        variants = self.variants
+        if modest and not any(variant.is_modest for variant in variants):
+            variants = (*variants, replace(variants[0], is_modest=True))
         changed = []
-        for variant in self.variants:
+        for variant in variants:
             form = modest if modest and variant.is_modest else edit
             costs = (
                 own if each is None else form(model, own, each)
@@ -378,11 +403,6 @@ class Scenario:
         ((name, glob),) = given.items()
         return self._each(_SELECT[name], glob), f"{name} {glob}"
 
-    def _steps(self, costs: tuple[Costs, ...]) -> list[int]:
-        times = self.window.program.run(self.window.weights(costs))
-        found: list[int] = np.rint(self.window.steps_ns(times)).astype(np.int64).tolist()
-        return found
-
     def __repr__(self) -> str:
         changes = ", ".join(self.edits) or "as recorded"
         return f"<Scenario: {changes}; step {duration(self.step_ns)}>"
@@ -396,7 +416,7 @@ def scenario(capture: Views) -> Scenario:
         TraceError: the trace cannot be read.
     """
     window = Window((_model(capture),), (capture.about.rank,))
-    return Scenario(window, (), _variants(window), _losses(capture))
+    return _unedited(window, _losses(capture))
 
 
 def joint_scenario(ranks: Ranks) -> Scenario:
@@ -416,8 +436,8 @@ def joint_scenario(ranks: Ranks) -> Scenario:
     for owner, capture in enumerate(captures):
         mine = (matched.owner == owner) & (joins & on_device)[matched.group]
         begins = matched.start_ns[mine] - capture.events.base_ns
-        row_at = {time: row for row, time in enumerate(capture.work.start_ns.tolist())}
-        row = np.array([row_at.get(time, -1) for time in begins.tolist()], np.int64)
+        ends = matched.end_ns[mine] - capture.events.base_ns
+        row = _communication_rows(capture, begins, ends)
         of_capture.append((matched.key[mine][row >= 0], row[row >= 0]))
     found = meetings(of_capture)
     if found is None:
@@ -436,7 +456,17 @@ def joint_scenario(ranks: Ranks) -> Scenario:
     numbers = tuple(summary.rank for summary in ranks.summaries)
     window = Window(models, numbers, shifts, found)
     losses = dict.fromkeys(text for capture in captures for text in _losses(capture))
-    return Scenario(window, (), _variants(window), tuple(losses))
+    return _unedited(window, tuple(losses))
+
+
+def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
+    """The device rows of communication with these times; -1 where there is none."""
+    work = capture.work
+    rows = np.flatnonzero(work.kind == COMMUNICATION)
+    times = zip(work.start_ns[rows].tolist(), work.end_ns[rows].tolist())
+    row_at = dict(zip(times, rows.tolist()))
+    wanted = zip(start_ns.tolist(), end_ns.tolist())
+    return np.array([row_at.get(each, -1) for each in wanted], np.int64)
 
 
 def _model(capture: Views, meets: Ints | None = None) -> Model:
@@ -460,23 +490,11 @@ def _losses(capture: Views) -> tuple[str, ...]:
     return tuple(filter(None, found))
 
 
-def _variants(window: Window) -> tuple[_Variant, ...]:
-    """The assumptions: as recorded, modest edits, usual delays alone, other ranks as they are."""
-    variants = [
-        _Variant(window.measured),
-        _Variant(window.measured, is_modest=True),
-        _Variant(window.typical),
-    ]
-    if len(window.models) == 1 and (window.models[0].work.kind == COMMUNICATION).any():
-        stay = edits.others_stay(window.models[0], window.measured[0])
-        variants.append(_Variant((stay,)))
-    return tuple(variants)
+def _unedited(window: Window, losses: tuple[str, ...]) -> Scenario:
+    variants = (_Variant(costs, k) for k, costs in enumerate(window.assumptions))
+    return Scenario(window, (), tuple(variants), losses)
 
 
-def _typical(steps: list[int]) -> int:
-    return int(median(steps[1:] or steps))
-
-
-def _check_factor(name: str, factor: float, least: float) -> None:
-    if not least <= factor < float("inf"):
-        raise ConfigError(f"{name} is {factor:g}; give a number of at least {least:g}.")
+def _counted(steps: Sequence[int]) -> slice:
+    """The steps that count: all but the first, unless there is only one."""
+    return slice(1, None) if len(steps) > 1 else slice(None)

@@ -152,11 +152,11 @@ def of_events(model: Model, positions: Ints) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Device work alone."""
-    calls = np.zeros(len(model.links.events) + 1, np.bool_)
-    calls[model.work.call[rows]] = True
+    """Device work alone, with the calls that launched nothing else."""
+    launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
+    chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)
-    return Selection((none, none), rows, calls[:-1])
+    return Selection((none, none), rows, (chosen > 0) & (chosen == launched))
 
 
 def communication(model: Model) -> Selection:

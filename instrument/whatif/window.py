@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.groupby import Groups, groupby
 from instrument.trace.events import Ints
+from instrument.whatif.edits import others_stay
 from instrument.whatif.model import DEVICE, Costs, Model
 from instrument.whatif.program import NEVER, Program, build
 
@@ -62,6 +64,28 @@ class Window:
     def typical(self) -> tuple[Costs, ...]:
         """The usual costs, without residues."""
         return self._with_transfers([model.typical for model in self.models])
+
+    @cached_property
+    def assumptions(self) -> tuple[tuple[Costs, ...], ...]:
+        """The costs without edits: as recorded; as usual; and with other ranks as they are.
+
+        The last one applies to a scenario of one rank that communicates with others.
+        """
+        found = [self.measured, self.typical]
+        if len(self.models) == 1 and (self.models[0].work.kind == COMMUNICATION).any():
+            found.append((others_stay(self.models[0], self.measured[0]),))
+        return tuple(found)
+
+    @cached_property
+    def recorded_steps(self) -> list[list[int]]:
+        """The duration of each step without edits, for each of the assumptions."""
+        return [self.simulated(costs) for costs in self.assumptions]
+
+    def simulated(self, costs: Sequence[Costs]) -> list[int]:
+        """The duration of each step, from the costs of each rank."""
+        times = self.program.run(self.weights(costs))
+        found: list[int] = np.rint(self.steps_ns(times)).astype(np.int64).tolist()
+        return found
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
         """The costs in which the kernel of a collective takes the time of its transfer alone."""
