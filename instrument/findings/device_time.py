@@ -156,4 +156,4 @@ def by_operator(
 
 def glob_of(path: str | None) -> str:
     """The pattern that matches only the range of this path; "*" without a range."""
-    return "*" if path is None else escape(path)
+    return "*" if path is None else f"/{escape(path)}"

@@ -6,8 +6,8 @@ at most 16 of them that repeats at least 32 times without a break, each of them 
 at most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each
 layer has a range of its own name.
 
-Threshold: 5 % of the steps lie in such loops, counted from the first to the last operator of each
-loop, and the simulation without them saves 2 % of a step or more. While a device is busy anyway,
+Threshold: 5 % of the steps lie in such loops, with the short gaps between the operators, and the
+simulation without them saves 2 % of a step or more. While a device is busy anyway,
 tiny launches cost nothing.
 
 Not seen: loops whose rounds differ, and loops inside backward nodes. A loop in the forward causes
@@ -25,6 +25,7 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.views import Views
+from instrument.findings.device_time import glob_of
 from instrument.findings.finding import Check, Evidence, Finding
 from instrument.findings.places import (
     Measured,
@@ -36,6 +37,7 @@ from instrument.findings.places import (
 )
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
+from instrument.links.intervals import merged
 from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
 from instrument.units import duration
 
@@ -65,7 +67,8 @@ class Storm:
         loops: the number of loops.
         rounds: how often the pattern repeats, in all loops together.
         pattern: the names in one round.
-        elapsed_ns: the time from the first to the last event of each loop, summed.
+        elapsed_ns: the time of all events, and of each gap between them at most 50 µs: something
+            else fills a longer gap.
     """
 
     path: int
@@ -146,11 +149,18 @@ def storms(capture: Views, span: Measured) -> list[Storm]:
                 rounds=sum((last - first) // period for first, last, period in same),
                 pattern=tuple(events.names[k] for k in name[first : first + period].tolist()),
                 elapsed_ns=sum(
-                    int(end[first:last].max() - start[first]) for first, last, _ in same
+                    _elapsed_ns(start[first:last], end[first:last]) for first, last, _ in same
                 ),
             )
         )
     return sorted(found, key=lambda storm: -storm.elapsed_ns)
+
+
+def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
+    """The time of the calls of one loop and of the short gaps between them."""
+    gaps = np.clip(start_ns[1:] - np.maximum.accumulate(end_ns)[:-1], 0, _TINY_NS)
+    starts, ends = merged(start_ns, end_ns)
+    return int((ends - starts).sum() + gaps.sum())
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
@@ -212,7 +222,8 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
         if storm.elapsed_ns >= _MOST_OF_RANGE * inside_ns:
             saved_ns = storm.elapsed_ns * (1 - one_round) - work_ns
             left = min(max(1 - saved_ns / max(int(inside_ns), 1), 0.0), 1.0)
-            return simulated(lambda: whatif.scale(range=scopes.paths.texts[storm.path], by=left))
+            path = glob_of(scopes.paths.texts[storm.path])
+            return simulated(lambda: whatif.scale(range=path, by=left))
     left = min(one_round + work_ns / max(int(lasts.sum()), 1), 1.0)
     return simulated(lambda: whatif.scale_events(storm.events, by=left))
 

@@ -184,7 +184,7 @@ class Scenario:
 
         Args:
             range: ranges by name or path, with all that runs inside, their backward pass, and the
-                device work that they launch.
+                device work that they launch. `/train/forward` is a whole path from its root on.
             operator: operators or runtime calls by name, with all that runs inside, and the device
                 work that they launch.
             kernel: kernels, copies and memsets by name.

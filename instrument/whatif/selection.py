@@ -43,13 +43,18 @@ class Selection:
 def by_range(model: Model, pattern: str) -> Selection:
     """Ranges by path or name, with all that runs inside, their backward, and their device work.
 
+    A pattern that begins with "/" is a whole path from its root on; others match names too.
+
     Raises:
         ConfigError: no range matches.
     """
     paths = model.links.scopes.paths
-    chosen = np.array(
-        [_fits(pattern, name, text) for name, text in zip(paths.names, paths.texts)], np.bool_
+    whole = pattern[1:] if pattern.startswith("/") else None
+    fits = (
+        _fits(pattern, name, text) if whole is None else _fits(whole, text)
+        for name, text in zip(paths.names, paths.texts)
     )
+    chosen = np.fromiter(fits, np.bool_, len(paths.names))
     if not chosen.any():
         raise _nothing("range", pattern, paths.texts)
     return of_paths(model, chosen)

@@ -426,3 +426,12 @@ def test_what_the_page_shows_is_printed() -> None:
         line for line in printed[2 : 2 + len(shown)] if not is_saving.match(line)
     ]
     assert any(is_saving.match(line) for line in shown)
+
+
+def test_a_loop_that_something_else_fills_is_no_storm(tmp_path: Path) -> None:
+    """Between its tiny operators, the loop sleeps: no batched operator would save that."""
+    events = [step(k, 100_000 * k, 100_000) for k in range(3)]
+    events += [
+        span("aten::randn", 100_000 * k + 1000 + 700 * n, 14) for k in range(3) for n in range(64)
+    ]
+    assert not findings(operator_storm.CHECK, capture(tmp_path, events))

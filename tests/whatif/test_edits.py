@@ -410,3 +410,21 @@ def test_names_are_data(tmp_path) -> None:
 def test_a_wrong_argument_gives_one_clear_sentence(tmp_path, edit, message) -> None:
     with pytest.raises(ConfigError, match=message):
         edit(whatif(tmp_path, repeated(1000, on_cpu)))
+
+
+def test_a_path_from_the_root_on_is_only_this_range(tmp_path) -> None:
+    """`rows` is the name of two ranges, and `/rows` the path of one."""
+    events = [
+        event
+        for k in range(3)
+        for event in (
+            step(k, 1000 * k, 1000),
+            annotation("rows", 1000 * k + 10, 200),
+            annotation("val", 1000 * k + 300, 500),
+            annotation("rows", 1000 * k + 400, 300),
+        )
+    ]
+    found = whatif(tmp_path, events)
+    assert found.remove(range="rows").saving_ns == 500_000
+    assert found.remove(range="/rows").saving_ns == 200_000
+    assert found.remove(range="/val/rows").saving_ns == 300_000
