@@ -13,7 +13,7 @@ from builders import annotation, is_harmless, span, step, write_capture, write_t
 
 from instrument import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, TraceError
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, RanksCheck
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
@@ -97,9 +97,34 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
     assert found.passed == ()
 
 
-def test_an_error_of_a_check_is_not_hidden(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        diagnosed([recorded(tmp_path)], [failing(ZeroDivisionError())])
+def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    checks = [failing(TypeError("'int' object is not iterable")), check({})]
+    found = diagnosed([recorded(tmp_path)], checks)
+    assert found.not_checked == (
+        "The check cannot failed on this capture (TypeError: 'int' object is not iterable): "
+        "please report it.",
+    )
+    assert [each.title for each in found.findings] == ["Half of the step is slow"]
+    assert found.passed == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ZeroDivisionError(), "(ZeroDivisionError):"),
+        (KeyError("x" * 500), f"(KeyError: '{'x' * 98}…):"),
+    ],
+    ids=["no text", "a long text"],
+)
+def test_the_text_of_an_error_is_short(tmp_path: Path, error: Exception, said: str) -> None:
+    (sentence,) = diagnosed([recorded(tmp_path)], [failing(error)]).not_checked
+    assert said in sentence
+
+
+@pytest.mark.parametrize("error", [TraceError("Cut off."), MemoryError()], ids=repr)
+def test_a_trace_that_cannot_be_read_ends_the_diagnosis(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        diagnosed([recorded(tmp_path)], [failing(error)])
 
 
 def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
