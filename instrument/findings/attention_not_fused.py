@@ -24,9 +24,9 @@ from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding
-from instrument.findings.places import common_place, measured, percent
+from instrument.findings.places import common_place, input_shapes, measured, percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.trace.events import OPERATOR, Events, Ints, decoded, split_overload
+from instrument.trace.events import OPERATOR, Events, Ints, split_overload
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -123,15 +123,7 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
 
 def _matrices(events: Events, event: int) -> list[list[int]]:
     """The shapes of an operator's inputs that have at least three dimensions."""
-    if events.shapes[event] < 0:
-        return []
-    found = decoded(events.texts[events.shapes[event]])
-    shapes = found if isinstance(found, list) else []
-    return [
-        each
-        for each in shapes
-        if isinstance(each, list) and len(each) > 2 and all(isinstance(n, int) for n in each)
-    ]
+    return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]
 
 
 CHECK = Check("attention-not-fused", "Little time goes into attention that is not fused.", find)

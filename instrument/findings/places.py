@@ -12,7 +12,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -178,6 +178,22 @@ def source_of(capture: Views, event: int) -> str | None:
     """The source of one event, such as "train.py:31 in main"; None if it is not known."""
     codes, texts = source_codes(capture, np.array([event]))
     return texts[codes[0]] if codes[0] >= 0 else None
+
+
+def input_shapes(events: Events, event: int) -> list[list[int] | None]:
+    """The shape of each input of an operator; empty if they were not recorded.
+
+    None stands for what is no shape, such as those of a list of tensors.
+    """
+    code = int(events.shapes[event])
+    found = decoded(events.texts[code]) if code >= 0 else None
+    shapes = found if isinstance(found, list) else []
+    return [shape if is_shape(shape) else None for shape in shapes]
+
+
+def is_shape(value: object) -> TypeGuard[list[int]]:
+    """Whether a decoded value is a list of integers."""
+    return isinstance(value, list) and all(isinstance(each, int) for each in value)
 
 
 def has_sources(capture: Views) -> bool:

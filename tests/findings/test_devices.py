@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from builders import (
     Event,
+    annotation,
     capture,
     kernel,
     launched,
@@ -231,6 +232,21 @@ def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
     assert finding.title.startswith("Rank 2 is late: the own work of rank 2 takes 122 %")
     assert "495.000 µs of each step (50 %)" in finding.title
     assert finding.range == "forward"
+
+
+def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
+    """The others are in a collective for the whole step, so that no excess is known."""
+    for rank, own_us in enumerate((0, 0, 800, 0)):
+        work = [span("aten::mm", at, own_us) for at in (0, 1000)] if own_us else []
+        waits = [
+            annotation("gloo:all_reduce", at + own_us, 1000 - own_us, tid=2) for at in (0, 1000)
+        ]
+        write_rank(tmp_path, rank, [step(3, 0, 1000), step(4, 1000, 1000), *work, *waits])
+    (window,) = Run.load(tmp_path).windows
+    (finding,) = stragglers.CHECK.find(window)
+    assert finding.title == (
+        "Rank 2 is late: the other ranks wait up to 800.000 µs of each step (80 %)"
+    )
 
 
 def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
