@@ -52,10 +52,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, capture.links.call_tree.index[softmax])
+    count = int((time.holds(capture.links.call_tree.start_ns[softmax]) >= 0).sum()) / time.count
     yield Finding(
         code="attention-not-fused",
         title=f"{percent(share)} of the {time.what} is softmax and what surrounds it between the "
-        f"two matrix products of attention: {len(softmax) / time.count:,.0f} a {time.what}",
+        f"two matrix products of attention: {count:,.0f} a {time.what}",
         change="torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
         verify="instrument show CAPTURE --ops",

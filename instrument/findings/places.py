@@ -19,7 +19,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
-from instrument.links.intervals import Intervals, sweep
+from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
@@ -328,6 +328,13 @@ class Measured:
         """How much of each interval lies in the steps."""
         timeline = sweep([(self.start_ns, self.end_ns)])
         return timeline.within(timeline.active[0], start_ns, end_ns)
+
+    def covered(self, start_ns: Ints, end_ns: Ints) -> float:
+        """The part of the steps in which at least one of the intervals lies, as a fraction.
+
+        Intervals of several streams or threads may overlap, and count once. So it is at most 1.
+        """
+        return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
 
     def holds(self, time_ns: Ints) -> Ints:
         """The number of the step around each point in time, from 0; -1 for none."""

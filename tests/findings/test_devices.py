@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import (
     Event,
     annotation,
+    call,
     capture,
     kernel,
     launched,
@@ -45,8 +47,12 @@ from instrument.findings import (
     stragglers,
     tensor_cores,
 )
+from instrument.findings.costs import cost_share
+from instrument.findings.device_time import device_share
 from instrument.findings.diagnose import diagnose
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.places import measured
 from instrument.runs.run import Run
 
 CHECKS = (
@@ -194,6 +200,35 @@ def test_attention_is_found_without_shapes(tmp_path: Path) -> None:
     for event in events:
         event["args"].pop("Input Dims", None)
     assert found(capture(tmp_path, events), "attention-not-fused")
+
+
+def test_attention_of_the_first_step_is_not_counted(tmp_path: Path) -> None:
+    (finding,) = found(capture(tmp_path, attention(fused=False)), "attention-not-fused")
+    assert finding.title.endswith(": 1 a step")  # four steps, of which three are measured
+    (tmp_path / "two").mkdir()
+    two = [event for event in attention(fused=False) if event["ts"] < 2000]
+    (finding,) = found(capture(tmp_path / "two", two), "attention-not-fused")
+    assert finding.title.endswith(": 1 a step")
+
+
+def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None:
+    """In the measured step of 1000 µs, events of 600 µs on two lanes overlap by 200 µs."""
+    events = [step(3, 0, 1000), step(4, 1000, 1000)]
+    for at, tid in ((1000, 1), (1400, 2)):
+        events += [
+            span("aten::mm", at, 600, tid=tid),
+            call("cudaLaunchKernel", at + 1, 5, tid, tid=tid),
+            kernel("gemm", at, 600, tid=6 + tid, correlation=tid),
+        ]
+    on_device = capture(tmp_path, events)
+    (tmp_path / "cpu").mkdir()
+    on_cpu = capture(tmp_path / "cpu", [each for each in events if each["cat"] != "kernel"])
+    for made in (on_device, on_cpu):
+        products = np.flatnonzero(made.events.named("aten::mm".__eq__))
+        nodes = made.links.call_tree.nodes_of(products)
+        assert cost_share(made, measured(made), nodes) == 1.0
+        assert share_of(made, products) == 1.0
+    assert device_share(on_device, measured(on_device), on_device.work.event) == 1.0
 
 
 def test_allocations_of_few_steps_are_not_judged(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,28 @@ def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
     short = as_markdown(diagnosed([recorded(tmp_path / "b")], [check({})]))
     assert "lists all" not in short
     assert "`aten::mm`: 3 calls, 1.500 ms, `large`" in short
+
+
+def test_markdown_lists_the_sentences_that_fit() -> None:
+    long, bulky = "a_" * 140 + ".", "\x00" * 290
+    sentences = (f"First {long}", bulky, f"Second {long}", "Short.", f"Third {long}")
+    text = as_markdown(Diagnosis(("a",), (), passed=sentences, not_checked=(bulky,)))
+    passed, not_checked = text.split("\n\n")[-2:]
+    assert passed.startswith(r"Passed: First a\_a\_")
+    assert passed.endswith("Short. … and 2 more.")
+    assert "Second" in passed
+    assert len(passed.encode()) < 950
+    assert not_checked == "Not checked: … and 1 more."
+
+
+def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
+    found = diagnosed([recorded(tmp_path)], [check({})])
+    noted = replace(found, notes=("No saving is known: [l](x).",))
+    assert as_markdown(noted).endswith(r"How sure the savings are: No saving is known: \[l\](x).")
+    many = replace(noted, findings=found.findings * 50, notes=("Long note. " * 20,) * 20)
+    assert len(as_markdown(many).encode()) <= 5_000
+    assert "1. **" in as_markdown(many)
+    assert "How sure" not in as_markdown(replace(noted, findings=()))
 
 
 def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
