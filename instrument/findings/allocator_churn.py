@@ -40,7 +40,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     step = time.holds(events.start_ns[calls])
     calls, step = calls[step >= 0], step[step >= 0]
     start_ns, end_ns = merged(events.start_ns[calls], events.end_ns[calls])
-    share = time.share(int(time.within(start_ns, end_ns).sum()))
+    share = time.covered(start_ns, end_ns)
     if share < _LEAST_SHARE:
         return
     if time.what != "step" or time.count < _LEAST_STEPS:

@@ -24,9 +24,9 @@ from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding
-from instrument.findings.places import common_place, measured, percent
+from instrument.findings.places import common_place, input_shapes, measured, percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.trace.events import OPERATOR, Events, Ints, decoded, split_overload
+from instrument.trace.events import OPERATOR, Events, Ints, split_overload
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -52,10 +52,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, capture.links.call_tree.index[softmax])
+    count = int((time.holds(capture.links.call_tree.start_ns[softmax]) >= 0).sum()) / time.count
     yield Finding(
         code="attention-not-fused",
         title=f"{percent(share)} of the {time.what} is softmax and what surrounds it between the "
-        f"two matrix products of attention: {len(softmax) / time.count:,.0f} a {time.what}",
+        f"two matrix products of attention: {count:,.0f} a {time.what}",
         change="torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
         verify="instrument show CAPTURE --ops",
@@ -123,15 +124,7 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
 
 def _matrices(events: Events, event: int) -> list[list[int]]:
     """The shapes of an operator's inputs that have at least three dimensions."""
-    if events.shapes[event] < 0:
-        return []
-    found = decoded(events.texts[events.shapes[event]])
-    shapes = found if isinstance(found, list) else []
-    return [
-        each
-        for each in shapes
-        if isinstance(each, list) and len(each) > 2 and all(isinstance(n, int) for n in each)
-    ]
+    return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]
 
 
 CHECK = Check("attention-not-fused", "Little time goes into attention that is not fused.", find)

@@ -24,7 +24,14 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
-from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.places import (
+    common_place,
+    evidence,
+    input_shapes,
+    is_shape,
+    measured,
+    percent,
+)
 from instrument.findings.saving import is_worth
 from instrument.links.autograd import is_accumulation, is_backward
 from instrument.trace.events import OPERATOR, Events, Ints, decoded
@@ -92,29 +99,31 @@ def _before_norm(capture: Views) -> Ints:
         name, thread = events.names[events.name[event]], int(events.thread[event])
         if waiting is None and name not in _CONVOLUTIONS:
             continue
-        shapes = _json(events, events.shapes[event])
+        shapes = input_shapes(events, event)
         if waiting is not None and waiting[2] == thread and name == _NORM:
             if shapes and shapes[0] == waiting[1]:
                 found.append(waiting[0])
             waiting = None
         elif name in _CONVOLUTIONS:
-            output = _output(shapes, _json(events, events.concrete[event]))
+            output = _output(shapes, _values(events, event))
             waiting = None if output is None else (event, output, thread)
-        elif not shapes or any(shapes):  # it works on a tensor, perhaps on the output
+        elif not shapes or any(
+            shape != [] for shape in shapes
+        ):  # it works on a tensor, perhaps on the output
             waiting = None
     return np.array(found, np.int64)
 
 
-def _output(shapes: Any, concrete: Any) -> list[int] | None:
+def _output(shapes: list[list[int] | None], values: list[Any]) -> list[int] | None:
     """The shape of a convolution's output; None without a bias, or if it is not known."""
     try:
-        (batch, _, *sizes), (channels, _, *kernel), bias = shapes[:3]
-        stride, padding, dilation = (
-            each if isinstance(each, list) else _numbers(each) for each in concrete[3:6]
-        )
-    except (TypeError, ValueError):
+        (batch, _, *sizes), (channels, _, *kernel), bias = (shape or () for shape in shapes[:3])
+        stride, padding, dilation = map(_numbers, values[3:6])
+    except ValueError:
         return None
     if bias != [channels] or not len(sizes) == len(kernel) == len(stride):
+        return None
+    if any(step < 1 for step in stride):
         return None
     return [
         batch,
@@ -126,17 +135,22 @@ def _output(shapes: Any, concrete: Any) -> list[int] | None:
     ]
 
 
-def _numbers(text: str) -> list[int]:
-    """The numbers of a text such as "[1, 1]".
+def _numbers(value: Any) -> list[int]:
+    """The numbers of a list or of a text such as "[1, 1]".
 
     Raises:
-        ValueError: the text is anything else, such as "same".
+        ValueError: the value is anything else, such as "same".
     """
-    return [int(number) for number in text.strip("[]").split(",")]
+    if is_shape(value):
+        return value
+    return [int(number) for number in str(value).strip("[]").split(",")]
 
 
-def _json(events: Events, code: int) -> Any:
-    return decoded(events.texts[code]) if code >= 0 else None
+def _values(events: Events, event: int) -> list[Any]:
+    """The inputs of an operator that are no tensors; empty if they were not recorded."""
+    code = int(events.concrete[event])
+    found = decoded(events.texts[code]) if code >= 0 else None
+    return found if isinstance(found, list) else []
 
 
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
@@ -179,8 +193,8 @@ def _accumulations(capture: Views, nodes: Ints) -> Ints:
             if not accumulates[following] or tree.thread[node] != tree.thread[outer[k]]:
                 break
             inside = tree.index[min(node + 1, len(tree) - 1)]  # the event with the shape
-            shapes = _json(events, events.shapes[inside])
-            if shapes and len(shapes[0]) == 1:
+            shapes = input_shapes(events, inside)
+            if shapes and shapes[0] is not None and len(shapes[0]) == 1:
                 found.append(tree.index[node])
     return np.array(found, np.int64)
 

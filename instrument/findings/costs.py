@@ -21,17 +21,17 @@ def costs(capture: Views, nodes: Ints) -> Ints:
 
 
 def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
-    """The cost of calls as a share of the measured steps.
+    """The cost of calls as a share of the measured steps; what runs at the same time counts once.
 
     The cost is the time of the device work that the calls launched. In a trace without device work,
     it is the CPU time of the calls. `nodes` are nodes of the call tree; none lies inside another.
     """
     tree = capture.links.call_tree
     if not len(capture.work.event):
-        return time.share(int(time.within(tree.start_ns[nodes], tree.end_ns[nodes]).sum()))
+        return time.covered(tree.start_ns[nodes], tree.end_ns[nodes])
     device, _ = launched_by(capture, nodes)
     events = capture.events
-    return time.share(int(time.within(events.start_ns[device], events.end_ns[device]).sum()))
+    return time.covered(events.start_ns[device], events.end_ns[device])
 
 
 def evidence_of_nodes(

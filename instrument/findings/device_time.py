@@ -104,9 +104,9 @@ def launch_gaps(capture: Views) -> LaunchGaps:
 
 
 def device_share(capture: Views, time: Measured, events: Ints) -> float:
-    """The time of some device events in the measured steps, as a share of these steps."""
+    """The share of the measured steps in which any of some device events runs."""
     table = capture.events
-    return time.share(int(time.within(table.start_ns[events], table.end_ns[events]).sum()))
+    return time.covered(table.start_ns[events], table.end_ns[events])
 
 
 def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:

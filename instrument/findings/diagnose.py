@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, InstrumentError, reason_of
 from instrument.findings import (
     allocator_churn,
     attention_not_fused,
@@ -41,6 +41,7 @@ from instrument.findings import (
     zero_grad,
 )
 from instrument.findings.finding import Check, Finding, RanksCheck
+from instrument.printable import printable
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
 
@@ -78,6 +79,7 @@ CHECKS: tuple[Check, ...] = (
 #: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 _FEW = 8
+_LONGEST_ERROR = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,8 @@ def diagnose(
 ) -> Diagnosis:
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
-    Captures are read one after the other, so an iterator over them needs the memory of one.
+    Captures are read one after the other, so an iterator over them needs the memory of one. A check
+    that fails with an unexpected error counts as not checked, and the others go on.
 
     Args:
         captures: the captures.
@@ -195,9 +198,17 @@ class _Seen:
                 if rank is not None:
                     problem.ranks.add(rank)
         except CaptureError as error:
-            self.missing[code, str(error)] = self.missing.get((code, str(error)), 0) + 1
+            self._miss(code, str(error))
+        except (InstrumentError, MemoryError):
+            raise
+        except Exception as error:  # a fault of one check: what the others find is still worth it
+            self._miss(code, _failure(code, error))
         else:
             self.passed.add(code)
+
+    def _miss(self, code: str, message: str) -> None:
+        """Note that a check did not run to its end, and why."""
+        self.missing[code, message] = self.missing.get((code, message), 0) + 1
 
     def _window(self, capture: Capture) -> tuple[Any, int | None]:
         """The window and the rank of a capture.
@@ -267,6 +278,14 @@ class _Refused:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise CaptureError(*self._error.args)
+
+
+def _failure(code: str, error: Exception) -> str:
+    """The sentence about a check that failed with an error that it should not raise."""
+    kind, said = type(error).__name__, printable(reason_of(error))
+    said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
+    what = kind if said == kind else f"{kind}: {said}"
+    return f"The check {code} failed on this capture ({what}): please report it."
 
 
 def _saving_ns(finding: Finding) -> float:

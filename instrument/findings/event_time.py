@@ -10,7 +10,6 @@ from instrument.analysis.views import Views
 from instrument.findings.places import measured
 from instrument.findings.saving import simulated
 from instrument.links.groupby import groupby
-from instrument.links.intervals import merged
 from instrument.trace.events import Ints
 
 if TYPE_CHECKING:
@@ -47,14 +46,11 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 def share_of(capture: Views, events: Ints) -> float:
     """The share of the steps that CPU events take, or that the device works for them if it is more.
 
-    The events may not lie inside each other.
+    What runs at the same time, on several threads or streams, counts once.
     """
     table, steps = capture.events, measured(capture)
-    on_cpu_ns = int(steps.within(table.start_ns[events], table.end_ns[events]).sum())
     work = launched_by(capture, events)
-    busy = merged(table.start_ns[work], table.end_ns[work])  # streams may work at the same time
-    on_device_ns = int(steps.within(*busy).sum())
-    return steps.share(max(on_cpu_ns, on_device_ns))
+    return max(steps.covered(table.start_ns[each], table.end_ns[each]) for each in (events, work))
 
 
 def launched_by(capture: Views, events: Ints) -> Ints:

@@ -12,14 +12,14 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
 from instrument.links.groupby import Groups, groupby
-from instrument.links.intervals import Intervals, sweep
+from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
@@ -180,6 +180,22 @@ def source_of(capture: Views, event: int) -> str | None:
     return texts[codes[0]] if codes[0] >= 0 else None
 
 
+def input_shapes(events: Events, event: int) -> list[list[int] | None]:
+    """The shape of each input of an operator; empty if they were not recorded.
+
+    None stands for what is no shape, such as those of a list of tensors.
+    """
+    code = int(events.shapes[event])
+    found = decoded(events.texts[code]) if code >= 0 else None
+    shapes = found if isinstance(found, list) else []
+    return [shape if is_shape(shape) else None for shape in shapes]
+
+
+def is_shape(value: object) -> TypeGuard[list[int]]:
+    """Whether a decoded value is a list of integers."""
+    return isinstance(value, list) and all(isinstance(each, int) for each in value)
+
+
 def has_sources(capture: Views) -> bool:
     """Whether the trace holds Python frames, from which files and lines are known."""
     return len(capture.links.frames) > 0 or bool((capture.events.call_stack >= 0).any())
@@ -312,6 +328,13 @@ class Measured:
         """How much of each interval lies in the steps."""
         timeline = sweep([(self.start_ns, self.end_ns)])
         return timeline.within(timeline.active[0], start_ns, end_ns)
+
+    def covered(self, start_ns: Ints, end_ns: Ints) -> float:
+        """The part of the steps in which at least one of the intervals lies, as a fraction.
+
+        Intervals of several streams or threads may overlap, and count once. So it is at most 1.
+        """
+        return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
 
     def holds(self, time_ns: Ints) -> Ints:
         """The number of the step around each point in time, from 0; -1 for none."""

@@ -48,14 +48,22 @@ def find(ranks: Ranks) -> Iterator[Finding]:
     who = f"Ranks {numbers} are" if len(late) > 1 else f"Rank {numbers} is"
     yield Finding(
         code="stragglers",
-        title=f"{who} late: the own work of rank {worst.rank} takes {percent(worst.excess)} longer "
-        f"than the median, and the other ranks wait up to {duration(waited_ns)} of each step "
-        f"({percent(waited_ns / step_ns[worst.rank])})",
+        title=f"{who} late: {_excess(worst)}the other ranks wait up to {duration(waited_ns)} of "
+        f"each step ({percent(waited_ns / step_ns[worst.rank])})",
         change=_change(worst),
         verify="instrument ranks FOLDER",
         saving=saving,
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(_row(row) for row in _shown(table, [row.rank for row in late])),
+    )
+
+
+def _excess(row: Any) -> str:
+    """How much more own work a straggler has; empty if the median rank has none of its own."""
+    if row.excess is None:
+        return ""
+    return (
+        f"the own work of rank {row.rank} takes {percent(row.excess)} longer than the median, and "
     )
 
 

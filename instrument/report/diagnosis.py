@@ -104,6 +104,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         for title, sentences in (
             ("Passed", diagnosis.passed),
             ("Not checked", diagnosis.not_checked),
+            ("How sure the savings are", diagnosis.notes if diagnosis.findings else ()),
         )
         if sentences
     ]
@@ -246,14 +247,14 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
 
 
 def _few(sentences: Sequence[str]) -> str:
-    """The first sentences, as many as fit, and how many more there are."""
-    text, shown = "", 0
+    """The sentences that fit, in their order, and how many more there are."""
+    shown: list[str] = []
     for sentence in sentences:
-        if _bytes([text, sentence]) > _MARKDOWN_LIST:
-            break
-        text, shown = f"{text} {_escaped(_cut(sentence))}", shown + 1
-    more = f" … and {len(sentences) - shown} more." if shown < len(sentences) else ""
-    return f"{text.strip()}{more}"
+        text = _escaped(_cut(sentence))
+        if _bytes([" ".join([*shown, text])]) <= _MARKDOWN_LIST:
+            shown.append(text)
+    left = len(sentences) - len(shown)
+    return " ".join([*shown, f"… and {left} more."] if left else shown)
 
 
 def _cut(text: str) -> str:

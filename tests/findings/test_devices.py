@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import (
     Event,
+    annotation,
+    call,
     capture,
     kernel,
     launched,
@@ -44,8 +47,12 @@ from instrument.findings import (
     stragglers,
     tensor_cores,
 )
+from instrument.findings.costs import cost_share
+from instrument.findings.device_time import device_share
 from instrument.findings.diagnose import diagnose
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.places import measured
 from instrument.runs.run import Run
 
 CHECKS = (
@@ -195,6 +202,35 @@ def test_attention_is_found_without_shapes(tmp_path: Path) -> None:
     assert found(capture(tmp_path, events), "attention-not-fused")
 
 
+def test_attention_of_the_first_step_is_not_counted(tmp_path: Path) -> None:
+    (finding,) = found(capture(tmp_path, attention(fused=False)), "attention-not-fused")
+    assert finding.title.endswith(": 1 a step")  # four steps, of which three are measured
+    (tmp_path / "two").mkdir()
+    two = [event for event in attention(fused=False) if event["ts"] < 2000]
+    (finding,) = found(capture(tmp_path / "two", two), "attention-not-fused")
+    assert finding.title.endswith(": 1 a step")
+
+
+def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None:
+    """In the measured step of 1000 µs, events of 600 µs on two lanes overlap by 200 µs."""
+    events = [step(3, 0, 1000), step(4, 1000, 1000)]
+    for at, tid in ((1000, 1), (1400, 2)):
+        events += [
+            span("aten::mm", at, 600, tid=tid),
+            call("cudaLaunchKernel", at + 1, 5, tid, tid=tid),
+            kernel("gemm", at, 600, tid=6 + tid, correlation=tid),
+        ]
+    on_device = capture(tmp_path, events)
+    (tmp_path / "cpu").mkdir()
+    on_cpu = capture(tmp_path / "cpu", [each for each in events if each["cat"] != "kernel"])
+    for made in (on_device, on_cpu):
+        products = np.flatnonzero(made.events.named("aten::mm".__eq__))
+        nodes = made.links.call_tree.nodes_of(products)
+        assert cost_share(made, measured(made), nodes) == 1.0
+        assert share_of(made, products) == 1.0
+    assert device_share(on_device, measured(on_device), on_device.work.event) == 1.0
+
+
 def test_allocations_of_few_steps_are_not_judged(tmp_path: Path) -> None:
     one = [event for event in allocations(steps=4) if event["ts"] < 2000]
     bare = capture(tmp_path, one)
@@ -231,6 +267,21 @@ def test_a_rank_that_others_wait_for(tmp_path: Path) -> None:
     assert finding.title.startswith("Rank 2 is late: the own work of rank 2 takes 122 %")
     assert "495.000 µs of each step (50 %)" in finding.title
     assert finding.range == "forward"
+
+
+def test_a_rank_that_others_without_own_work_wait_for(tmp_path: Path) -> None:
+    """The others are in a collective for the whole step, so that no excess is known."""
+    for rank, own_us in enumerate((0, 0, 800, 0)):
+        work = [span("aten::mm", at, own_us) for at in (0, 1000)] if own_us else []
+        waits = [
+            annotation("gloo:all_reduce", at + own_us, 1000 - own_us, tid=2) for at in (0, 1000)
+        ]
+        write_rank(tmp_path, rank, [step(3, 0, 1000), step(4, 1000, 1000), *work, *waits])
+    (window,) = Run.load(tmp_path).windows
+    (finding,) = stragglers.CHECK.find(window)
+    assert finding.title == (
+        "Rank 2 is late: the other ranks wait up to 800.000 µs of each step (80 %)"
+    )
 
 
 def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from builders import annotation, is_harmless, span, step, write_capture, write_t
 
 from instrument import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, TraceError
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, RanksCheck
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
@@ -97,9 +98,34 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
     assert found.passed == ()
 
 
-def test_an_error_of_a_check_is_not_hidden(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        diagnosed([recorded(tmp_path)], [failing(ZeroDivisionError())])
+def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    checks = [failing(TypeError("'int' object is not iterable")), check({})]
+    found = diagnosed([recorded(tmp_path)], checks)
+    assert found.not_checked == (
+        "The check cannot failed on this capture (TypeError: 'int' object is not iterable): "
+        "please report it.",
+    )
+    assert [each.title for each in found.findings] == ["Half of the step is slow"]
+    assert found.passed == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ZeroDivisionError(), "(ZeroDivisionError):"),
+        (KeyError("x" * 500), f"(KeyError: '{'x' * 98}…):"),
+    ],
+    ids=["no text", "a long text"],
+)
+def test_the_text_of_an_error_is_short(tmp_path: Path, error: Exception, said: str) -> None:
+    (sentence,) = diagnosed([recorded(tmp_path)], [failing(error)]).not_checked
+    assert said in sentence
+
+
+@pytest.mark.parametrize("error", [TraceError("Cut off."), MemoryError()], ids=repr)
+def test_a_trace_that_cannot_be_read_ends_the_diagnosis(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(type(error)):
+        diagnosed([recorded(tmp_path)], [failing(error)])
 
 
 def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
@@ -290,6 +316,28 @@ def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
     short = as_markdown(diagnosed([recorded(tmp_path / "b")], [check({})]))
     assert "lists all" not in short
     assert "`aten::mm`: 3 calls, 1.500 ms, `large`" in short
+
+
+def test_markdown_lists_the_sentences_that_fit() -> None:
+    long, bulky = "a_" * 140 + ".", "\x00" * 290
+    sentences = (f"First {long}", bulky, f"Second {long}", "Short.", f"Third {long}")
+    text = as_markdown(Diagnosis(("a",), (), passed=sentences, not_checked=(bulky,)))
+    passed, not_checked = text.split("\n\n")[-2:]
+    assert passed.startswith(r"Passed: First a\_a\_")
+    assert passed.endswith("Short. … and 2 more.")
+    assert "Second" in passed
+    assert len(passed.encode()) < 950
+    assert not_checked == "Not checked: … and 1 more."
+
+
+def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
+    found = diagnosed([recorded(tmp_path)], [check({})])
+    noted = replace(found, notes=("No saving is known: [l](x).",))
+    assert as_markdown(noted).endswith(r"How sure the savings are: No saving is known: \[l\](x).")
+    many = replace(noted, findings=found.findings * 50, notes=("Long note. " * 20,) * 20)
+    assert len(as_markdown(many).encode()) <= 5_000
+    assert "1. **" in as_markdown(many)
+    assert "How sure" not in as_markdown(replace(noted, findings=()))
 
 
 def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:

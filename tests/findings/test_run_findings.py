@@ -476,6 +476,53 @@ def test_an_operator_between_convolution_and_norm(tmp_path: Path) -> None:
     assert not check(builders.capture(tmp_path, events), "conv-bias-before-norm")
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("aten::conv2d", "Concrete Inputs", ["", "", "", "[0, 0]", "[1, 1]", "[1, 1]", "1"]),
+        ("aten::conv2d", "Concrete Inputs", ["", "", "", [], "[1, 1]", "[1, 1]", "1"]),
+        ("aten::conv2d", "Concrete Inputs", ["", "", "", 2, ["x"], {}, "1"]),
+        ("aten::conv2d", "Concrete Inputs", {"stride": 2}),
+        ("aten::conv2d", "Concrete Inputs", 7),
+        ("aten::conv2d", "Input Dims", [[2, 3, "8", 8], [4, 3, 3, 3], [4], [], [], [], []]),
+        ("aten::conv2d", "Input Dims", [[2, 3, 8, 8], 7, [4], [], [], [], []]),
+        ("aten::conv2d", "Input Dims", {}),
+        ("aten::conv2d", "Input Dims", [[2, 3], [4, 3], [4], [], [], [], []]),
+        ("aten::batch_norm", "Input Dims", 7),
+        ("aten::batch_norm", "Input Dims", {}),
+        ("aten::batch_norm", "Input Dims", {"a": 1}),
+        ("aten::batch_norm", "Input Dims", ["x"]),
+    ],
+    ids=str,
+)
+def test_odd_shapes_are_no_convolution_before_a_norm(
+    tmp_path: Path, name: str, key: str, value: Any
+) -> None:
+    events = convolutions(4)
+    for event in events:
+        if event["name"] == name:
+            event["args"][key] = value
+    assert not check(builders.capture(tmp_path, events), "conv-bias-before-norm")
+
+
+@pytest.mark.parametrize("value", [7, {}, [7], ["x"], [None], [["4"]]], ids=str)
+def test_accumulations_of_odd_shapes_do_not_count(tmp_path: Path, value: Any) -> None:
+    events = convolutions(4)
+    for event in events:
+        if event["name"] == builders.ACCUMULATE:
+            event["args"]["Input Dims"] = value
+    (finding,) = check(builders.capture(tmp_path, events), "conv-bias-before-norm")
+    assert [row.name for row in finding.evidence] == ["aten::conv2d", "aten::add_", "aten::sum"]
+
+
+def test_a_list_of_tensors_between_convolution_and_norm(tmp_path: Path) -> None:
+    events = convolutions(4)
+    for start in range(0, 4000, 1000):
+        shapes = [[[2, 4, 4, 4], [2, 4, 4, 4]], []]
+        events.append(span("aten::_foreach_add_", start + 212, 5, Input_Dims=shapes))
+    assert not check(builders.capture(tmp_path, events), "conv-bias-before-norm")
+
+
 def test_biases_without_shapes(tmp_path: Path) -> None:
     with pytest.raises(NotRecorded, match="record_shapes=true"):
         check(builders.capture(tmp_path, steps(4)), "conv-bias-before-norm")
