@@ -200,7 +200,7 @@ def test_additional_time_of_names_in_few_steps(tmp_path: Path, count: int) -> No
     }
 
 
-def test_own_time_below_zero_has_its_place_in_the_median(tmp_path: Path) -> None:
+def test_own_time_below_zero_has_its_place_in_the_median() -> None:
     groups = first_step.Groups(np.array([0, 0, 0, 0, 1]), 3)
     steps, time_ns = np.array([0, 1, 2, 3, 2]), np.array([7, -5, -4, 9, 3])
     more = first_step._additional_of_groups(groups, steps, time_ns, 5)
