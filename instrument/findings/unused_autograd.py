@@ -83,8 +83,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _most_ns(capture: Views, chosen: Flags) -> Ints:
     """For each chosen path, the most time in the steps that `share_of` may find for its ranges.
 
-    It is more than that if several streams work for the range at the same time. None of the paths
-    lies inside another.
+    It is more than `share_of` finds if several threads or streams work at the same time. None of
+    the paths lies inside another.
     """
     events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
     steps, inside = measured(capture), chosen[scopes.opened]
