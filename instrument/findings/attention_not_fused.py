@@ -97,7 +97,8 @@ def _attention(capture: Views) -> tuple[Ints, Ints]:
             continue
         if _fits(events, *tree.index[[around[0], node, around[1]]].tolist()):
             softmaxes.append(node)
-            between.append(siblings[(siblings > around[0]) & (siblings < around[1])])
+            begin, end = np.searchsorted(siblings, around).tolist()
+            between.append(siblings[begin + 1 : end])
     if not softmaxes:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     return np.array(softmaxes), np.unique(np.concatenate(between))

@@ -117,15 +117,9 @@ def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
 def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
     """What the launching threads did during the gaps, the costliest first."""
     events, tree = capture.events, capture.links.call_tree
-    threads, own_ns, outside_ns = _threads(capture, gaps), np.zeros(len(tree), np.int64), 0
-    for thread in np.unique(threads).tolist():
-        chosen = threads == thread
-        timeline = sweep([(gaps.start_ns[chosen], gaps.queued_ns[chosen]), gaps.waiting])
-        waits = timeline.active[0] & timeline.active[1]
-        inside = timeline.within(waits, tree.start_ns, tree.ends_before_overlap())
-        inside[tree.thread != thread] = 0
-        own_ns += tree.own(inside)
-        outside_ns += int(gaps.wait_ns[chosen].sum() - inside[tree.parent < 0].sum())
+    inside_ns = _inside_ns(capture, gaps)
+    own_ns = tree.own(inside_ns)
+    outside_ns = int(gaps.wait_ns.sum() - inside_ns[tree.parent < 0].sum())
     node = np.flatnonzero((own_ns > 0) & ~events.named(is_step)[tree.index])
     outside_ns += int(own_ns[(own_ns > 0)].sum() - own_ns[node].sum())
     event = tree.index[node]
@@ -148,6 +142,25 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
     if outside_ns > 0:
         found.append(_Cause("[no range and no operator]", None, len(gaps.call), outside_ns, -1))
     return sorted(found, key=lambda cause: -cause.time_ns)
+
+
+def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
+    """For each node of the call tree, its time in the gaps that end with a launch of its thread.
+
+    Cost: a sweep over all gaps, then one over those of each thread with the nodes of this thread.
+    """
+    tree = capture.links.call_tree
+    timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
+    waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
+    start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
+    gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
+    threads, groups = groupby(_threads(capture, gaps)[gap])
+    first, after = (np.searchsorted(tree.thread, threads, side) for side in ("left", "right"))
+    node_end_ns, inside_ns = tree.ends_before_overlap(), np.zeros(len(tree), np.int64)
+    for rows, begin, end in zip(groups.rows(), first.tolist(), after.tolist()):
+        nodes, waited = slice(begin, end), sweep([(start_ns[rows], end_ns[rows])])
+        inside_ns[nodes] = waited.within(waited.active[0], tree.start_ns[nodes], node_end_ns[nodes])
+    return inside_ns
 
 
 def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:

@@ -25,7 +25,7 @@ from instrument.analysis.interruptions import KINDS, kinds_of
 from instrument.analysis.views import Views
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
 from instrument.findings.places import percent
-from instrument.links.groupby import groupby
+from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import sweep
 from instrument.links.step_index import step_at
 from instrument.trace.events import Ints
@@ -112,16 +112,43 @@ def _names(capture: Views) -> Iterator[_Cause]:
     chosen = np.flatnonzero((step >= 0) & ~np.isin(tree.index, steps))
     own_ns = tree.own(tree.total_ns)[chosen]
     names, groups = groupby(events.name[tree.index[chosen]].astype(np.int64))
-    of_steps = np.zeros((len(names), len(steps)), np.int64)
-    np.add.at(of_steps, (groups.of, step[chosen]), own_ns)
     first_calls = groups.number(step[chosen] == 0)
+    more_ns = _additional_of_groups(groups, step[chosen], own_ns, len(steps))
     environment = capture.about.environment
     searches = environment is not None and environment.cudnn_benchmark
-    for code, in_steps, calls in zip(names.tolist(), of_steps, first_calls.tolist()):
+    for code, more, calls in zip(names.tolist(), more_ns.tolist(), first_calls.tolist()):
         name = events.names[code]
         if searches and "convolution" in name:
             name = f"{name}, for which cuDNN searches its fastest algorithm"
-        yield _Cause(name, _additional(in_steps), calls)
+        yield _Cause(name, more, calls)
+
+
+def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int) -> Ints:
+    """For each group of events, its additional time in the first step, as `_additional`.
+
+    Most names occur in few of the steps, so a table of all names and steps would be nearly empty.
+    Only the steps in which a group has events are stored; its time in all others is 0.
+    """
+    pairs, of_pair = groupby(groups.of * steps + step)
+    group, at, sums = pairs // steps, pairs % steps, of_pair.sum(time_ns)
+    later = at > 0
+    of_later = Groups(group[later], groups.count)
+    in_order = of_later.sorted_by(sums[later])
+    ordered = np.append(sums[later][in_order.order], 0)
+    less = of_later.number(sums[later] < 0)  # overlaps make the own time of some events negative
+    zeros = steps - 1 - of_later.size
+
+    def ranked(rank: int) -> Ints:
+        """The value of each group at a rank among all later steps, from 0."""
+        skipped = np.where(rank < less, 0, zeros)
+        is_zero = (rank >= less) & (rank < less + zeros)
+        found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]
+        return found
+
+    median_ns = (ranked((steps - 2) // 2) + ranked((steps - 1) // 2)) / 2
+    first_ns = Groups(group, groups.count).sum(sums, ~later)
+    more: Ints = np.trunc(first_ns - median_ns).astype(np.int64)
+    return more
 
 
 def _additional(in_steps: Ints) -> int:

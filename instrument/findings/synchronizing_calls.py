@@ -30,11 +30,12 @@ from instrument.findings.places import (
     measured,
     nodes_of,
     percent,
-    places,
+    range_codes,
+    source_codes,
 )
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.autograd import is_backward
-from instrument.links.groupby import Groups, intern
+from instrument.links.groupby import Groups, group_rows, intern
 from instrument.links.intervals import merged, sweep
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import COPIES, OPERATOR, Ints, is_runtime, is_step, split_overload
@@ -144,31 +145,28 @@ def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
 
 def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
     """One row for each operator and place, those that leave the device idle longest first."""
-    events = capture.events
-    names, codes = _operators(capture, calls)
+    events, paths = capture.events, capture.links.scopes.paths.texts
+    names, operator = _operators(capture, calls)
+    path, (source, sources) = range_codes(capture, calls), source_codes(capture, calls)
+    groups = group_rows(operator, path, source)
+    lasts_ns, total_ns = events.duration_ns[calls], groups.sum(idle_ns)
+    called_ns, longest = groups.sum(lasts_ns), groups.sorted_by(-lasts_ns).row(0)
     rows = []
-    for code, name in enumerate(names):
-        own = codes == code
-        for place in places(capture, calls[own], idle_ns[own]):
-            where = [f"in {place.range}"] if place.range else []
-            where += [f"at {place.source}"] if place.source else []
-            where.append(f"leaves the device idle for {duration(place.total_ns)}")
-            lasts = events.duration_ns[place.events]
-            first = place.events[np.argmax(lasts)]
-            rows.append(
-                (
-                    place.total_ns,
-                    Evidence(
-                        name or events.names[events.name[first]],
-                        len(place.events),
-                        int(lasts.sum()),
-                        int(events.start_ns[first]),
-                        ", ".join(where),
-                    ),
-                )
+    for k in np.argsort(-total_ns, kind="stable")[:_SHOWN].tolist():
+        first = longest[k]
+        where = [f"in {paths[path[first]]}"] if path[first] >= 0 else []
+        where += [f"at {sources[source[first]]}"] if source[first] >= 0 else []
+        where.append(f"leaves the device idle for {duration(int(total_ns[k]))}")
+        rows.append(
+            Evidence(
+                names[operator[first]] or events.names[events.name[calls[first]]],
+                int(groups.size[k]),
+                int(called_ns[k]),
+                int(events.start_ns[calls[first]]),
+                ", ".join(where),
             )
-    rows.sort(key=lambda row: -row[0])
-    return tuple(row for _, row in rows[:_SHOWN])
+        )
+    return tuple(rows)
 
 
 def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:

@@ -64,16 +64,42 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     unused = paths.with_descendants(of_path.sum(one, in_range & counts & ~has_run))
     used = paths.with_descendants(of_path.sum(one, in_range & has_run))
     wasteful = (unused > 0) & (used == 0)
-    for k in np.flatnonzero(wasteful & ~np.append(wasteful, False)[paths.above]).tolist():
+    outermost = wasteful & ~np.append(wasteful, False)[paths.above]
+    time, most_ns = measured(capture), _most_ns(capture, outermost)
+    for k in np.flatnonzero(outermost).tolist():
+        if time.share(int(most_ns[k])) < _LEAST_SHARE:
+            continue  # `share_of` reads the whole call tree: not for each of thousands of ranges
         calls = links.scopes.ranges.index[links.scopes.opened == k]
         share = share_of(capture, calls)
         if share >= _LEAST_SHARE:
             below = (path >= k) & (path < paths.after[k])
             title = (
-                f"Range {paths.names[k]!r}, {percent(share)} of the {measured(capture).what}, "
+                f"Range {paths.names[k]!r}, {percent(share)} of the {time.what}, "
                 "records gradients that no backward uses"
             )
             yield _finding(capture, whatif, made[below], title, paths.texts[k])
+
+
+def _most_ns(capture: Views, chosen: Flags) -> Ints:
+    """For each chosen path, the most time in the steps that `share_of` may find for its ranges.
+
+    It is more than `share_of` finds if several threads or streams work at the same time. None of
+    the paths lies inside another.
+    """
+    events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
+    steps, inside = measured(capture), chosen[scopes.opened]
+    calls, opened = scopes.ranges.index[inside], scopes.opened[inside]
+    on_cpu_ns = steps.within(events.start_ns[calls], events.end_ns[calls])
+    path = np.full(len(tree) + 1, -1)  # the last entry is for work without a node
+    path[tree.nodes_of(calls)] = opened
+    path[-1] = -1
+    device, node = capture.links.launched
+    launched = path[np.append(tree.nearest(path[:-1] >= 0), -1)[node]]
+    on_device_ns = steps.within(events.start_ns[device], events.end_ns[device])
+    return np.maximum(
+        Groups(opened, len(chosen)).sum(on_cpu_ns),
+        Groups(launched, len(chosen)).sum(on_device_ns, launched >= 0),
+    )
 
 
 def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Finding]:

@@ -1,0 +1,226 @@
+"""Findings on traces with many threads, names, ranges or steps: the same results, and no quadratic work."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import annotation, call, capture, frame, kernel, launched, made, node, span, step
+
+from findings.twins import found
+from instrument.findings import (
+    attention_not_fused,
+    device_idle,
+    first_step,
+    places,
+    unused_autograd,
+)
+from instrument.findings.device_time import launch_gaps
+from instrument.findings.finding import Evidence
+from instrument.links.intervals import Timeline
+
+
+def launching_threads(count: int) -> list[dict[str, Any]]:
+    """Two steps; in the second, each thread works 1600 µs and then launches a kernel, one after another.
+
+    While a thread works, the next one works too, on something that nobody waits for.
+    """
+    events = [step(1, 0, 10), step(2, 10, 2000 * count)]
+    for k in range(count):
+        start, tid, other = 10 + 2000 * k, 100 + k, 100 + (k + 1) % count
+        events += [
+            annotation("prepare", start, 1500, tid=tid),
+            span(f"aten::work{k % 2}", start + 100, 1000 + 100 * (k % 2), tid=tid),
+            span("aten::beside", start, 1000, tid=other),
+            call("cudaLaunchKernel", start + 1590, 10, k + 1, tid=tid),
+            kernel("gemm", start + 1600, 400, correlation=k + 1),
+        ]
+    return events
+
+
+def test_each_gap_counts_for_the_thread_that_ends_it(tmp_path: Path) -> None:
+    trace = capture(tmp_path, launching_threads(8))
+    causes = device_idle._causes(trace, launch_gaps(trace))
+    assert [(cause.name, cause.calls, cause.time_ns) for cause in causes] == [
+        ("aten::work1", 4, 4 * 1_100_000),
+        ("aten::work0", 4, 4 * 1_000_000),
+        ("prepare", 8, 4 * 400_000 + 4 * 500_000),
+        ("[no range and no operator]", 8, 8 * 90_000),
+        ("cudaLaunchKernel", 8, 8 * 10_000),
+    ]
+
+
+def test_idle_time_of_many_threads_takes_linear_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+    within = Timeline.within
+
+    def counted(self: Timeline, where: Any, start_ns: Any, end_ns: Any) -> Any:
+        nonlocal read
+        read += len(self.start_ns) + len(start_ns)
+        return within(self, where, start_ns, end_ns)
+
+    monkeypatch.setattr(Timeline, "within", counted)
+    work = []
+    for count in (20, 80):
+        trace = capture(tmp_path, launching_threads(count))
+        gaps = launch_gaps(trace)
+        read = 0
+        assert device_idle._causes(trace, gaps)
+        work.append(read)
+    assert work[1] < 6 * work[0]  # 4 if it is linear, 16 if it is quadratic
+
+
+def waits(count: int, operators: int) -> list[dict[str, Any]]:
+    """Two steps; the second waits for the device in many operators, and each wait leaves it idle."""
+    events = [step(1, 0, 10), step(2, 10, 1000 * count)]
+    for k in range(count):
+        start, first = 10 + 1000 * k, 2 * k + 1
+        events += [
+            annotation(f"range{k % 2}", start, 900),
+            frame("train.py(9): log", start + 9, 345),
+            *launched("gemm", start, start + 10, 300, first),
+            span(f"aten::wait{k % operators}", start + 10, 330 + k % 5),
+            call("cudaStreamSynchronize", start + 16, 300 + k % 5),
+            *launched("gemm", start + 795 + k % operators, start + 810, 190, first + 1),
+        ]
+    return events
+
+
+def test_synchronizing_calls_are_grouped_by_operator_and_range(tmp_path: Path) -> None:
+    (finding,) = found(capture(tmp_path, waits(12, 3)), "synchronizing-calls")
+    assert len(finding.evidence) == 5  # of six groups of two calls each
+    assert finding.evidence[0] == Evidence(
+        "aten::wait2",
+        2,
+        302_000 + 303_000,
+        8_026_000,
+        "in range0, at train.py:9 in log, leaves the device idle for 984.000 µs",
+    )
+
+
+def test_many_operators_that_wait_are_located_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    nodes_of = places.nodes_of
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return nodes_of(*arguments)
+
+    monkeypatch.setattr(places, "nodes_of", counted)
+    times = []
+    for operators in (2, 40):
+        asked = 0
+        assert found(capture(tmp_path, waits(40, operators)), "synchronizing-calls")
+        times.append(asked)
+    assert times[0] == times[1]
+
+
+def validations(ranges: int) -> list[dict[str, Any]]:
+    """Two steps of 10 ms with a forward and its backward, short ranges without, and one of 1 ms.
+
+    The kernel of the last short range works for 1 ms.
+    """
+    events, number = [], 10
+    for at in (0, 1):
+        start = 10_000 * at
+        events += [
+            step(at, start, 10_000),
+            made("aten::mm", start + 1, 10, number),
+            node("MmBackward0", start + 20, 20, number),
+        ]
+        number += 1
+        for k in range(ranges + 1):
+            begin = start + 100 + 50 * k
+            events += [
+                annotation(
+                    "long" if k == ranges else f"short{k}", begin, 1000 if k == ranges else 40
+                ),
+                made("aten::mm", begin + 1, 10, number),
+                made("aten::mm", begin + 12, 10, number + 1),
+            ]
+            number += 2
+        events += launched("gemm", begin - 20, begin, 1000, at + 1)
+    return events
+
+
+def test_only_ranges_that_may_be_long_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    share_of = unused_autograd.share_of
+
+    def counted(*arguments: Any) -> float:
+        measured.append(arguments)
+        return share_of(*arguments)
+
+    monkeypatch.setattr(unused_autograd, "share_of", counted)
+    trace = capture(tmp_path, validations(60))
+    assert {each.range for each in found(trace, "unused-autograd")} == {"long", "short59"}
+    assert len(measured) == 2
+
+
+def test_attentions_beside_each_other_share_no_operator(tmp_path: Path) -> None:
+    events, between = [step(1, 0, 10), step(2, 10, 20 * 100)], 0
+    for k in range(20):
+        names = ["aten::bmm", *["aten::mul"] * (k % 3), "aten::softmax", "aten::add", "aten::bmm"]
+        between += len(names) - 2
+        events += [span(name, 10 + 100 * k + 10 * j, 9) for j, name in enumerate(names)]
+        events.append(span("aten::relu", 10 + 100 * k + 90, 9))
+    trace = capture(tmp_path, events)
+    softmax, nodes = attention_not_fused._attention(trace)
+    names = [trace.events.names[k] for k in trace.events.name[trace.links.call_tree.index[nodes]]]
+    assert (len(softmax), len(nodes)) == (20, between)
+    assert set(names) == {"aten::mul", "aten::softmax", "aten::add"}
+
+
+@pytest.mark.parametrize("count", [4, 5, 8, 41])
+def test_additional_time_of_names_in_few_steps(tmp_path: Path, count: int) -> None:
+    random = np.random.default_rng(count)
+    took: dict[str, list[int]] = {}
+    events = []
+    for at in range(count):
+        events.append(step(at, 1000 * at, 1000))
+        for k in range(8):
+            # Some names occur in each step, others in one of them.
+            name = f"aten::op{random.integers(3 if k < 4 else 2 * count)}"
+            lasts = int(random.integers(1, 100))
+            took.setdefault(name, [0] * count)[at] += 1000 * lasts
+            events.append(span(name, 1000 * at + 110 * k, lasts))
+    causes = first_step._names(capture(tmp_path, events))
+    assert {cause.name: cause.more_ns for cause in causes} == {
+        name: int(times[0] - np.median(times[1:])) for name, times in took.items()
+    }
+
+
+def test_own_time_below_zero_has_its_place_in_the_median() -> None:
+    groups = first_step.Groups(np.array([0, 0, 0, 0, 1]), 3)
+    steps, time_ns = np.array([0, 1, 2, 3, 2]), np.array([7, -5, -4, 9, 3])
+    more = first_step._additional_of_groups(groups, steps, time_ns, 5)
+    assert more.tolist() == [7 - (-2), 0, 0]  # the median of -5, -4, 0 and 9 is -2
+
+
+def test_a_name_for_each_step_takes_little_memory(tmp_path: Path) -> None:
+    count = 1500
+    events = []
+    for at in range(count):
+        length = 20_000 if at == 0 else 100
+        start = 20_000 + 100 * at if at else 0
+        events += [step(at, start, length), span(f"aten::op{at}", start, length - 10)]
+    trace = capture(tmp_path, events)
+    assert trace.links.call_tree
+    tracemalloc.start()
+    try:
+        (finding,) = first_step.find(trace, trace.whatif)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert finding.title.endswith("100 % of the difference is aten::op0")
+    assert peak < 4 * count * count  # a table of all names and steps takes twice that
