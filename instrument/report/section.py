@@ -19,22 +19,18 @@ TEXT_WIDTH = 140
 class Section:
     """A table with its title, and how it may be narrowed.
 
-        Attributes:
-            table: the rows. The table may have more columns than are shown.
-            columns: the columns to show, in order.
-            title: the line above the table; may be empty.
-            chosen: whether the reader chose these columns by name. Then no column is left out.
-            missable: columns that are left out first if the table is too wide, in this order.
-            key: the column by which the rows are sorted, or None.
-            below: for each row the lines to show below it; empty if no row has such lines.
-            is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
-    <<<<<<< HEAD
-            text_width: the most characters in a line of plain text; None means no limit.
-            texts: how the cells of a column are written, for columns with a format of their own.
-            all_columns: the option of the command that shows the columns which are left out.
-    =======
-            text_width: the maximum number of characters in a line of plain text; None means no limit.
-    >>>>>>> fix-c
+    Attributes:
+        table: the rows. The table may have more columns than are shown.
+        columns: the columns to show, in order.
+        title: the line above the table; may be empty.
+        chosen: whether the reader chose these columns by name. Then no column is left out.
+        missable: columns that are left out first if the table is too wide, in this order.
+        key: the column by which the rows are sorted, or None.
+        below: for each row the lines to show below it; empty if no row has such lines.
+        is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
+        text_width: the maximum number of characters in a line of plain text; None means no limit.
+        texts: how the cells of a column are written, for columns with a format of their own.
+        all_columns: the option of the command that shows the columns which are left out.
     """
 
     table: Table
