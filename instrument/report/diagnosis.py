@@ -42,7 +42,13 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
-        parts.append("\n".join(_wrapped(" ".join(diagnosis.passed), "Passed: ", "  ")))
+        parts.append(
+            "\n".join(
+                _wrapped(
+                    " ".join(diagnosis.passed), "Passed, or costs too little to matter: ", "  "
+                )
+            )
+        )
     notes = [("Not checked", diagnosis.not_checked)]
     notes += [("How sure the savings are", diagnosis.notes)] if findings else []
     parts += [_listed(title, sentences) for title, sentences in notes if sentences]

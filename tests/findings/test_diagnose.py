@@ -366,7 +366,7 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "     aten::mm  3×    1.500 ms\n"
         "       large\n"
         "\n"
-        "Passed: No other."
+        "Passed, or costs too little to matter: No other."
     )
     assert largest_as_text(found.findings) == (
         "What to change first:\n"
