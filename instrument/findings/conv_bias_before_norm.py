@@ -117,7 +117,7 @@ def _before_norm(capture: Views) -> Ints:
 def _output(shapes: list[list[int] | None], values: list[Any]) -> list[int] | None:
     """The shape of a convolution's output; None without a bias, or if it is not known."""
     try:
-        (batch, _, *sizes), (channels, _, *kernel), bias = (shape or () for shape in shapes[:3])
+        (batch, _, *sizes), (channels, _, *kernel), bias = (shape or [] for shape in shapes[:3])
         stride, padding, dilation = map(_numbers, values[3:6])
     except ValueError:
         return None
