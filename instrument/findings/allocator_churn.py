@@ -23,7 +23,6 @@ from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.links.intervals import merged
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -39,8 +38,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     calls = calls[np.isin(events.thread[calls], events.thread[launching])]
     step = time.holds(events.start_ns[calls])
     calls, step = calls[step >= 0], step[step >= 0]
-    start_ns, end_ns = merged(events.start_ns[calls], events.end_ns[calls])
-    share = time.covered(start_ns, end_ns)
+    share = time.covered(events.start_ns[calls], events.end_ns[calls])
     if share < _LEAST_SHARE:
         return
     if time.what != "step" or time.count < _LEAST_STEPS:
