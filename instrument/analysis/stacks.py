@@ -112,10 +112,9 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
     around_users = (is_frame & events.named(_is_around_users))[call_tree.index]
     if not (machinery | around_users).any():
         return call_tree, values
-    below = np.append(call_tree.nearest(machinery), -1)[call_tree.parent] >= 0
-    hidden = below | around_users
+    hidden = call_tree.inside(machinery) | around_users
     # A frame without any remaining frame above it stays.
-    hidden &= np.append(call_tree.nearest(~hidden), -1)[call_tree.parent] >= 0
+    hidden &= call_tree.inside(~hidden)
     kept, nearest = call_tree.only(~hidden)
     return kept, Groups(nearest, len(kept)).sum(values)
 

@@ -124,11 +124,7 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
 def outermost_operators(events: Events, tree: CallTree) -> Ints:
     """For each operator node, the outermost operator around it with no range in between."""
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
-    goes_up = is_operator & (tree.parent >= 0) & is_operator[tree.parent]
-    hop = np.where(goes_up, tree.parent, np.arange(len(tree)))
-    while not np.array_equal(further := hop[hop], hop):
-        hop = further
-    return np.where(is_operator, hop, -1)
+    return tree.top_of_chain(is_operator)
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:

@@ -79,8 +79,8 @@ def _attention(capture: Views) -> tuple[Ints, Ints]:
     hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
     shown = events.among(OPERATOR)[tree.index] & (tree.nearest(hidden) < 0)
     softmax &= shown
-    above = np.append(tree.nearest(softmax), -1)[tree.parent]
-    softmax &= above < 0  # only the outermost one, as in aten::softmax around aten::_softmax
+    # Only the outermost one, as in aten::softmax around aten::_softmax.
+    softmax &= ~tree.inside(softmax)
     products = shown & (tree.with_descendants(batched.astype(np.int64)) > 0) & ~softmax
     by_parent = np.flatnonzero(shown)[np.argsort(tree.parent[shown], kind="stable")]
     parents = tree.parent[by_parent]

@@ -25,7 +25,7 @@ def compilations(capture: Views) -> Ints:
     holds_timed = tree.with_descendants(timed.astype(np.int64)) > 0
     around = events.named(_AROUND.__contains__)[tree.index] & is_operator & holds_timed
     chosen = timed | around
-    outermost = chosen & (np.append(tree.nearest(chosen), -1)[tree.parent] < 0)
+    outermost = chosen & ~tree.inside(chosen)
     found: Ints = tree.index[outermost]
     return found[np.argsort(events.start_ns[found], kind="stable")]
 

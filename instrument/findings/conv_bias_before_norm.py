@@ -173,7 +173,7 @@ def _bias_work(capture: Views, convolutions: Ints) -> Ints:
     sums = inside(np.flatnonzero(nodes)) & in_backward
     sums &= events.named(_SUM.__eq__)[tree.index]
     chosen = adds | sums
-    outermost = chosen & (np.append(tree.nearest(chosen), -1)[tree.parent] < 0)
+    outermost = chosen & ~tree.inside(chosen)
     return np.concatenate([tree.index[outermost], _accumulations(capture, np.flatnonzero(nodes))])
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from instrument.analysis.views import Views
 from instrument.findings.device_time import launched_by
 from instrument.findings.finding import Evidence
-from instrument.findings.places import Measured
-from instrument.links.groupby import Groups, groupby
-from instrument.trace.events import Ints, split_overload
+from instrument.findings.places import Measured, evidence_by_name, without_overloads
+from instrument.links.groupby import Groups
+from instrument.trace.events import Ints
 
 
 def costs(capture: Views, nodes: Ints) -> Ints:
@@ -38,19 +36,8 @@ def evidence_of_nodes(
     capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of some calls, those with the highest cost first."""
-    events, tree = capture.events, capture.links.call_tree
-    cost_ns = costs(capture, nodes)
-    names, groups = groupby(events.name[tree.index[nodes]].astype(np.int64))
-    total_ns = groups.sum(cost_ns)
-    longest = groups.sorted_by(cost_ns).row(100)
+    events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
-    return tuple(
-        Evidence(
-            split_overload(events.names[names[k]])[0],
-            int(groups.size[k]),
-            int(total_ns[k]),
-            int(tree.start_ns[nodes[longest[k]]]),
-            ", ".join(filter(None, [what, detail])),
-        )
-        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
-    )
+    text = ", ".join(filter(None, [what, detail]))
+    name, cost_ns = capture.events.name[events], costs(capture, nodes)
+    return without_overloads(evidence_by_name(capture, name, events, cost_ns, most, text))

@@ -13,10 +13,14 @@ from instrument.analysis.steps import gaps
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence, NotRecorded
-from instrument.findings.places import Measured, measured
-from instrument.links.groupby import groupby
+from instrument.findings.places import (
+    Measured,
+    evidence_by_name,
+    measured,
+    without_overloads,
+)
 from instrument.links.intervals import Intervals, sweep
-from instrument.trace.events import Flags, Ints, split_overload
+from instrument.trace.events import Flags, Ints
 
 # Interruptions that have findings of their own, or that show no problem of the program.
 _EXPLAINED = (
@@ -114,10 +118,11 @@ def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
 
     Args:
         capture: the capture.
-        nodes: the calls, as nodes of the call tree; none lies inside another.
+        nodes: the calls, as nodes of the call tree.
 
     Returns:
-        The device events, and for each of them the index in `nodes` of the call around its launch.
+        The device events, and for each of them the index in `nodes` of the innermost call around
+            its launch.
     """
     tree = capture.links.call_tree
     number = np.full(len(tree) + 1, -1)
@@ -137,21 +142,9 @@ def by_operator(
 
     `detail` tells what the time is. Calls outside of all operators count under their own name.
     """
-    names = capture.events.names
     operator, _ = callers(capture.links, calls)
-    keys, groups = groupby(np.where(operator >= 0, operator, capture.events.name[calls]))
-    total_ns = groups.sum(time_ns)
-    longest = groups.sorted_by(time_ns).row(100)
-    return tuple(
-        Evidence(
-            split_overload(names[keys[k]])[0],
-            int(groups.size[k]),
-            int(total_ns[k]),
-            int(capture.events.start_ns[calls[longest[k]]]),
-            detail,
-        )
-        for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
-    )
+    name = np.where(operator >= 0, operator, capture.events.name[calls])
+    return without_overloads(evidence_by_name(capture, name, calls, time_ns, most, detail))
 
 
 def glob_of(path: str | None) -> str:

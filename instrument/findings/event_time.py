@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
+from instrument.findings.device_time import launched_by
 from instrument.findings.places import measured
 from instrument.findings.saving import simulated
 from instrument.links.groupby import groupby
@@ -35,12 +36,15 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
-    found: Scenario | None = whatif
-    for row in sorted(groups.rows(), key=len, reverse=True)[:_MOST_NAMES]:
-        median_ns = max(float(np.median(table.duration_ns[events[row]])), 1.0)
-        if found is not None:
-            found = scaled(found, events[row], max(1 - each_ns / median_ns, 0.0))
-    return found
+
+    def edited() -> Scenario:
+        found = whatif
+        for row in sorted(groups.rows(), key=len, reverse=True)[:_MOST_NAMES]:
+            median_ns = max(float(np.median(table.duration_ns[events[row]])), 1.0)
+            found = found.scale_events(events[row], by=max(1 - each_ns / median_ns, 0.0))
+        return found
+
+    return simulated(edited)
 
 
 def share_of(capture: Views, events: Ints) -> float:
@@ -49,17 +53,6 @@ def share_of(capture: Views, events: Ints) -> float:
     What runs at the same time, on several threads or streams, counts once.
     """
     table, steps = capture.events, measured(capture)
-    work = launched_by(capture, events)
+    nodes = capture.links.call_tree.nodes_of(events)
+    work, _ = launched_by(capture, nodes[nodes >= 0])
     return max(steps.covered(table.start_ns[each], table.end_ns[each]) for each in (events, work))
-
-
-def launched_by(capture: Views, events: Ints) -> Ints:
-    """The device events that were launched inside any of the CPU events."""
-    tree, (device, node) = capture.links.call_tree, capture.links.launched
-    if not len(device) or not len(events):
-        return np.zeros(0, np.int64)
-    chosen = np.zeros(len(tree) + 1, np.bool_)  # the last entry is for events without a node
-    chosen[tree.nodes_of(events)] = True
-    inside = np.append(tree.nearest(chosen[:-1]) >= 0, False)[node]
-    found: Ints = device[inside]
-    return found

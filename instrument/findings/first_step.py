@@ -7,7 +7,7 @@ The cause is what the first step spends more time on than the median of the othe
 kinds of `capture.interruptions` (compilation, loading code of the device, allocation of device
 memory, the loader, …), or else the operator, call or range with the most additional time. If cuDNN
 searches for its fastest algorithms (`torch.backends.cudnn.benchmark`, from `capture.json`), a
-convolution is told as this search. A cause is told if it explains at least 20 % of the additional
+convolution counts as this search. A cause is named if it explains at least 20 % of the additional
 time.
 
 There is no saving: the simulation leaves the first step out, and a long run pays for it once. But

@@ -118,9 +118,8 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     other = events.named(lambda name: split_overload(name)[0] in (_CASTS | _COPIES) - names)
     copies = events.named(lambda name: split_overload(name)[0] == "aten::copy_")
     stops = (named | (other & events.among(OPERATOR)) | is_loading(events))[tree.index]
-    inside = np.append(tree.nearest(stops), -1)[tree.parent] >= 0
     copying = tree.with_descendants(copies[tree.index].astype(np.int64)) > 0
-    nodes = np.flatnonzero(named[tree.index] & ~inside & copying)
+    nodes = np.flatnonzero(named[tree.index] & ~tree.inside(stops) & copying)
     nodes = nodes[measured(capture).holds(tree.start_ns[nodes]) >= 0]
     device, around = launched_by(capture, nodes)
     across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)

@@ -95,8 +95,7 @@ def waits_for_data(capture: Views) -> Ints:
     if len(steps):
         chosen &= np.isin(events.thread, events.thread[steps])
     is_wait = chosen[tree.index]
-    outside = np.append(tree.nearest(is_wait), -1)[tree.parent] < 0
-    return np.sort(tree.index[is_wait & outside])
+    return np.sort(tree.index[is_wait & ~tree.inside(is_wait)])
 
 
 def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LEAST_BYTES = 256 * 1024
 _LEAST_STEPS = 3
 _MANY_STEPS = 100_000
-# A range is told if it holds at least this share of what was added.
+# A range is named if it holds at least this share of what was added.
 _MOSTLY = 0.9
 
 

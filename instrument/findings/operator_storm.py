@@ -171,7 +171,7 @@ def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
-    inside = np.append(tree.nearest(is_operator), -1)[tree.parent] >= 0
+    inside = tree.inside(is_operator)
     is_call = events.among(is_runtime)[tree.index]
     steps = events.named(is_step)[tree.index]
     backward = np.append(scopes.backward, False)[scopes.innermost]

@@ -22,9 +22,9 @@ from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime
+from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
 
-# A name or path is told as the place of a problem if at least this share of the time lies there.
+# A name or path counts as the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]|.*[/\\]python\d(?:\.\d+)?[/\\]")
@@ -361,20 +361,37 @@ def evidence(
     `detail` is that of every row. At most `most` rows are returned.
     """
     table = capture.events
-    names, groups = groupby(table.name[events].astype(np.int64))
-    duration_ns = table.duration_ns[events]
-    total_ns = groups.sum(duration_ns)
-    longest = groups.sorted_by(duration_ns).row(100)
+    return evidence_by_name(
+        capture, table.name[events], events, table.duration_ns[events], most, detail
+    )
+
+
+def evidence_by_name(
+    capture: Views, name: Codes | Ints, events: Ints, time_ns: Ints, most: int = 5, detail: str = ""
+) -> tuple[Evidence, ...]:
+    """Make one row of evidence for each name that is given to events, with a time of each event.
+
+    `name` is an index into the names of the events. The names with the most time come first, and
+    `start_ns` is that of the event with the most time.
+    """
+    names, groups = groupby(name.astype(np.int64))
+    total_ns = groups.sum(time_ns)
+    longest = groups.sorted_by(time_ns).row(100)
     return tuple(
         Evidence(
-            name=table.names[names[k]],
+            name=capture.events.names[names[k]],
             calls=int(groups.size[k]),
             total_ns=int(total_ns[k]),
-            start_ns=int(table.start_ns[events[longest[k]]]),
+            start_ns=int(capture.events.start_ns[events[longest[k]]]),
             detail=detail,
         )
         for k in np.argsort(-total_ns, kind="stable")[:most].tolist()
     )
+
+
+def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The rows with the names of operators without their overload."""
+    return tuple(row._replace(name=split_overload(row.name)[0]) for row in rows)
 
 
 def percent(share: float) -> str:

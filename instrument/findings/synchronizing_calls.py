@@ -173,12 +173,8 @@ def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
     """The outermost operator around each call, inside its range; "" for none."""
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR) & ~events.named(is_step) & ~is_backward(events)
-    is_operator = is_operator[tree.index]
-    goes_up = is_operator & (tree.parent >= 0) & is_operator[tree.parent]
-    outermost = np.where(goes_up, tree.parent, np.arange(len(tree)))
-    while not np.array_equal(further := outermost[outermost], outermost):
-        outermost = further
-    top = np.append(np.where(is_operator, outermost, -1), -1)[nodes_of(capture.links, calls)]
+    tops = np.append(tree.top_of_chain(is_operator[tree.index]), -1)
+    top = tops[nodes_of(capture.links, calls)]
     codes, names = intern(
         split_overload(events.names[events.name[tree.index[node]]])[0] if node >= 0 else ""
         for node in top.tolist()

@@ -133,8 +133,8 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     tree, scopes = links.call_tree, links.scopes
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
     path = np.append(scopes.attributed, -1)[scopes.innermost]
-    inside = np.append(tree.nearest(is_operator), -1)[tree.parent] >= 0
-    chosen = is_operator & (path < 0) & ~inside & (span.holds(tree.start_ns) >= 0)
+    outermost = is_operator & ~tree.inside(is_operator)
+    chosen = outermost & (path < 0) & (span.holds(tree.start_ns) >= 0)
     loads = np.isin(tree.index, waits_for_data(capture))
     return tree.index[chosen & ~loads]
 

@@ -9,7 +9,8 @@ linear layers with and without gradients). The simulation takes this time away f
 that make nodes. If the device is the bottleneck, nothing is won. The graph also keeps activations
 in memory; the trace does not tell how much that is.
 
-A range must take 3 % of the steps to be found. Of ranges inside each other, the outermost is told.
+A range must take 3 % of the steps to be found. Of ranges inside each other, only the outermost is
+named.
 If the whole trace holds no backward, there is one finding for the program, if its nodes cost 1 % of
 the steps.
 

@@ -79,8 +79,7 @@ def _inside(
     events, tree = capture.events, capture.links.call_tree
     around = tree.nearest(events.named(is_around)[tree.index]) >= 0
     wanted = events.named(is_wanted)[tree.index] & around
-    above = np.append(tree.nearest(wanted), -1)[tree.parent]
-    found = tree.index[wanted & (above < 0)]
+    found = tree.index[wanted & ~tree.inside(wanted)]
     return found[np.argsort(events.start_ns[found], kind="stable")]
 
 

@@ -119,6 +119,22 @@ class CallTree:
             hop = further
         return np.where(chosen[hop], hop, -1) if len(self) else hop
 
+    def inside(self, chosen: Flags) -> Flags:
+        """A mask of the nodes that have a chosen node among their ancestors."""
+        found: Flags = np.append(self.nearest(chosen), -1)[self.parent] >= 0
+        return found
+
+    def top_of_chain(self, chosen: Flags) -> Ints:
+        """For each chosen node, the highest ancestor with only chosen nodes in between.
+
+        A node whose parent is not chosen is its own top. For nodes that are not chosen, -1.
+        """
+        goes_up = chosen & (self.parent >= 0) & chosen[self.parent]
+        hop = np.where(goes_up, self.parent, np.arange(len(self)))
+        while not np.array_equal(further := hop[hop], hop):
+            hop = further
+        return np.where(chosen, hop, -1)
+
     def only(self, chosen: Flags) -> tuple[CallTree, Ints]:
         """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, groupby, intern
-from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
+from instrument.trace.events import OPERATOR, Ints, is_step, split_overload
 from instrument.whatif import edits
 from instrument.whatif.model import Costs, Model
 from instrument.whatif.selection import Selection, of_events, of_paths, of_rows, short_name
@@ -167,35 +167,21 @@ def _operators(model: Model, rows: int) -> Iterator[_Row]:
     """The operators that lie in no other operator."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
-    below = np.append(tree.nearest(is_operator), -1)[tree.parent] >= 0
-    top = np.flatnonzero(is_operator & ~below)
+    is_top = is_operator & ~tree.inside(is_operator)
+    top = np.flatnonzero(is_top)
     if not len(top):
         return
     numbers, names = intern([split_overload(name)[0] for name in events.names])
     distinct, groups = groupby(numbers[events.name[tree.index[top]]])
     device, launcher = links.launched
-    outermost = np.append(_outermost(model, is_operator), -1)[launcher]
     group_of = np.full(len(tree) + 1, -1)
     group_of[top] = groups.of
-    launched = group_of[outermost]
+    launched = group_of[np.append(tree.nearest(is_top), -1)[launcher]]
     bound = groups.sum(links.spent_ns[top])
     bound += Groups(launched, len(distinct)).sum(events.duration_ns[device], launched >= 0)
     for k in _largest(bound, rows):
         chosen = of_events(model, tree.index[top[groups.of == k]])
         yield _Row("operator", names[distinct[k]], int(bound[k]), chosen)
-
-
-def _outermost(model: Model, is_operator: Flags) -> Ints:
-    """For each node, the outermost operator at or above it; -1 for none."""
-    tree = model.links.call_tree
-    above = np.append(tree.nearest(is_operator), -1)
-    found = above[:-1].copy()
-    while True:
-        further = np.append(above[np.append(tree.parent, -1)[found]], -1)[:-1]
-        going = (found >= 0) & (further >= 0)
-        if not going.any():
-            return found
-        found[going] = further[going]
 
 
 def _kernels(model: Model, rows: int) -> Iterator[_Row]:

@@ -7,7 +7,7 @@ start if something waits for the start. The arcs between moments:
 
 - A CPU moment follows the moment before it on its thread, after the CPU time in between.
 - A device event starts after its launch and the usual delay, after its predecessor on the stream
-  and the usual gap, and after the work of another stream that its stream was told to wait for.
+  and the usual gap, and after the work of another stream for which its stream has to wait.
 - A wait ends after the device work that it waits for (`instrument.links.synchronisation`).
 - A launch waits while `FULL_QUEUE` launches of its stream have not started.
 - The autograd engine's thread works while the thread that called it waits, and the reverse. Another
