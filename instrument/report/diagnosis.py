@@ -23,6 +23,7 @@ from instrument.units import duration
 VERSION = 1
 
 _WIDTH = 80
+_PASSED = "Passed, or costs too little to matter: "
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
 # Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
@@ -31,6 +32,8 @@ _NAME_IN_MARKDOWN = 80
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     """Return a diagnosis as text of at most 80 columns.
+
+    The lines `verify` may be longer: they hold commands, which a line break would cut.
 
     Args:
         diagnosis: the diagnosis.
@@ -42,13 +45,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
-        parts.append(
-            "\n".join(
-                _wrapped(
-                    " ".join(diagnosis.passed), "Passed, or costs too little to matter: ", "  "
-                )
-            )
-        )
+        parts.append("\n".join(_wrapped(", ".join(diagnosis.passed), _PASSED, "  ")))
     notes = [("Not checked", diagnosis.not_checked)]
     notes += [("How sure the savings are", diagnosis.notes)] if findings else []
     parts += [_listed(title, sentences) for title, sentences in notes if sentences]
@@ -105,10 +102,10 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The findings that fit are shown, the largest first; the last line says how many are left out.
     """
     parts = [_markdown_heading(diagnosis)]
-    tail = [
+    tail = [_PASSED + _escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
+    tail += [
         f"{title}: {_few(sentences)}"
         for title, sentences in (
-            ("Passed", diagnosis.passed),
             ("Not checked", diagnosis.not_checked),
             ("How sure the savings are", diagnosis.notes if diagnosis.findings else ()),
         )
@@ -145,7 +142,7 @@ def _finding(number: int, finding: Finding) -> str:
     if where := _where(finding):
         lines += _wrapped(where, f"{indent}where   ")
     lines += _wrapped(finding.change, f"{indent}change  ")
-    lines += _wrapped(finding.verify, f"{indent}verify  ")
+    lines.append(f"{indent}verify  {printable(finding.verify)}")
     lines += _evidence(finding.evidence, indent)
     return "\n".join(lines)
 
