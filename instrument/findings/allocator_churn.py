@@ -20,7 +20,7 @@ from instrument.analysis.coverage_rows import FILE
 from instrument.analysis.interruptions import ALLOCATION, kinds_of
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
-from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.finding import Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
 
@@ -59,7 +59,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Remove torch.cuda.empty_cache() from the loop; if the sizes of tensors change, set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or pad them; if memory is short, use a "
         "smaller batch.",
-        verify="instrument show CAPTURE --interruptions",
+        verify=show_command(capture, "--interruptions"),
         saving=saving,
         range=path,
         source=source,
@@ -68,4 +68,4 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("allocator-churn", "The driver allocates hardly any memory in the steps.", find)
+CHECK = Check("allocator-churn", find)

@@ -23,7 +23,7 @@ from instrument.analysis.coverage_rows import LAUNCHERS
 from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING
-from instrument.findings.finding import Check, Finding
+from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, input_shapes, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
@@ -59,7 +59,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         f"two matrix products of attention: {count:,.0f} a {time.what}",
         change="torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
-        verify="instrument show CAPTURE --ops",
+        verify=show_command(capture, "--ops"),
         saving=saving,
         range=path,
         source=source,
@@ -128,4 +128,4 @@ def _matrices(events: Events, event: int) -> list[list[int]]:
     return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]
 
 
-CHECK = Check("attention-not-fused", "Little time goes into attention that is not fused.", find)
+CHECK = Check("attention-not-fused", find)

@@ -25,7 +25,7 @@ from instrument.analysis.kernels import moved_bytes
 from instrument.analysis.synchronisations import outermost_operators
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING, has_device_work
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import common_place, measured, nodes_of, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import groupby
@@ -80,7 +80,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             else "Copy without waiting: batch.to(device, non_blocking=True); the memory is pinned "
             "already."
         ),
-        verify="instrument show CAPTURE --copies --synchronisations",
+        verify=show_command(capture, "--copies --synchronisations"),
         saving=saving,
         range=path,
         source=source,
@@ -129,4 +129,4 @@ def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tu
     return tuple(rows)
 
 
-CHECK = Check("blocking-copies", "No step takes much longer because of copies to the device.", find)
+CHECK = Check("blocking-copies", find)

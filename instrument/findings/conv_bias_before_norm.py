@@ -23,7 +23,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import (
     common_place,
     evidence,
@@ -70,8 +70,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"{percent(share)} of the {steps.what} is spent on biases without effect: "
         f"{count:.0f} convolutions a {steps.what} add one before a batch norm",
         change="nn.Conv2d(…, bias=False) before nn.BatchNorm2d",
-        verify="instrument show CAPTURE --ops --by input_shapes: the third input of `aten::conv2d` "
-        "is empty.",
+        verify=show_command(
+            capture, "--ops --by input_shapes", "the third input of aten::conv2d is empty"
+        ),
         saving=saving,
         range=place,
         source=source,
@@ -199,4 +200,4 @@ def _accumulations(capture: Views, nodes: Ints) -> Ints:
     return np.array(found, np.int64)
 
 
-CHECK = Check("conv-bias-before-norm", "No convolution adds a bias before a batch norm.", find)
+CHECK = Check("conv-bias-before-norm", find)

@@ -25,7 +25,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
 from instrument.findings.event_time import scaled, share_of, shortened
-from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.finding import Check, Finding, NotRecorded, show_command
 from instrument.findings.places import evidence, measured, percent
 from instrument.links.autograd import is_backward
 from instrument.trace.events import OPERATOR, Flags, Ints
@@ -68,7 +68,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code=CHECK.code,
         title=f"Anomaly detection is on{cost}",
         change="torch.autograd.set_detect_anomaly(False), and no torch.autograd.detect_anomaly()",
-        verify="instrument show CAPTURE --ops: `aten::isnan` is gone.",
+        verify=show_command(capture, "--ops", "aten::isnan is gone"),
         saving=saving,
         evidence=evidence(capture, search),
         coverage=("backward time joined to its forward",),
@@ -101,4 +101,4 @@ def _stacks(capture: Views) -> tuple[Ints, float]:
     return made, max(float(cheap_ns - np.median(own_ns[is_other])), 0.0)
 
 
-CHECK = Check("debug-modes", "Anomaly detection is off.", find)
+CHECK = Check("debug-modes", find)

@@ -28,7 +28,7 @@ from instrument.findings.device_time import (
     has_device_work,
     launch_gaps,
 )
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.launch_bound import LONG_NS
 from instrument.findings.places import measured, percent, source_codes
 from instrument.findings.saving import is_worth, simulated
@@ -87,7 +87,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         else "Find this code first: mark it with @profiled or record with "
         "profiler.with_stack=true; then move it into the workers of the DataLoader or after the "
         "launches of the step.",
-        verify="instrument show CAPTURE --steps --launches",
+        verify=show_command(capture, "--steps --launches"),
         saving=saving,
         range=top.range,
         source=texts[sources[0]] if top.event >= 0 and sources[0] >= 0 else None,
@@ -184,4 +184,4 @@ def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
     return tree.index[outermost], int(lies_ns[outermost].sum())
 
 
-CHECK = Check("device-idle", "The device is not idle for long without a known reason.", find)
+CHECK = Check("device-idle", find)

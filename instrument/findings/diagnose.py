@@ -89,7 +89,7 @@ class Diagnosis:
     Attributes:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
-        passed: a sentence for each kind of problem that no capture has.
+        passed: the codes of the checks that found nothing in any capture.
         not_checked: a sentence for each check that could not run, with what to record for it.
         notes: sentences on how far the savings can be trusted.
         step_ns: the simulated step without changes, of the capture with the longest one; None if
@@ -239,12 +239,14 @@ class _Seen:
         silent = self.passed.difference(
             (code for code, _, _ in self.problems), (code for code, _ in self.missing)
         )
-        sentences = [(check.code, check.passed) for check in self.checks]
-        sentences += [(check.code, check.passed) for check in self.ranks_checks]
+        codes = [
+            *(check.code for check in self.checks),
+            *(check.code for check in self.ranks_checks),
+        ]
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(sorted(findings, key=_saving_ns, reverse=True)),
-            passed=tuple(sentence for code, sentence in sentences if code in silent),
+            passed=tuple(code for code in codes if code in silent),
             not_checked=tuple(self._not_checked()),
             notes=tuple(self.notes),
             step_ns=self.step_ns,

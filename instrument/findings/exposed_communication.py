@@ -22,7 +22,7 @@ from instrument.analysis.collectives import CPU, cpu_waits, is_on_cpu
 from instrument.analysis.coverage_rows import FILE, LAUNCHING
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import Measured, common_place, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.collective_records import is_collective
@@ -83,7 +83,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"For {percent(share)} of the {time.what}, communication runs and nothing else"
         + (f", mostly {kind}" if kind else ""),
         change=_change(capture),
-        verify="instrument show CAPTURE --collectives --breakdown",
+        verify=show_command(capture, "--collectives --breakdown"),
         saving=saving,
         range=path,
         source=source,
@@ -132,4 +132,4 @@ def _row(row: Any) -> Evidence:
     return Evidence(row.kind or "communication", row.calls, row.exposed_ns, None, detail)
 
 
-CHECK = Check("exposed-communication", "No step waits long for communication.", find)
+CHECK = Check("exposed-communication", find)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,7 +50,8 @@ class Finding:
             finds it has the same name with underscores.
         title: the problem with its number, such as "80 % of the step waits for data".
         change: what to write, as a sentence or a line of PyTorch.
-        verify: a command or override that shows whether the change helped.
+        verify: a command for this capture, such as `show_command` makes. The same command for a
+            capture of the changed program shows whether the change helped.
         saving: the simulation of the step without the problem; None if it cannot be simulated.
             `saving.saving_ns` is what a step would win, with bounds.
         range: the path of the range where the problem is; None if it is in no single range.
@@ -74,13 +76,11 @@ class Check(NamedTuple):
 
     Attributes:
         code: as in `Finding`.
-        passed: the sentence for a capture without this problem, such as "No step waits for data."
         find: yields the findings of one capture. Its arguments are the capture and the scenario
             without edits of `instrument.whatif`. It raises `NotRecorded` if it cannot tell.
     """
 
     code: str
-    passed: str
     find: Callable[[Views, Scenario], Iterator[Finding]]
 
 
@@ -89,11 +89,21 @@ class RanksCheck(NamedTuple):
 
     Attributes:
         code: as in `Finding`.
-        passed: the sentence for a window without this problem.
         find: yields the findings of one window on all its ranks. It raises `NotRecorded` if it
             cannot tell.
     """
 
     code: str
-    passed: str
     find: Callable[[Ranks], Iterator[Finding]]
+
+
+def show_command(capture: Views, options: str, expected: str = "") -> str:
+    """The command that prints tables of a capture, ready to paste into a shell.
+
+    Args:
+        capture: the capture.
+        options: the options of `instrument show`.
+        expected: what the tables of a program without the problem show, as a comment of the shell.
+    """
+    comment = f"  # {expected}" if expected else ""
+    return f"instrument show {shlex.quote(str(capture.place))} {options}{comment}"

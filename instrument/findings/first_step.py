@@ -23,7 +23,7 @@ import numpy as np
 
 from instrument.analysis.interruptions import KINDS, kinds_of
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import percent
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import sweep
@@ -76,7 +76,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         f"the others{why}",
         change="Record later, so that the window shows what most steps take: profiler.warmup=3, or "
         "profiler.wait. For the cause itself, see the evidence.",
-        verify="instrument show CAPTURE --steps",
+        verify=show_command(capture, "--steps"),
         evidence=()
         if cause is None
         else (Evidence(cause.name, cause.calls, cause.more_ns, detail="more than in other steps"),),
@@ -155,4 +155,4 @@ def _additional(in_steps: Ints) -> int:
     return int(in_steps[0] - np.median(in_steps[1:]))
 
 
-CHECK = Check("first-step", "The first step takes about as long as the others.", find)
+CHECK = Check("first-step", find)

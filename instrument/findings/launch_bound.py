@@ -27,7 +27,7 @@ from instrument.findings.device_time import (
     has_device_work,
     launch_gaps,
 )
-from instrument.findings.finding import Check, Finding
+from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.units import duration
@@ -63,7 +63,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
         "kernels and records them as CUDA graphs; or increase the batch size, and use fused=True "
         "in the optimizer.",
-        verify="instrument show CAPTURE --steps --launches",
+        verify=show_command(capture, "--steps --launches"),
         saving=saving,
         range=path,
         source=source,
@@ -74,4 +74,4 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("launch-bound", "The device hardly waits for launches of short kernels.", find)
+CHECK = Check("launch-bound", find)

@@ -28,7 +28,7 @@ from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
 from instrument.findings.costs import cost_share, costs, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING, device_share, launched_by
-from instrument.findings.finding import Check, Finding
+from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import Groups
@@ -75,7 +75,7 @@ def _layouts(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         f"{len(chosen):,} kernels",
         change="Keep one layout: model = model.to(memory_format=torch.channels_last), and "
         "batch = batch.to(memory_format=torch.channels_last).",
-        verify="instrument show CAPTURE --kernels",
+        verify=show_command(capture, "--kernels"),
         saving=saving,
         range=path,
         source=source,
@@ -102,7 +102,7 @@ def _conversions(
         code="layout-and-casts",
         title=f"{percent(share)} of the {time.what} {does}: {len(nodes) / time.count:,.0f} a {time.what}",
         change=_CHANGES[what],
-        verify="instrument show CAPTURE --ops --by stack",
+        verify=show_command(capture, "--ops --by range" if path else "--ops"),
         saving=saving,
         range=path,
         source=source,
@@ -128,6 +128,4 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     return nodes[~moves]
 
 
-CHECK = Check(
-    "layout-and-casts", "Little time goes into changes of the layout or type of tensors.", find
-)
+CHECK = Check("layout-and-casts", find)

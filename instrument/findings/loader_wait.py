@@ -23,7 +23,7 @@ import numpy as np
 from instrument.analysis.coverage_rows import STEPS
 from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import Measured, common_place, evidence, measured, percent
 from instrument.findings.saving import simulated
 from instrument.links.intervals import merged, sweep
@@ -64,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"{percent(share)} of the {span.what} waits for data: "
         f"{duration(waited_ns / span.count)} each{_TITLES[kind]}",
         change=_change(capture, waits, loader, kind, workers),
-        verify="instrument show CAPTURE --interruptions --steps",
+        verify=show_command(capture, "--interruptions --steps"),
         saving=_saving(capture, whatif, span, waits, kind, workers),
         range=path,
         source=source,
@@ -73,7 +73,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("loader-wait", "No step waits for data.", find)
+CHECK = Check("loader-wait", find)
 
 _TITLES: dict[_Kind, str] = {
     "process": ", loaded in the training process",

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.memory_attribution import By
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.units import size
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _finding(capture: Views, device: str, added: int, steps: int) -> Finding:
         change="Keep numbers instead of tensors with a graph (losses.append(loss.item()) or "
         "loss.detach()), and drop what later steps do not need. At this rate, "
         f"{_MANY_STEPS:,} steps add {size(added * _MANY_STEPS)}.",
-        verify="instrument show CAPTURE --memory (with profiler.profile_memory=true)",
+        verify=show_command(capture, "--memory", "needs profiler.profile_memory=true"),
         range=holder,
         evidence=(
             *(Evidence(name, calls, detail=f"{size(held)} kept") for name, held, calls in rows[:4]),
@@ -112,4 +112,4 @@ def _peak(capture: Views, device: str) -> Iterator[Evidence]:
         yield Evidence(row.name, row.allocations or 0, detail=detail)
 
 
-CHECK = Check("memory-growth", "No device's memory grows from step to step.", find)
+CHECK = Check("memory-growth", find)

@@ -26,7 +26,7 @@ import numpy as np
 from instrument.analysis.coverage_rows import CPU_IN_STEPS
 from instrument.analysis.views import Views
 from instrument.findings.device_time import glob_of
-from instrument.findings.finding import Check, Evidence, Finding
+from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import (
     Measured,
     common_place,
@@ -96,7 +96,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             f"{len(storm.events) / span.count:,.0f} calls of "
             f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} each",
             change=_change(path),
-            verify="instrument show CAPTURE --ops --by range",
+            verify=show_command(capture, "--ops --by range" if path else "--ops"),
             saving=saving,
             range=path,
             source=source,
@@ -114,7 +114,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         )
 
 
-CHECK = Check("operator-storm", "No loop calls tiny operators over and over.", find)
+CHECK = Check("operator-storm", find)
 
 
 def storms(capture: Views, span: Measured) -> list[Storm]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from instrument.analysis.views import Views
 from instrument.findings.compilations import compilations, frames_compiled_again
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 
 if TYPE_CHECKING:
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.01
 _CHANGE = (
     "torch.compile(…, dynamic=True), or torch._dynamo.mark_dynamic(tensor, dim) for the dimension "
-    "that changes; keep changing Python numbers and objects out of compiled functions"
-)
-_VERIFY = (
-    'TORCH_LOGS="recompiles" prints the guard that fails; instrument show CAPTURE --interruptions'
+    "that changes; keep changing Python numbers and objects out of compiled functions; "
+    'TORCH_LOGS="recompiles" prints the guard that fails'
 )
 
 
@@ -57,7 +55,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             title=f"torch.compile compiles in the window: {percent(share)} of the {steps.what}, "
             f"{len(inside)} compilations{again}",
             change=_CHANGE,
-            verify=_VERIFY,
+            verify=show_command(capture, "--interruptions"),
             saving=scaled(whatif, inside),
             range=place,
             source=source,
@@ -77,9 +75,9 @@ def _counted(capture: Views) -> Iterator[Finding]:
             code=CHECK.code,
             title=f"torch.compile compiled {dynamo.recompilations} functions again in the window",
             change=_CHANGE,
-            verify=_VERIFY,
+            verify=show_command(capture, "--interruptions"),
             evidence=(Evidence("recompilation", dynamo.recompilations),),
         )
 
 
-CHECK = Check("recompilation", "torch.compile compiles nothing in the steps after the first.", find)
+CHECK = Check("recompilation", find)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from instrument.analysis.coverage import ENOUGH_STEPS
 from instrument.analysis.coverage_rows import UNDISTURBED
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import percent
 from instrument.units import duration
 
@@ -48,7 +48,7 @@ def find(capture: Views, _: Scenario) -> Iterator[Finding]:
         "those of a run without recording",
         change="Record less: profiler.with_stack=false, profiler.record_shapes=false, "
         "profiler.profile_memory=false; mark ranges instead of whole modules.",
-        verify="instrument show CAPTURE --coverage",
+        verify=show_command(capture, "--coverage"),
         evidence=(
             Evidence("recorded steps", _recorded_steps(capture), recorded_ns, None, "median step"),
             Evidence(
@@ -68,4 +68,4 @@ def _recorded_steps(capture: Views) -> int:
     return capture.about.window.steps or len(capture.links.steps)
 
 
-CHECK = Check("recording-overhead", "Recording hardly changes the duration of the steps.", find)
+CHECK = Check("recording-overhead", find)

@@ -21,7 +21,7 @@ from instrument.analysis import collectives, coverage_rows
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.exposed_communication import exposed_on_device
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.units import rate, size
@@ -68,7 +68,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
         "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "
         "(rccl-tests on ROCm).",
-        verify="instrument show CAPTURE --collective-calls",
+        verify=show_command(capture, "--collective-calls"),
         saving=saving,
         evidence=tuple(_row(row) for row in large.head(_MOST_ROWS)),
         coverage=coverage_rows.DEVICE,
@@ -80,4 +80,4 @@ def _row(row: Any) -> Evidence:
     return Evidence(row.kind, 1, row.duration_ns, row.start_ns, detail)
 
 
-CHECK = Check("slow-links", "No step waits for a slow link between ranks.", find)
+CHECK = Check("slow-links", find)

@@ -12,6 +12,7 @@ known.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,7 @@ def find(ranks: Ranks) -> Iterator[Finding]:
         title=f"{who} late: {_excess(worst)}the other ranks wait up to {duration(waited_ns)} of "
         f"each step ({percent(waited_ns / step_ns[worst.rank])})",
         change=_change(worst),
-        verify="instrument ranks FOLDER",
+        verify=_command(ranks),
         saving=saving,
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(_row(row) for row in _shown(table, [row.rank for row in late])),
@@ -110,6 +111,15 @@ def _change(row: Any) -> str:
     )
 
 
+def _command(ranks: Ranks) -> str:
+    """The command that compares the ranks of this window, ready to paste into a shell."""
+    folders = dict.fromkeys(
+        path.rpartition("/")[0] if isinstance(path, str) else str(path.parent)
+        for path in ranks.paths
+    )
+    return f"instrument ranks {shlex.join(folders)} --window {shlex.quote(ranks.name)}"
+
+
 def _shown(table: Any, late: list[int | None]) -> list[Any]:
     """The stragglers, then the rank with the least work of its own, for comparison."""
     known = table.where(own_ns=lambda ns: ns >= 0, exposed_communication_ns=lambda ns: ns >= 0)
@@ -123,4 +133,4 @@ def _row(row: Any) -> Evidence:
     return Evidence(f"rank {row.rank}", row.steps, row.own_ns, None, waiting)
 
 
-CHECK = RanksCheck("stragglers", "No rank makes the others wait for long.", find)
+CHECK = RanksCheck("stragglers", find)

@@ -22,7 +22,7 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import (
     Measured,
@@ -90,7 +90,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"Synchronizing calls leave the device idle for {percent(share)} of the "
         f"{span.what}: {_number(len(calls) / span.count)} a {span.what}",
         change=_change(rows),
-        verify="instrument show CAPTURE --synchronisations --steps",
+        verify=show_command(capture, "--synchronisations --steps"),
         saving=saving,
         range=path,
         source=source,
@@ -99,7 +99,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("synchronizing-calls", "No synchronizing call leaves the device idle.", find)
+CHECK = Check("synchronizing-calls", find)
 
 
 def synchronizing_calls(capture: Views) -> Ints:

@@ -30,7 +30,7 @@ from instrument.findings.device_time import (
     device_share,
     has_device_work,
 )
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.trace.events import Device, Ints
@@ -131,7 +131,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
         code="tensor-cores",
         title=f"For {percent(share)} of the {time.what}, kernels {kind.does}",
         change=kind.change or _change_of_float32(_device(capture, chosen)),
-        verify="instrument show CAPTURE --kernels --efficiency",
+        verify=show_command(capture, "--kernels --efficiency"),
         saving=saving,
         range=path,
         source=source,
@@ -193,6 +193,4 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     )
 
 
-CHECK = Check(
-    "tensor-cores", "Tensor cores would not make matrix products or convolutions much faster.", find
-)
+CHECK = Check("tensor-cores", find)

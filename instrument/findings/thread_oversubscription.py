@@ -89,4 +89,4 @@ def _workers(environment: Environment) -> int:
     return max(of_phase.values(), default=0)
 
 
-CHECK = Check("thread-oversubscription", "No more threads work than the machine has CPUs.", find)
+CHECK = Check("thread-oversubscription", find)

@@ -21,7 +21,7 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import CPU_IN_RANGES
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import (
     Measured,
@@ -68,13 +68,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         title=f"{percent(share)} of the step is in no range"
         + (f", {percent(outside)} in no operator either" if outside >= _LEAST_SHARE / 2 else ""),
         change=_change(capture),
-        verify="instrument show CAPTURE --ranges",
+        verify=show_command(capture, "--ranges"),
         evidence=rows,
         coverage=(CPU_IN_RANGES,),
     )
 
 
-CHECK = Check("unmarked-time", "Most of the step is in ranges.", find)
+CHECK = Check("unmarked-time", find)
 
 
 def _timeline(capture: Views, span: Measured) -> Timeline:

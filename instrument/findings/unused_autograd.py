@@ -140,4 +140,4 @@ def _decided(capture: Views, made: Ints) -> Flags:
     return (at >= 0) & (at < len(steps) - 1)
 
 
-CHECK = Check("unused-autograd", "Every range that records gradients has a backward.", find)
+CHECK = Check("unused-autograd", find)

@@ -24,7 +24,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Finding
+from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth
 from instrument.links.autograd import ACCUMULATION
@@ -62,8 +62,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"{percent(share)} of the {steps.what} fills gradients with zeros: {count} fills "
         f"a {steps.what}{adding}",
         change="optimizer.zero_grad(set_to_none=True)",
-        verify="instrument show CAPTURE --ops --rows 30: `aten::zero_` is gone, and `aten::add_` "
-        "is called less often.",
+        verify=show_command(
+            capture, "--ops --rows 30", "aten::zero_ is gone, and aten::add_ has fewer calls"
+        ),
         saving=saving,
         range=place,
         source=source,
@@ -102,4 +103,4 @@ def _additions(capture: Views, fills: Ints) -> Ints:
     return found
 
 
-CHECK = Check("zero-grad", "No optimizer fills gradients with zeros.", find)
+CHECK = Check("zero-grad", find)

@@ -21,6 +21,7 @@ from instrument.units import duration
 #: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
 VERSION = 1
 
+_PASSED = "Passed, or costs too little to matter: "
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
 # Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
@@ -28,6 +29,8 @@ _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     """Return a diagnosis as text of at most 80 columns.
+
+    The lines `verify` may be longer: they hold commands, which a line break would cut.
 
     Args:
         diagnosis: the diagnosis.
@@ -39,11 +42,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
-        parts.append(
-            "\n".join(
-                wrapped(" ".join(diagnosis.passed), "Passed, or costs too little to matter: ", "  ")
-            )
-        )
+        parts.append("\n".join(wrapped(", ".join(diagnosis.passed), _PASSED, "  ")))
     notes = [("Not checked", diagnosis.not_checked)]
     notes += [("How sure the savings are", diagnosis.notes)] if findings else []
     parts += [_listed(title, sentences) for title, sentences in notes if sentences]
@@ -100,10 +99,10 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The findings that fit are shown, the largest first; the last line says how many are left out.
     """
     parts = [_markdown_heading(diagnosis)]
-    tail = [
+    tail = [_PASSED + _escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
+    tail += [
         f"{title}: {_few(sentences)}"
         for title, sentences in (
-            ("Passed", diagnosis.passed),
             ("Not checked", diagnosis.not_checked),
             ("How sure the savings are", diagnosis.notes if diagnosis.findings else ()),
         )
@@ -140,7 +139,7 @@ def _finding(number: int, finding: Finding) -> str:
     if where := _where(finding):
         lines += wrapped(where, f"{indent}where   ")
     lines += wrapped(finding.change, f"{indent}change  ")
-    lines += wrapped(finding.verify, f"{indent}verify  ")
+    lines.append(f"{indent}verify  {printable(finding.verify)}")
     lines += _evidence(finding.evidence, indent)
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,14 @@ from instrument import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError, TraceError
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, RanksCheck
+from instrument.findings.finding import (
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    RanksCheck,
+    show_command,
+)
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -60,7 +68,7 @@ def check(*changes: dict[str, Any], code: str = "made-up") -> Check:
         for changed in changes:
             yield finding(capture, whatif, **changed)
 
-    return Check(code, f"No {code}.", find)
+    return Check(code, find)
 
 
 def diagnosed(captures: Iterable[Capture], checks: Iterable[Check]) -> Diagnosis:
@@ -73,7 +81,7 @@ def failing(error: Exception) -> Check:
         raise error
         yield
 
-    return Check("cannot", "Nothing.", find)
+    return Check("cannot", find)
 
 
 def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
@@ -83,9 +91,9 @@ def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
         large = whatif.scale(range="forward", by=0.1)
         yield finding(capture, whatif, title="large", range="c", saving=large)
 
-    found = diagnosed([recorded(tmp_path)], [Check("made-up", "", find), check(code="other")])
+    found = diagnosed([recorded(tmp_path)], [Check("made-up", find), check(code="other")])
     assert [each.title for each in found.findings] == ["large", "small", "unknown"]
-    assert found.passed == ("No other.",)
+    assert found.passed == ("other",)
     assert found.not_checked == ()
     assert found.step_ns == 1_000_000
     assert found.captures == ("steps_3_rank0",)
@@ -138,7 +146,7 @@ def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
             raise NotRecorded("Record stacks.")
         yield from ()
 
-    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", "No.", find)])
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", find)])
     assert found.not_checked == ("Record stacks. (1 of 2 captures)",)
     assert found.passed == ()
 
@@ -155,7 +163,7 @@ def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
         if capture.about.rank == 1:
             yield finding(capture, whatif, title="Also slow", range="other")
 
-    found = diagnosed(iter(captures), [Check("made-up", "", find)])
+    found = diagnosed(iter(captures), [Check("made-up", find)])
     assert [each.title for each in found.findings] == [
         "Slow in steps_3_rank1 (in 2 of 2 windows, on all 2 ranks)",
         "Also slow (in 1 of 2 windows, on rank 1)",
@@ -197,7 +205,7 @@ def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
         seen.append(capture)
         yield Finding("made-up", "Slow", "faster()", "instrument show CAPTURE")
 
-    found = diagnosed([capture], [Check("made-up", "", find)])
+    found = diagnosed([capture], [Check("made-up", find)])
     assert seen
     assert found.step_ns is None
     assert found.notes == ("No saving is known: It cannot be simulated.",)
@@ -213,7 +221,6 @@ def test_codes_and_files_have_the_same_names() -> None:
     for each in CHECKS:
         name = each.find.__module__.rpartition(".")[2]
         assert each.code == name.replace("_", "-")
-        assert each.passed.endswith(".")
     assert len({each.code for each in CHECKS}) == len(CHECKS)
 
 
@@ -264,13 +271,13 @@ def hostile(capture: Any, whatif: Any) -> Iterator[Finding]:
 def test_names_of_a_stranger_cannot_harm_a_terminal(
     tmp_path: Path, write: Callable[[Diagnosis], str]
 ) -> None:
-    text = write(diagnosed([recorded(tmp_path)], [Check("made-up", "", hostile)]))
+    text = write(diagnosed([recorded(tmp_path)], [Check("made-up", hostile)]))
     assert is_harmless(text.replace("\u200b", ""))
     assert "\\x1b" in text
 
 
 def test_names_of_a_stranger_are_no_markup(tmp_path: Path) -> None:
-    text = as_markdown(diagnosed([recorded(tmp_path)], [Check("made-up", "", hostile)]))
+    text = as_markdown(diagnosed([recorded(tmp_path)], [Check("made-up", hostile)]))
     outside_code = []
     for line in text.split("\n"):
         inside, fence = False, ""
@@ -321,13 +328,13 @@ def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
 def test_markdown_lists_the_sentences_that_fit() -> None:
     long, bulky = "a_" * 140 + ".", "\x00" * 290
     sentences = (f"First {long}", bulky, f"Second {long}", "Short.", f"Third {long}")
-    text = as_markdown(Diagnosis(("a",), (), passed=sentences, not_checked=(bulky,)))
-    passed, not_checked = text.split("\n\n")[-2:]
-    assert passed.startswith(r"Passed: First a\_a\_")
-    assert passed.endswith("Short. … and 2 more.")
-    assert "Second" in passed
-    assert len(passed.encode()) < 950
-    assert not_checked == "Not checked: … and 1 more."
+    last = as_markdown(Diagnosis(("a",), (), (), not_checked=sentences)).split("\n\n")[-1]
+    assert last.startswith(r"Not checked: First a\_a\_")
+    assert last.endswith("Short. … and 2 more.")
+    assert "Second" in last
+    assert len(last.encode()) < 950
+    none_fits = as_markdown(Diagnosis(("a",), (), (), not_checked=(bulky,)))
+    assert none_fits.endswith("\n\nNot checked: … and 1 more.")
 
 
 def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
@@ -366,7 +373,7 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "     aten::mm  3×    1.500 ms\n"
         "       large\n"
         "\n"
-        "Passed, or costs too little to matter: No other."
+        "Passed, or costs too little to matter: other"
     )
     assert largest_as_text(found.findings) == (
         "What to change first:\n"
@@ -375,6 +382,35 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "   faster()"
     )
     assert largest_as_text(()) == ""
+
+
+def test_what_has_passed_is_a_line_of_codes() -> None:
+    found = Diagnosis(("a",), (), passed=("loader-wait", "blocking-copies"), not_checked=())
+    line = "Passed, or costs too little to matter: loader-wait, blocking-copies"
+    assert as_text(found).split("\n\n")[1:] == [line]
+    assert as_markdown(found).split("\n\n")[2:] == [line]
+    assert json.loads(as_json(found))["passed"] == ["loader-wait", "blocking-copies"]
+    wrapped = as_text(replace(found, passed=found.passed * 9)).split("\n")[2:]
+    assert max(map(len, wrapped)) <= 80
+    assert {line[:3].count(" ") for line in wrapped[1:]} == {2}
+
+
+def test_the_command_of_a_finding_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the capture with the largest finding, and no line break cuts it."""
+    folder = tmp_path / f"my run's $HOME {'x' * 80}"
+
+    def find(capture: Capture, whatif: Any) -> Iterator[Finding]:
+        yield finding(capture, whatif, verify=show_command(capture, "--ops", "it's gone"))
+
+    captures = [recorded(folder, 3, 0), recorded(folder, 3, 1, 2000), recorded(folder, 6, 0)]
+    text = as_text(diagnosed(captures, [Check("made-up", find)]))
+    (line,) = (line for line in text.split("\n") if line.startswith("   verify  "))
+    command = shlex.split(line.removeprefix("   verify  "), comments=True)
+    assert command == ["instrument", "show", str(captures[1].folder), "--ops"]
+    assert main(command[1:]) == 0
+    assert "aten::mm" in capsys.readouterr().out
 
 
 def test_the_command_reads_all_captures_of_a_folder(
@@ -389,7 +425,7 @@ def test_the_command_reads_all_captures_of_a_folder(
     assert err.startswith("Not diagnosed: ")
     assert err.count("\n") == 1
     assert main(["diagnose", str(tmp_path)]) == 0
-    assert "No step waits for data." in capsys.readouterr().out
+    assert " synchronizing-calls," in capsys.readouterr().out
     assert main(["diagnose", str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
 
@@ -413,7 +449,7 @@ def late(ranks: Any) -> Iterator[Finding]:
     yield Finding("late", f"Rank {rank} is late", "wait less", "instrument ranks FOLDER")
 
 
-LATE = RanksCheck("late", "No rank is late.", late)
+LATE = RanksCheck("late", late)
 
 
 def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
@@ -425,9 +461,9 @@ def test_ranks_are_compared_by_windows(tmp_path: Path) -> None:
 
 
 def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
-    quiet = RanksCheck("late", "No rank is late.", lambda ranks: iter(()))
+    quiet = RanksCheck("late", lambda ranks: iter(()))
     found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
-    assert (found.findings, found.passed) == ((), ("No rank is late.",))
+    assert (found.findings, found.passed) == ((), ("late",))
 
 
 def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:

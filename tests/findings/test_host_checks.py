@@ -20,6 +20,7 @@ from builders import (
     write_capture,
 )
 
+from findings.twins import assert_command_runs
 from instrument import Capture
 from instrument.findings import loader_wait, operator_storm, synchronizing_calls, unmarked_time
 from instrument.findings.diagnose import diagnose
@@ -266,6 +267,7 @@ def test_an_optimizer_can_update_all_parameters_at_once(
             event["name"] = f"Optimizer.step#{optimizer}.step"
     (found,) = findings(operator_storm.CHECK, capture(tmp_path, events))
     assert found.change.startswith(change)
+    assert_command_runs(found)
 
 
 @pytest.mark.parametrize(
@@ -415,12 +417,13 @@ def test_the_loader_is_the_bottleneck_of_a_real_trace() -> None:
 
 
 @needs_traces
-def test_what_the_page_shows_is_printed() -> None:
+def test_what_the_page_shows_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first finding of docs/diagnose.md."""
     page = (Path(__file__).parents[2] / "docs" / "diagnose.md").read_text("utf-8")
     shown = page[page.index("1. 33 %") : page.index("\n\n2. ")].split("\n")
-    path = Path(TRACES or "", "v100_resnet50_workers0.json.gz")
-    printed = as_text(diagnose([Capture.load(path)], CHECKS)).split("\n")
+    monkeypatch.chdir(TRACES or "")
+    found = diagnose([Capture.load("v100_resnet50_workers0.json.gz")], CHECKS)
+    printed = as_text(found).split("\n")
     is_saving = re.compile(r" +(saves|would take) .* m?s")  # its last digits may change
     assert [line for line in shown if not is_saving.match(line)] == [
         line for line in printed[2 : 2 + len(shown)] if not is_saving.match(line)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from findings.twins import Twin, all_twins, found, predicted_ns, recorded
+from findings.twins import Twin, all_twins, assert_command_runs, found, predicted_ns, recorded
 
 ATTEMPTS = 3  # other programs can spoil a measurement
 
@@ -19,6 +19,9 @@ def test_fires_on_the_problem_alone(twin: Twin, tmp_path: Path) -> None:
         assert slow, f"nothing was found in {both.slow.steps}"
         assert not fixed
         assert {each.code for each in slow} == {twin.code}
+        for finding in slow:
+            if finding.verify.startswith("instrument "):
+                assert_command_runs(finding)
         predicted = predicted_ns(slow)
         print(f"{twin}: {predicted} ns predicted, {both.saving_ns:.0f} ns measured")
         if predicted is None or (predicted > 0) == (both.saving_ns > 0):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shlex
 import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import torch
 
 from instrument import Capture, Session
+from instrument.cli.command import main
 from instrument.findings.finding import Check, Finding, NotRecorded
 
 WINDOWS = 3  # of each kind, where whole windows take turns
@@ -93,6 +95,12 @@ def found(capture: Capture, code: str) -> list[Finding]:
         return list(check.find(capture, capture.whatif))
     except NotRecorded:
         return []
+
+
+def assert_command_runs(finding: Finding) -> None:
+    """Paste the command of a finding into a shell."""
+    program, *command = shlex.split(finding.verify, comments=True)
+    assert (program, main(command)) == ("instrument", 0)
 
 
 def predicted_ns(findings: Sequence[Finding]) -> float | None:
