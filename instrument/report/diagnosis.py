@@ -17,7 +17,7 @@ from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.findings.places import percent
 from instrument.printable import printable
-from instrument.units import duration
+from instrument.units import counted, duration
 
 #: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
 VERSION = 1
@@ -40,7 +40,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     parts = [_heading(diagnosis)]
     parts += [_finding(number, finding) for number, finding in enumerate(findings, 1)]
     if len(findings) < len(diagnosis.findings):
-        parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
+        parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
         parts.append(
             "\n".join(
@@ -125,7 +125,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         left -= _bytes([text])
         shown = number
     if shown < len(diagnosis.findings):
-        more = _count(len(diagnosis.findings) - shown, "more finding")
+        more = counted(len(diagnosis.findings) - shown, "more finding")
         parts.append(f"… and {more}; `instrument diagnose --json` lists all.")
     return "\n\n".join([*parts, *tail])
 
@@ -133,7 +133,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
 def _heading(diagnosis: Diagnosis) -> str:
     number = len(diagnosis.captures)
     what = printable(diagnosis.captures[0]) if number == 1 else f"{number} captures"
-    found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
     return "\n".join(_wrapped(f"{what}: {found}{step}"))
 
@@ -216,10 +216,6 @@ def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 12]}…{text[-11:]}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _bytes(parts: Sequence[str]) -> int:
     return sum(len(part.encode("utf-8", "replace")) + 2 for part in parts)
 
@@ -227,7 +223,7 @@ def _bytes(parts: Sequence[str]) -> int:
 def _markdown_heading(diagnosis: Diagnosis) -> str:
     number = len(diagnosis.captures)
     what = _code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
-    found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f" A step takes {duration(diagnosis.step_ns)}." if diagnosis.step_ns else ""
     return (
         f"## Diagnosis of {what}: {found}\n\n"
