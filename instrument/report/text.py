@@ -260,11 +260,7 @@ def view_part(
         ConfigError: the table has no such column.
     """
     chosen = () if columns is None or is_every_column(columns) else columns
-    for name in filter(None, [sort, *chosen]):
-        if TORCH_NAMES.get(name, name) not in table.columns:
-            raise ConfigError(
-                f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
-            )
+    _check_known(view, table, filter(None, [sort, *chosen]))
     title, first = (
         _key(view).capitalize().replace("_", " ").replace(".", ": ").replace("Cuda", "CUDA"),
         (table.sort(sort) if sort else table).head(rows),
@@ -339,6 +335,69 @@ def as_json(
         ConfigError: none of the views has the column `sort`.
         TraceError: the trace cannot be read.
     """
+    ordered = _ordered(capture, views, sort, by, stack_depth)
+    tables = {
+        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
+    }
+    missing = losses(capture, rows_of(views))
+    more = {"incomplete": missing} if missing else {}
+    return json.dumps({"name": capture.name, **tables, **more}, indent=2)
+
+
+def as_csv(
+    capture: Views,
+    view: str,
+    *,
+    rows: int = ALL,
+    sort: str | None = None,
+    columns: Sequence[str] | None = None,
+    by: By = "name",
+    stack_depth: int = 5,
+) -> str:
+    """Return a view of the capture as CSV; see `Table.to_csv`.
+
+    Args:
+        capture: the capture.
+        view: the name of the view.
+        rows: the maximum number of rows; -1 means all rows.
+        sort: the column to sort by.
+        columns: the columns to write; None or ["all"] means all columns.
+        by: the property by which operators are grouped, in addition to their name.
+        stack_depth: how many frames a stack has, for `by="stack"`.
+
+    Raises:
+        CaptureError: the trace does not hold the property `by`.
+        ConfigError: the view has no such column.
+        TraceError: the trace cannot be read.
+    """
+    (table,) = _ordered(capture, [view], sort, by, stack_depth).values()
+    return chosen_columns(view, table.head(rows), columns).to_csv()
+
+
+def chosen_columns(view: str, table: Table, columns: Sequence[str] | None) -> Table:
+    """Return a table with the columns that a user chose; None or ["all"] means all columns.
+
+    Raises:
+        ConfigError: the table has no such column.
+    """
+    if columns is None or is_every_column(columns):
+        return table
+    _check_known(view, table, columns)
+    return table.select(columns)
+
+
+def _check_known(view: str, table: Table, columns: Iterable[str]) -> None:
+    for name in columns:
+        if TORCH_NAMES.get(name, name) not in table.columns:
+            raise ConfigError(
+                f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
+            )
+
+
+def _ordered(
+    capture: Views, views: Sequence[str], sort: str | None, by: By, stack_depth: int
+) -> dict[str, Table]:
+    """The tables of the views, sorted by `sort` if they have this column."""
     found = {view: attrgetter(view)(capture) for view in dict.fromkeys(views)}
     if "operators" in found:
         found["operators"] = _grouped(capture, by, stack_depth)
@@ -346,15 +405,9 @@ def as_json(
     if key and not any(key in table.columns for table in found.values()):
         columns = dict.fromkeys(name for table in found.values() for name in table.columns)
         raise ConfigError(f"The views cannot be sorted by {sort!r}{did_you_mean(sort, columns)}")
-    ordered = {
+    return {
         view: table.sort(key) if key in table.columns else table for view, table in found.items()
     }
-    tables = {
-        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
-    }
-    missing = losses(capture, rows_of(views))
-    more = {"incomplete": missing} if missing else {}
-    return json.dumps({"name": capture.name, **tables, **more}, indent=2)
 
 
 def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
