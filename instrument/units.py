@@ -49,6 +49,11 @@ def count(value: float) -> str:
     return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things as text, such as "1 finding" or "2 findings"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     power = 0
     while abs(value) >= base and power < len(units) - 1:

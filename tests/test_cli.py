@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from functools import cached_property
 from importlib.metadata import version
+from io import StringIO
 from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +21,8 @@ from builders import annotation, call, kernel, kernels, span, steps, write_captu
 from recording import record
 
 from instrument.analysis.operator_keys import GROUPINGS
+from instrument.analysis.ranges import RANGES
+from instrument.analysis.table import names_of
 from instrument.analysis.views import Views
 from instrument.cli import show
 from instrument.cli.command import main
@@ -142,6 +146,38 @@ def test_every_view_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     assert main(["show", str(capture.folder), "--json", "--sort", "cals"]) == 2
     assert "The views cannot be sorted by 'cals'; did you mean 'calls'?" in capsys.readouterr().err
+
+
+def test_every_view_as_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = write_capture(tmp_path, steps() + kernels())
+
+    def told(*options: str) -> list[dict[str, str]]:
+        assert main(["show", str(capture.folder), "--csv", *options]) == 0
+        return list(csv.DictReader(StringIO(capsys.readouterr().out)))
+
+    for option, view in show.OPTIONS.items():
+        table = attrgetter(view)(capture)
+        rows = [
+            {name: "" if cell is None else str(cell) for name, cell in row._asdict().items()}
+            for row in table
+        ]
+        assert told(f"--{option}") == rows
+    found = told("--ranges", "--sort", "total_ns", "--rows", "1", "--columns", "path,total_ns")
+    (longest,) = capture.ranges.sort("total_ns").head(1)
+    assert found == [{"path": longest.path, "total_ns": str(longest.total_ns)}]
+    assert main(["show", str(capture.folder), "--csv"]) == 2
+    assert "--csv prints one table" in capsys.readouterr().err
+    assert main(["show", str(capture.folder), "--csv", "--ops", "--columns", "cals"]) == 2
+    assert "no column 'cals'; did you mean 'calls'?" in capsys.readouterr().err
+
+
+def test_the_ranges_are_sorted_by_each_of_their_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_capture(tmp_path, steps() + kernels()).folder)
+    for column in names_of(RANGES):
+        assert main(["show", folder, "--ranges", "--sort", column]) == 0
+        assert f", by {column}; share: " in capsys.readouterr().out
 
 
 def test_the_trace_of_a_capture_names_the_nodes_of_graphs(

@@ -103,8 +103,7 @@ def test_columns_that_have_no_room_are_named_and_the_key_stays(capture: Capture)
     part = capture_parts(capture, sort="cpu_ns", ranges=False)[2]
     assert isinstance(part, Section)
     text = words(drawn([part], 60))
-    header = text.splitlines()[2 if "threads" in text.splitlines()[1] else 1]
-    assert header.split()[0] == "name"
+    assert tables(text)[0][0].split()[0] == "name"
     assert re.search(r"\bCPU\b", text.partition("─")[0].splitlines()[-1]), (
         "the column that it is sorted by"
     )
@@ -140,6 +139,20 @@ def test_a_tree_has_lines_and_a_share_its_bar(capture: Capture) -> None:
     assert any("█" in line or "▏" in line for line in lines)
     ascii_only = drawn([part], 250, encoding="ascii")
     assert words(ascii_only).replace("µ", "").replace("–", "").isascii()
+
+
+def test_a_share_of_a_cost_has_its_bar_on_80_columns_and_a_warm_colour(capture: Capture) -> None:
+    table = Table({"name": ["hot", "warm", "cold"], "share": [0.6, 0.05, 0.01]})
+    hot, warm, cold = drawn([Section(table, ["name", "share"], of_cost=True)], 40).splitlines()[2:]
+    assert "\x1b[1;31m" in hot
+    assert "\x1b[33m" in warm
+    assert "\x1b[1;31m" not in cold
+    assert "\x1b[33m" not in cold
+    assert words(hot).count("█") == 4, "60 % of a bar of 8 cells, and the part of a cell"
+    plain_share = drawn([Section(table, ["name", "share"])], 40)
+    assert "\x1b[1;31m" not in plain_share, "the share of the coverage is no cost"
+    on_80 = drawn([p for p in capture_parts(capture) if isinstance(p, Section)], 80)
+    assert all(any("█" in line for line in lines) for lines in tables(on_80))
 
 
 def test_the_lines_of_a_tree() -> None:

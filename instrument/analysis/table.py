@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections import namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from instrument.errors import MissingPackage
@@ -56,6 +58,8 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "flops/s": count,
     "share": "{:.1%}".format,
 }
+# A spreadsheet runs a cell that begins with one of these as a formula.
+_FORMULAS = ("=", "+", "-", "@")
 # Rows of a table that an interpreter or a notebook shows.
 _SHOWN_ROWS = 20
 
@@ -252,6 +256,20 @@ class Table:
             {name: package.array(self._columns[name], type=kind) for name, kind in types.items()}
         )
 
+    def to_csv(self) -> str:
+        """Return the table as CSV with a header; an unknown cell is empty.
+
+        Numbers are not rounded: times are in nanoseconds. Names come from a trace, and so from a
+        stranger: a text that begins with =, +, - or @ gets an apostrophe before it, so that no
+        spreadsheet runs it as a formula, and characters that do not print are escaped. The other
+        formats keep names unchanged.
+        """
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows([_csv_cell(value) for value in row] for row in self)
+        return text.getvalue()
+
     def _dtypes(self) -> Iterator[tuple[str, tuple[str, str, str] | None]]:
         """Each column's types in pandas, polars and pyarrow; None for cells of mixed types."""
         return ((name, _DTYPES.get(_kind(name, values))) for name, values in self._columns.items())
@@ -355,6 +373,13 @@ class GroupableTable(Table):
         own = {name: list(column) for name, column in columns.items()}
         made.__setstate__(vars(self) | {"_columns": own})
         return made
+
+
+def _csv_cell(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    text = printable(str(value))
+    return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
 def _passes(cell: Any, wanted: Any) -> bool:

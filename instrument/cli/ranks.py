@@ -41,7 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=column_names,
         help="columns of the ranges to show; all: every column with values",
     )
-    add("--json", action="store_true", help="print all tables as JSON, with times in nanoseconds")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument(
+        "--json", action="store_true", help="print all tables as JSON, with times in nanoseconds"
+    )
+    formats.add_argument(
+        "--csv",
+        metavar="TABLE",
+        help="print one table as CSV, with times in nanoseconds: ranks, breakdown, stragglers, "
+        "ranges, collectives or clocks",
+    )
     add(
         "--trace",
         metavar="FILE",
@@ -52,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the tables over the ranks of one window, as text or JSON.
+    """Return the tables over the ranks of one window, as text, JSON or CSV.
 
     Raises:
         CaptureError: there are no captures, or no such window.
-        ConfigError: the table of ranges has no such column.
+        ConfigError: the table of ranges has no such column, or there is no such table.
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces
@@ -73,4 +82,6 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
         return text.as_json(ranks)
+    if arguments.csv:
+        return text.as_csv(ranks, arguments.csv).rstrip("\n")
     return text.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)

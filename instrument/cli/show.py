@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from fnmatch import fnmatch
 from operator import attrgetter
@@ -11,7 +12,7 @@ from typing import get_args
 
 from instrument.analysis.views import VIEWS, Grouping
 from instrument.cli.arguments import ROWS, column_names, path_or_url, positive, row_count
-from instrument.cli.output import Parts
+from instrument.cli.output import Parts, say
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
 from instrument.files import regular_files
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json all)",
+        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json or --csv all)",
     )
     add(
         "--by",
@@ -76,15 +77,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
-    add(
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument(
         "--json",
         action="store_true",
         help="print the views as JSON, with all columns and with times in nanoseconds",
     )
+    formats.add_argument(
+        "--csv",
+        action="store_true",
+        help="print one view as CSV, with times in nanoseconds; a text that a spreadsheet would "
+        "run as a formula gets an apostrophe before it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the tables that the options ask for, as text or JSON.
+    """Return the tables that the options ask for, as text, JSON or CSV.
 
     Raises:
         CaptureError: there is no capture, or the trace does not hold the property that `--by`
@@ -95,7 +103,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """
     from instrument.analysis.table import ALL
     from instrument.report.notebook import incomplete
-    from instrument.report.text import as_json, capture_parts, sort_keys, view_part
+    from instrument.report.text import as_csv, as_json, capture_parts, sort_keys, view_part
 
     timings = arguments.timings or str(arguments.path).endswith(".jsonl")
     chosen = arguments.views or ["ranges", "operators"]
@@ -111,12 +119,20 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         )
     if timings:
         return _timings(arguments)
-    capture = newest_capture(arguments.path, arguments.graph_capture)
-    if arguments.json:
-        grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
-        return as_json(
-            capture, chosen, rows=arguments.rows or sys.maxsize, sort=arguments.sort, **grouping
+    if arguments.csv and len({*chosen}) > 1:
+        raise ConfigError(
+            "--csv prints one table, and several were chosen: give one view, such as --ranges or "
+            "--ops."
         )
+    capture = newest_capture(arguments.path, arguments.graph_capture)
+    grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
+    options = {"rows": arguments.rows or sys.maxsize, "sort": arguments.sort, **grouping}
+    if arguments.json:
+        return as_json(capture, chosen, **options)
+    if arguments.csv:
+        if missing := incomplete(capture, chosen):
+            say(missing)
+        return as_csv(capture, chosen[0], columns=arguments.columns, **options).rstrip("\n")
     rows = arguments.rows or ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
@@ -138,11 +154,17 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     return [*parts, *filter(None, [incomplete(capture, chosen)])]
 
 
-def _timings(arguments: argparse.Namespace) -> Parts:
-    from instrument.report.text import view_part
+def _timings(arguments: argparse.Namespace) -> str | Parts:
+    from instrument.report.text import chosen_columns, view_part
     from instrument.runs.timings_file import read_timings
 
     table, heading = read_timings(_timings_file(arguments.path))
+    if arguments.json or arguments.csv:
+        ordered = table.sort(arguments.sort) if arguments.sort else table
+        shown = ordered.head(arguments.rows or len(table))
+        if arguments.json:
+            return json.dumps({"timings": [row._asdict() for row in shown]}, indent=2)
+        return chosen_columns("timings", shown, arguments.columns).to_csv().rstrip("\n")
     rows = arguments.rows or ROWS
     return [
         heading,

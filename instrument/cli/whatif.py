@@ -112,13 +112,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json all)",
+        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json or --csv all)",
     )
-    add("--json", action="store_true", help="print JSON, with times in nanoseconds")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument(
+        "--json", action="store_true", help="print JSON, with times in nanoseconds"
+    )
+    formats.add_argument(
+        "--csv",
+        action="store_true",
+        help="print the causal profile, or the table that an option names, as CSV",
+    )
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the simulated step and its tables, as text or JSON.
+    """Return the simulated step and its tables, as text, JSON or CSV.
 
     Raises:
         CaptureError: there is no capture, its steps cannot be simulated, or an edit does not apply.
@@ -134,6 +142,12 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         scenario = edit(scenario)
     if arguments.json:
         return text.as_json(name, scenario, rows=arguments.rows or ALL)
+    if arguments.csv:
+        if len(tables := arguments.tables or [text.PROFILE]) > 1:
+            raise ConfigError(
+                "--csv prints one table, and several were chosen: give --critical-path or --slack."
+            )
+        return text.as_csv(scenario, tables[0], rows=arguments.rows or ALL).rstrip("\n")
     rows = arguments.rows or ROWS
     return text.parts(name, scenario, rows=rows, tables=arguments.tables or ())
 

@@ -16,7 +16,7 @@ from instrument.findings.finding import Evidence, Finding
 from instrument.findings.places import percent
 from instrument.printable import printable
 from instrument.report.prose import byte_count, code, escaped, shortened, wrapped
-from instrument.units import duration
+from instrument.units import counted, duration
 
 #: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
 VERSION = 1
@@ -40,7 +40,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     parts = [_heading(diagnosis)]
     parts += [_finding(number, finding) for number, finding in enumerate(findings, 1)]
     if len(findings) < len(diagnosis.findings):
-        parts.append(f"… and {_count(len(diagnosis.findings) - len(findings), 'more finding')}.")
+        parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
         parts.append("\n".join(wrapped(", ".join(diagnosis.passed), _PASSED, "  ")))
     notes = [("Not checked", diagnosis.not_checked)]
@@ -99,7 +99,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The findings that fit are shown, the largest first; the last line says how many are left out.
     """
     parts = [_markdown_heading(diagnosis)]
-    tail = [_PASSED + _escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
+    tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
     tail += [
         f"{title}: {_few(sentences)}"
         for title, sentences in (
@@ -119,7 +119,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         left -= byte_count([text])
         shown = number
     if shown < len(diagnosis.findings):
-        more = _count(len(diagnosis.findings) - shown, "more finding")
+        more = counted(len(diagnosis.findings) - shown, "more finding")
         parts.append(f"… and {more}; `instrument diagnose --json` lists all.")
     return "\n\n".join([*parts, *tail])
 
@@ -127,7 +127,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
 def _heading(diagnosis: Diagnosis) -> str:
     number = len(diagnosis.captures)
     what = printable(diagnosis.captures[0]) if number == 1 else f"{number} captures"
-    found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
     return "\n".join(wrapped(f"{what}: {found}{step}"))
 
@@ -192,14 +192,10 @@ def _listed(title: str, sentences: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _markdown_heading(diagnosis: Diagnosis) -> str:
     number = len(diagnosis.captures)
     what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
-    found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
+    found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f" A step takes {duration(diagnosis.step_ns)}." if diagnosis.step_ns else ""
     return (
         f"## Diagnosis of {what}: {found}\n\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from instrument.errors import InstrumentError
 from instrument.printable import printable
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
-from instrument.units import duration
+from instrument.units import counted, duration, size
 
 if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
@@ -27,8 +27,8 @@ _RANGE_COLUMNS = (
 # Kinds of rows in the operator table that other tables show: ranges, steps, marks and waits for
 # data.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
-# Columns that can be summed over ranges, because each nanosecond counts for only one range.
-_OWN = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
+# Columns that can be summed over ranges or operators, because each nanosecond counts only once.
+OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
 # `_DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
 # cause of lost device time; the sentence of the largest cause is shown.
@@ -101,45 +101,20 @@ def _steps(capture: Views) -> str:
 
 
 def cost(capture: Views) -> str:
-    """Return a sentence on the cost of recording; empty if the cost was not measured.
+    """Return a line of at most 80 characters on the cost of recording; empty if it is not known.
 
-    While sinks still run, the sentence states the time that the export has taken so far.
+    The line says by how much a recorded step is longer than a step before the window, how long
+    training waited when the window began and ended, and the size of the compressed trace.
     """
     cost, parts = capture.about.cost, []
-    if cost.recorded_step_ns is not None:
-        parts.append(f"a recorded step took {duration(cost.recorded_step_ns)}{_beside(capture)}")
+    undisturbed = part(capture, coverage_rows.UNDISTURBED)
+    if undisturbed is not None and undisturbed.share:
+        parts.append(f"steps {1 / undisturbed.share - 1:+.0%}")
     if cost.start_ns is not None and cost.stop_ns is not None and cost.save_ns is not None:
-        start, end = duration(cost.start_ns), duration(cost.stop_ns + cost.save_ns)
-        parts.append(f"training waited {start} at the start and {end} at the end")
-    if cost.trace_bytes is not None:
-        packed = (
-            f", {cost.packed_bytes / 1e6:.3g} MB compressed"
-            if cost.packed_bytes is not None
-            else ""
-        )
-        parts.append(f"the trace has {cost.trace_bytes / 1e6:.3g} MB{packed}")
-    if cost.export_ns is not None:
-        unfinished = capture.place != (capture.folder or capture.trace_path)
-        parts.append(
-            f"its export {'had taken' if unfinished else 'took'} {duration(cost.export_ns)}"
-        )
-        parts[-1] += " when this was written" if unfinished else ""
-    return f"Cost of recording: {'; '.join(parts)}." if parts else ""
-
-
-def _beside(capture: Views) -> str:
-    """A text on the duration of a step before the window, for comparison with a recorded step.
-
-    The text also says by how many percent a recorded step takes longer, unless too few steps ran
-    before the window.
-    """
-    before = capture.about.cost.unrecorded_step_ns
-    if not before:
-        return ""
-    row = part(capture, coverage_rows.UNDISTURBED)
-    share = None if row is None else row.share
-    more = f" ({1 / share - 1:+.0%})" if share and share < 1 else ""
-    return f", a step before the window {duration(before)}{more}"
+        parts.append(f"start and end {duration(cost.start_ns + cost.stop_ns + cost.save_ns)}")
+    if cost.packed_bytes is not None:
+        parts.append(f"trace {size(cost.packed_bytes)}")
+    return f"Cost of recording: {', '.join(parts)}." if parts else ""
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
@@ -154,11 +129,40 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
     labels = zip(columns["depth"], columns["name"], columns["module_type"])
     columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
-    others = sorted(set(range(len(ranges))) - set(kept))
+    others = set(range(len(ranges))) - set(kept)
     more: list[dict[str, Any]] = [row._asdict() for row in ranges.rest]
     if others:
-        sums = {name: _sum([ranges.column(name)[i] for i in others]) for name in _OWN}
-        more.insert(0, {"name": f"({len(others)} other ranges)", **sums})
+        left_out = [row for at, row in enumerate(ranges) if at in others]
+        more.insert(0, _summed(f"({counted(len(others), 'other range')})", left_out))
+    return _extended(columns, more)
+
+
+def leading(operators: Table, sort: str, rows: int) -> Table:
+    """Return the operators with the largest values of a column, and rows that sum all the rest.
+
+    One row sums the operators that are left out, another row the ranges, steps and waits for data,
+    whose own time is outside of operators. So the shares of all rows add up to 1.
+    """
+    ordered = without_ranges(operators).sort(sort)
+    shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
+    left_out = [ordered[at] for at in range(len(shown), len(ordered))]
+    more = []
+    if left_out:
+        more.append(_summed(f"({counted(len(left_out), 'other operator')})", left_out))
+    if any(outside.column("self_cpu_ns")) or any(outside.column("self_device_ns")):
+        more.append(_summed("(in no operator)", outside))
+    return _extended({name: shown.column(name) for name in shown.columns}, more)
+
+
+def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
+    """A row that sums other rows, in the columns that can be summed."""
+    rows = [*rows]
+    sums = {column: _sum([getattr(row, column, None) for row in rows]) for column in OWN_COLUMNS}
+    return {"name": name, **sums}
+
+
+def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]]) -> Table:
+    """A table with further rows, whose other cells are unknown."""
     return Table(
         {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
     )
@@ -383,9 +387,10 @@ def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
     """Return the title of the operator table, which shows the first `rows` of `count` operators."""
+    of_device = "; device share: self, of all device time" if len(capture.work.event) else ""
     return (
         f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of "
-        f"{shares_are_of(capture)}"
+        f"{shares_are_of(capture)}{of_device}"
     )
 
 
@@ -409,7 +414,7 @@ def _tables(capture: Views) -> dict[str, Any]:
         "failed": False,
         "ranges": shown.select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
         "ranges_title": ranges_title(capture, shown),
-        "operators": operators.sort(key).head(_OPERATORS),
+        "operators": leading(capture.operators, key, _OPERATORS) if len(operators) else None,
         "operators_title": operators_title(capture, _OPERATORS, len(operators), key),
         "incomplete": incomplete(capture, ("ranges", "operators")),
     }

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from instrument.analysis.table import Table, known_columns
+from instrument.errors import ConfigError, did_you_mean
 from instrument.printable import printable
 from instrument.report.section import Section, is_every_column
 from instrument.report.text import plain, view_part
@@ -72,6 +73,18 @@ def as_json(ranks: Ranks) -> str:
     }
     about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
     return json.dumps(about | tables, indent=2)
+
+
+def as_csv(ranks: Ranks, name: str) -> str:
+    """Return one table of the comparison as CSV; see `Table.to_csv`.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    if name not in SCHEMAS:
+        raise ConfigError(f"There is no table {name!r} of ranks{did_you_mean(name, SCHEMAS)}")
+    table: Table = getattr(ranks, name)
+    return table.to_csv()
 
 
 def _stragglers(table: Table) -> str:

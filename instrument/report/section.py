@@ -30,6 +30,7 @@ class Section:
         is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
         texts: how the cells of a column are written, for columns with a format of their own.
+        of_cost: whether shares are shares of a cost, so that large shares are shown in warm colours.
         all_columns: the option of the command that shows the columns which are left out.
     """
 
@@ -43,6 +44,7 @@ class Section:
     is_tree: bool = False
     text_width: int | None = TEXT_WIDTH
     texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    of_cost: bool = False
     all_columns: str = "--columns all"
 
 

@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from instrument.analysis.table import cell_text, heading, is_text
+from instrument.analysis.table import cell_text, heading, is_text, unit_of
 from instrument.printable import printable
 from instrument.report.section import Section
 
@@ -32,16 +32,20 @@ _LEAST_MISSED = (
 # The minimum width of names, the minimum width of other text, and the maximum width of both. On a
 # wide terminal, the maximum width is half of the terminal.
 _NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
-# Unused width first widens columns of text up to this width. The rest makes room for the bar of a
-# share, and then widens columns of text further.
+# Unused width first widens columns of text up to this width. The rest widens the bar of a share,
+# and then columns of text further.
 _READABLE = 36
 # Shortened text keeps this many of its last characters, because names of kernels differ there.
 _TAIL = 15
-_GAP, _BAR = "  ", 8
+_GAP = "  "
+# The widths of the bar of a share, between which it is chosen.
+_SHORTEST_BAR, _LONGEST_BAR = 4, 8
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 # Tree lines: nothing, a line that goes on, a branch, the last branch.
 _GUIDES, _ASCII_GUIDES = ("  ", "│ ", "├ ", "└ "), ("  ", "| ", "+ ", "` ")
 _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
+# The colours of shares of a cost, each with its smallest share.
+_WARM = ((0.2, "bold red"), (0.05, "yellow"))
 
 
 def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
@@ -82,7 +86,7 @@ def _print_words(console: Console, line: str, style: str = "") -> None:
 
 @dataclass
 class _Column:
-    """A column to draw: its cells as text, its minimum and maximum width, and the chosen width."""
+    """A column to draw: its cells as text, its minimum and maximum width, and the chosen widths."""
 
     name: str
     header: str
@@ -92,7 +96,8 @@ class _Column:
     least: int
     most: int
     guides: list[str] = field(default_factory=list)
-    has_bar: bool = False
+    bar: int = 0
+    of_cost: bool = False
     width: int = 0
 
 
@@ -143,7 +148,9 @@ def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]
         if text:
             least = min(natural, max(cell_len(header), narrowest))
         most = min(natural, max(_WIDEST, width // 2)) if text else natural
-        found.append(_Column(name, header, cells, values, text, least, most, guides))
+        cost = section.of_cost and unit_of(name) == "share"
+        column = _Column(name, header, cells, values, text, least, most, guides, of_cost=cost)
+        found.append(column)
     return found
 
 
@@ -171,8 +178,14 @@ def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[st
 
 
 def _needed(columns: Sequence[_Column]) -> int:
-    """The width of a line in which each column has its minimum width."""
-    return sum(column.least for column in columns) + len(_GAP) * (len(columns) - 1)
+    """The width of a line in which each column and the bar of a cost have their minimum width."""
+    gaps = len(_GAP) * (len(columns) - 1)
+    return sum(column.least for column in columns) + gaps + _least_bar(columns)
+
+
+def _least_bar(columns: Sequence[_Column]) -> int:
+    """The width that is kept free for the bar of a cost, with the blank before it."""
+    return 1 + _SHORTEST_BAR if any(column.of_cost for column in columns) else 0
 
 
 def _narrowed(
@@ -180,7 +193,8 @@ def _narrowed(
 ) -> tuple[list[list[_Column]], list[str]]:
     """The columns that fit in a line, as one block, and the names of the columns left out."""
     names = [column.name for column in columns]
-    first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable])]
+    of_cpu = ["share"] if "device_share" in names and section.of_cost else []
+    first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable, *of_cpu])]
     order = [name for name in first if name in names] + [
         name for name in reversed(names) if name not in first
     ]
@@ -209,8 +223,8 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 def _set_widths(columns: list[_Column], width: int) -> None:
     """Choose the width of each column, so that the columns use the width of the terminal.
 
-    Unused width first widens columns of text up to `_READABLE`. The rest makes room for a bar, and
-    then widens columns of text further.
+    Unused width first widens columns of text up to `_READABLE`. The rest widens the bar of the last
+    share, and then columns of text further.
     """
     left = width - _needed(columns)
     for column in columns:
@@ -219,9 +233,11 @@ def _set_widths(columns: list[_Column], width: int) -> None:
     if left < 0:  # a terminal so narrow that nothing fits
         columns[0].width = max(columns[0].width + left, 1)
     shares = [column for column in columns if column.name.endswith("share")]
-    for column in columns:
-        column.has_bar = column in shares[-1:] and left > _BAR
-    _widen(columns, left - (1 + _BAR if any(column.has_bar for column in columns) else 0), width)
+    left += _least_bar(columns)
+    if shares and left > _SHORTEST_BAR:
+        shares[-1].bar = min(left - 1, _LONGEST_BAR)
+        left -= 1 + shares[-1].bar
+    _widen(columns, left, width)
 
 
 def _widen(columns: list[_Column], left: int, most: int) -> int:
@@ -235,7 +251,7 @@ def _widen(columns: list[_Column], left: int, most: int) -> int:
 
 def _lines(columns: list[_Column], section: Section, console: Console) -> Iterator[Text]:
     ascii_only = console.options.ascii_only
-    widths = [column.width + (1 + _BAR if column.has_bar else 0) for column in columns]
+    widths = [column.width + (1 + column.bar if column.bar else 0) for column in columns]
     yield _joined([_padded(Text(column.header, _STRONG), column) for column in columns])
     yield Text(_GAP.join(("-" if ascii_only else "─") * width for width in widths), _FAINT)
     for row in range(len(section.table)):
@@ -254,26 +270,36 @@ def _cell(column: _Column, row: int, *, ascii_only: bool) -> Text:
     value, guide = column.values[row], column.guides[row] if column.guides else ""
     text = _shortened(column.cells[row], max(column.width - cell_len(guide), 1))
     is_nothing = value is None or (value == 0 and not column.is_text)
-    cell = _padded(Text.assemble((guide, _FAINT), (text, _FAINT if is_nothing else "")), column)
-    if column.has_bar:
-        cell.append(f" {_bar(value, ascii_only=ascii_only)}", _BAR_STYLE)
+    warm = _warm(value) if column.of_cost else ""
+    style = _FAINT if is_nothing else warm
+    cell = _padded(Text.assemble((guide, _FAINT), (text, style)), column)
+    if column.bar:
+        bar = _bar(value, column.bar, ascii_only=ascii_only)
+        cell.append(f" {bar}", warm or _BAR_STYLE)
     return cell
+
+
+def _warm(share: object) -> str:
+    """The style of a share of a cost; empty for a small share."""
+    if not isinstance(share, int | float):
+        return ""
+    return next((style for least, style in _WARM if share >= least), "")
 
 
 def _padded(cell: Text, column: _Column) -> Text:
     pad = " " * (column.width - cell.cell_len)
     padded = Text.assemble(cell, pad) if column.is_text else Text.assemble(pad, cell)
-    if column.has_bar and cell.plain == column.header:
-        padded.append(" " * (1 + _BAR))
+    if column.bar and cell.plain == column.header:
+        padded.append(" " * (1 + column.bar))
     return padded
 
 
-def _bar(share: object, *, ascii_only: bool) -> str:
+def _bar(share: object, width: int, *, ascii_only: bool) -> str:
     part = min(max(share, 0.0), 1.0) if isinstance(share, int | float) else 0.0
     if ascii_only:
-        return ("#" * round(part * _BAR)).ljust(_BAR)
-    full, eighths = divmod(round(part * _BAR * 8), 8)
-    return ("█" * full + _EIGHTHS[eighths]).ljust(_BAR)
+        return ("#" * round(part * width)).ljust(width)
+    full, eighths = divmod(round(part * width * 8), 8)
+    return ("█" * full + _EIGHTHS[eighths]).ljust(width)
 
 
 def _shortened(text: str, width: int) -> str:

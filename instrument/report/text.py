@@ -29,12 +29,14 @@ from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
 from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
 from instrument.printable import printable
 from instrument.report.notebook import (
+    OWN_COLUMNS,
     cost,
     costliest_by,
     device,
     heading,
     incomplete,
     inside_compiled,
+    leading,
     not_recorded,
     operators_title,
     outline,
@@ -54,6 +56,7 @@ By = Literal["name", Grouping]
 
 OPERATOR_COLUMNS = tuple(name for name in names_of(OPERATORS) if name != "kind")
 RANGE_COLUMNS = tuple(name for name in names_of(RANGES) if name not in ("path", "depth"))
+_SORTED_RANGES = names_of(RANGES)
 # Our column names by torch's sort keys: torch's names of columns, and torch's names of averages.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "cpu_ns_per_call",
@@ -257,11 +260,7 @@ def view_part(
         ConfigError: the table has no such column.
     """
     chosen = () if columns is None or is_every_column(columns) else columns
-    for name in filter(None, [sort, *chosen]):
-        if TORCH_NAMES.get(name, name) not in table.columns:
-            raise ConfigError(
-                f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
-            )
+    _check_known(view, table, filter(None, [sort, *chosen]))
     title, first = (
         _key(view).capitalize().replace("_", " ").replace(".", ": ").replace("Cuda", "CUDA"),
         (table.sort(sort) if sort else table).head(rows),
@@ -307,11 +306,11 @@ def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str |
     known = SORT_NAMES.get(sort, sort)
     if operators and known in OPERATOR_COLUMNS:
         return known, None
-    if ranges and known in RANGE_COLUMNS:
+    if ranges and known in _SORTED_RANGES:
         return None, known
     if operators:
         return check_sort(sort), None
-    hint = did_you_mean(sort, [*RANGE_COLUMNS, *TORCH_NAMES])
+    hint = did_you_mean(sort, [*_SORTED_RANGES, *TORCH_NAMES])
     raise ConfigError(f"The ranges cannot be sorted by {sort!r}{hint}")
 
 
@@ -336,6 +335,69 @@ def as_json(
         ConfigError: none of the views has the column `sort`.
         TraceError: the trace cannot be read.
     """
+    ordered = _ordered(capture, views, sort, by, stack_depth)
+    tables = {
+        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
+    }
+    missing = losses(capture, rows_of(views))
+    more = {"incomplete": missing} if missing else {}
+    return json.dumps({"name": capture.name, **tables, **more}, indent=2)
+
+
+def as_csv(
+    capture: Views,
+    view: str,
+    *,
+    rows: int = ALL,
+    sort: str | None = None,
+    columns: Sequence[str] | None = None,
+    by: By = "name",
+    stack_depth: int = 5,
+) -> str:
+    """Return a view of the capture as CSV; see `Table.to_csv`.
+
+    Args:
+        capture: the capture.
+        view: the name of the view.
+        rows: the maximum number of rows; -1 means all rows.
+        sort: the column to sort by.
+        columns: the columns to write; None or ["all"] means all columns.
+        by: the property by which operators are grouped, in addition to their name.
+        stack_depth: how many frames a stack has, for `by="stack"`.
+
+    Raises:
+        CaptureError: the trace does not hold the property `by`.
+        ConfigError: the view has no such column.
+        TraceError: the trace cannot be read.
+    """
+    (table,) = _ordered(capture, [view], sort, by, stack_depth).values()
+    return chosen_columns(view, table.head(rows), columns).to_csv()
+
+
+def chosen_columns(view: str, table: Table, columns: Sequence[str] | None) -> Table:
+    """Return a table with the columns that a user chose; None or ["all"] means all columns.
+
+    Raises:
+        ConfigError: the table has no such column.
+    """
+    if columns is None or is_every_column(columns):
+        return table
+    _check_known(view, table, columns)
+    return table.select(columns)
+
+
+def _check_known(view: str, table: Table, columns: Iterable[str]) -> None:
+    for name in columns:
+        if TORCH_NAMES.get(name, name) not in table.columns:
+            raise ConfigError(
+                f"The view {view} has no column {name!r}{did_you_mean(name, table.columns)}"
+            )
+
+
+def _ordered(
+    capture: Views, views: Sequence[str], sort: str | None, by: By, stack_depth: int
+) -> dict[str, Table]:
+    """The tables of the views, sorted by `sort` if they have this column."""
     found = {view: attrgetter(view)(capture) for view in dict.fromkeys(views)}
     if "operators" in found:
         found["operators"] = _grouped(capture, by, stack_depth)
@@ -343,15 +405,9 @@ def as_json(
     if key and not any(key in table.columns for table in found.values()):
         columns = dict.fromkeys(name for table in found.values() for name in table.columns)
         raise ConfigError(f"The views cannot be sorted by {sort!r}{did_you_mean(sort, columns)}")
-    ordered = {
+    return {
         view: table.sort(key) if key in table.columns else table for view, table in found.items()
     }
-    tables = {
-        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
-    }
-    missing = losses(capture, rows_of(views))
-    more = {"incomplete": missing} if missing else {}
-    return json.dumps({"name": capture.name, **tables, **more}, indent=2)
 
 
 def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: str) -> Section:
@@ -362,7 +418,14 @@ def _sorted_ranges(capture: Views, rows: int, columns: list[str] | None, sort: s
     paths = [with_type(row.path, row.module_type) for row in shown]
     named = Table({"name": paths, **{name: shown.column(name) for name in names if name != "name"}})
     title = ranges_title(capture, shown, sort)
-    return Section(named, _name_first(named, names), title, chosen=columns is not None, key=sort)
+    return Section(
+        named,
+        _name_first(named, names),
+        title,
+        chosen=columns is not None,
+        key=sort,
+        of_cost=True,
+    )
 
 
 def _range_part(
@@ -382,7 +445,12 @@ def _range_part(
     names = columns or known_columns(table, (name for name in RANGE_COLUMNS if name in usual))
     title = ranges_title(capture, shown)
     return Section(
-        shown, _name_first(shown, names), title, chosen=columns is not None, is_tree=True
+        shown,
+        _name_first(shown, names),
+        title,
+        chosen=columns is not None,
+        is_tree=True,
+        of_cost=True,
     )
 
 
@@ -394,12 +462,13 @@ def _operator_part(
     sort, note = sort or costliest_by(table), ""
     if not known_columns(table, [sort]):
         note, sort = f"; {sort} was not recorded", "self_cpu_ns"
-    table = without_ranges(table)
+    every, table = table, without_ranges(table)
     if not len(table):
         return "No operators."
     if is_every_column(columns):
         columns = known_columns(table, OPERATOR_COLUMNS)
-    shown = _with_waits(table.sort(sort).head(rows))
+    has_sums = columns is None or any(name in OWN_COLUMNS for name in columns)
+    shown = _with_waits(leading(every, sort, rows) if has_sums else table.sort(sort).head(rows))
     usual = (name for name in OPERATOR_COLUMNS if name == sort or name not in _ON_REQUEST)
     beside = [by] if by in _BESIDE else []
     return Section(
@@ -407,10 +476,18 @@ def _operator_part(
         _name_first(shown, [*beside, *(columns or known_columns(table, usual))]),
         operators_title(capture, rows, len(table), f"{sort}{note}"),
         chosen=columns is not None,
-        missable=[] if columns else [name for name in _LEAST_MISSED if name != sort],
+        missable=[] if columns else _missable(sort),
         key=sort,
         below=[_below(group) for group in shown.column(by)] if by != "name" and not beside else (),
+        of_cost=True,
     )
+
+
+def _missable(sort: str) -> list[str]:
+    """The columns of operators that are left out first, if they are sorted by a column."""
+    names = (name for name in _LEAST_MISSED if name != sort)
+    by_device = sort == "self_device_ns"
+    return ["share" if by_device and name == "device_share" else name for name in names]
 
 
 def _with_waits(table: Table) -> Table:

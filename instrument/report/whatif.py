@@ -101,6 +101,14 @@ def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
     return json.dumps(content, indent=2)
 
 
+def as_csv(scenario: Scenario, table: str = PROFILE, *, rows: int = ALL) -> str:
+    """Return the causal profile, the critical path or the slack as CSV; see `Table.to_csv`."""
+    if table == PROFILE:
+        return _profile_of(scenario, rows).head(rows).to_csv()
+    found: Table = getattr(scenario, table)
+    return found.head(rows).to_csv()
+
+
 def _as_dicts(table: Table, rows: int) -> list[dict[str, Any]]:
     return [row._asdict() for row in table.head(rows)]
 

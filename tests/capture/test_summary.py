@@ -10,7 +10,7 @@ from builders import annotation, call, capture, copy, kernel, kernels, span, ste
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
 from instrument.capture import Capture
-from instrument.report.notebook import _few_modules, device, outline, unmarked
+from instrument.report.notebook import _few_modules, device, leading, outline, unmarked
 from instrument.report.text import render
 
 
@@ -36,7 +36,7 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
 
 def test_without_a_device_the_hosts_own_time_decides(tmp_path) -> None:
     shown = write_capture(tmp_path, steps())._repr_html_()
-    assert names(shown)[2:] == ["(no range)", "aten::mm", "aten::relu"]
+    assert names(shown)[2:] == ["(no range)", "aten::mm", "aten::relu", "(in no operator)"]
     assert (
         "<p>Columns without values: device_share, device_total_share, self_device_ns, device_ns, "
         in shown
@@ -112,6 +112,16 @@ def test_a_small_range_with_a_large_share_is_shown_in_its_place(tmp_path) -> Non
         "(20 other ranges)",
     ]
     assert len(outline(capture(tmp_path, events).ranges, 21)) == 21
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_the_shares_of_the_operators_that_are_shown_add_up_to_the_whole(tmp_path, rows) -> None:
+    shown = write_capture(tmp_path, [*steps(), *kernels(), annotation("own", 900, 40)])
+    table = leading(shown.operators, "self_cpu_ns", rows)
+    for column in ("share", "device_share"):
+        assert sum(filter(None, table.column(column))) == pytest.approx(1)
+    others = {1: ["(2 other operators)"], 2: ["(1 other operator)"], 100: []}[rows]
+    assert table.column("name")[min(rows, 3) :] == [*others, "(in no operator)"]
 
 
 def test_deep_ranges_are_outlined_in_linear_time(tmp_path) -> None:

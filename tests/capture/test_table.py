@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import doctest
 import os
 import pickle
 import sys
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import polars
@@ -273,3 +275,17 @@ def test_a_table_can_be_sent_to_another_process() -> None:
     again = pickle.loads(pickle.dumps(table))
     assert list(again) == list(table)
     assert str(again.sort("name")) == str(table)
+
+
+def test_csv_holds_exact_numbers_and_no_formula() -> None:
+    names = ["=1+1", "+x", "-x", "@x", "a,b", 'say "x"', "two\nlines", "中文", None]
+    table = Table({"name": names, "total_ns": [*range(8), None], "share": [1 / 3] * 9})
+    text = table.to_csv()
+    header, *rows = csv.reader(StringIO(text))
+    assert header == ["name", "total_ns", "share"]
+    assert [row[0] for row in rows] == [
+        "'=1+1", "'+x", "'-x", "'@x", "a,b", 'say "x"', "two\\nlines", "中文", "",
+    ]  # fmt: skip
+    assert [row[1] for row in rows] == [*map(str, range(8)), ""]
+    assert {float(row[2]) for row in rows} == {1 / 3}
+    assert Table({"total_ns": [-5]}).to_csv() == "total_ns\n-5\n", "a number is no formula"

@@ -1,0 +1,28 @@
+"""The verdict on a run: one sentence that says what slows it most."""
+
+from __future__ import annotations
+
+from instrument.findings.diagnose import Diagnosis
+from instrument.findings.finding import Finding
+
+# A change that saves a smaller share of a step is in the diagnosis, but not the verdict.
+_LEAST_SHARE = 0.03
+
+
+def verdict(diagnosis: Diagnosis) -> str:
+    """Return what slows a run most: the title of the largest finding, without a full stop.
+
+    A finding counts if it saves at least 3 % of a step, or if its saving is not known. The title
+    may hold names from a trace, so escape it for the place where it is shown.
+    """
+    for finding in diagnosis.findings:
+        if _counts(finding):
+            return finding.title
+    if diagnosis.step_ns is None:
+        return "Nothing found; the savings are not known, because no step could be simulated"
+    return f"Nothing found that saves more than {_LEAST_SHARE * 100:.0f} % of a step"
+
+
+def _counts(finding: Finding) -> bool:
+    saving = finding.saving
+    return saving is None or saving.saving_ns >= _LEAST_SHARE * saving.baseline_ns
