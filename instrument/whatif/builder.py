@@ -55,7 +55,7 @@ from instrument.whatif.model import (
     Model,
     Moments,
 )
-from instrument.whatif.program import NEVER, Program, build
+from instrument.whatif.program import NEVER, Program, build, in_order
 
 # Moments at the same time are in the order: starts and ends of device events, ends of waits on the
 # CPU, beginnings, other ends.
@@ -120,6 +120,10 @@ class _Builder:
         typical = fixed_ns if typical_ns is None else typical_ns
         self.typical.append(np.broadcast_to(np.asarray(typical, np.int64), len(columns[0])))
 
+    def columns(self) -> Arcs:
+        """The arcs that have been added."""
+        return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
+
     def wait(self, thread: Ints, start_ns: Ints, end_ns: Ints) -> None:
         """Take intervals out of the CPU time of threads."""
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
@@ -161,12 +165,15 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     _device_arcs(made, launch_of, end_of, start_of)
     _queue_arcs(made, blocked, start_of)
     _wait_arcs(made, waits, end_of)
+    stream = events.thread[work.event].astype(np.int64) + len(events.threads)
+    thread = np.concatenate(made.threads)
     moments = Moments(
         time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed]]) - made.begin_ns,
         phase=np.concatenate(
             [*made.phases, np.full(len(end_of), _ENDS), np.full(len(needed), _STARTS)]
         ),
-        thread=np.concatenate(made.threads),
+        thread=thread,
+        chain=np.concatenate([thread, stream, stream[needed]]),
         call=np.concatenate(made.calls),
         end_of=end_of,
         start_of=start_of,
@@ -188,10 +195,10 @@ def _finish(
     started[moments.start_of[has_start]] = made.work.start_ns[has_start]
     on_cpu = moments.phase >= _RETURNS
     order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
-    program, arcs, kept = _built(made, moments, order)
-    arcs.fixed_ns[~kept] = NEVER
+    program, arcs = _built(made, moments, order)
+    arcs.fixed_ns[~program.kept] = NEVER
     typical = np.concatenate(made.typical)
-    typical[~kept] = NEVER
+    typical[~program.kept] = NEVER
     found = Model(
         links=made.links,
         work=made.work,
@@ -200,7 +207,7 @@ def _finish(
         arcs=arcs,
         program=program,
         residue_ns=np.zeros(len(made.work.event), np.int64),
-        dropped=int(np.count_nonzero(~kept)),
+        dropped=int(np.count_nonzero(~program.kept)),
         has_steps=has_steps,
         step_of=step_of,
         unknown_wait_ns=waits.unknown_ns,
@@ -209,24 +216,23 @@ def _finish(
     return replace(found, residue_ns=_residues(found))
 
 
-def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs, Flags]:
-    """The program, its arcs, and which of them it has.
+def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
+    """The program and its arcs.
 
     A moment of which the clocks contradict all arcs happens when it happened.
     """
-    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
-    program, kept = build(order, arcs.target, arcs.source)
+    arcs = made.columns()
+    kept = in_order(order, arcs.target, arcs.source)
     alone = np.ones(len(moments.time_ns), np.bool_)
     alone[arcs.target[kept]] = False
-    if not alone.any():
-        return program, arcs, kept
-    target = np.flatnonzero(alone)
-    row_of = np.full(len(alone), -1)
-    row_of[moments.end_of] = np.arange(len(moments.end_of))
-    lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
-    made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
-    arcs = Arcs(*(np.concatenate(side) for side in zip(*made.arcs)))
-    return (*build(order, arcs.target, arcs.source)[:1], arcs, np.append(kept, alone[target]))
+    if alone.any():
+        target = np.flatnonzero(alone)
+        row_of = np.full(len(alone), -1)
+        row_of[moments.end_of] = np.arange(len(moments.end_of))
+        lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
+        made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
+        arcs = made.columns()
+    return build(order, arcs.target, arcs.source, moments.chain, arcs.follows), arcs
 
 
 def _residues(found: Model) -> Ints:

@@ -16,7 +16,7 @@ from instrument.analysis.breakdown import Work
 from instrument.links.groupby import group_rows
 from instrument.links.intervals import Intervals
 from instrument.links.links import Links
-from instrument.trace.events import Ints
+from instrument.trace.events import Flags, Ints
 from instrument.whatif.cpu_time import CpuTime, joined
 from instrument.whatif.program import NEVER, Program
 
@@ -58,6 +58,7 @@ class Moments:
         phase: orders moments at the same time; starts and ends of device events, ends of waits on
             the CPU, beginnings, other ends.
         thread: the thread of each CPU moment.
+        chain: the thread or stream of each moment, as a number.
         call: the event of each CPU moment; -1 for none.
         end_of: the moment of the end of each device row.
         start_of: the moment of the start of each device row; -1 for none.
@@ -67,6 +68,7 @@ class Moments:
     time_ns: Ints
     phase: Ints
     thread: Ints
+    chain: Ints
     call: Ints
     end_of: Ints
     start_of: Ints
@@ -95,6 +97,12 @@ class Arcs:
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @property
+    def follows(self) -> Flags:
+        """A mask of the arcs from a moment to the next one on its thread or stream."""
+        found: Flags = (self.kind == CPU) | (self.kind == STREAM) | (self.kind == DEVICE)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,18 +205,23 @@ class Model:
 
         A step ends when the CPU has left it and the device has ended the work that it launched. So
         a step counts the slower of CPU and device, also if the CPU runs ahead. If `times` has two
-        dimensions, each column is a scenario, and so it is in the result.
+        dimensions, each row is a scenario, and so it is in the result.
         """
-        moments = self.moments
-        ends = times[moments.step_end].astype(np.float64)
+        ends = times[..., self.moments.step_end].astype(np.float64)
+        launched, present, first = self._launched
+        if len(present):
+            device = np.maximum.reduceat(times[..., launched], first, axis=-1)
+            ends[..., present] = np.maximum(ends[..., present], device)
+        found: NDArray[np.float64] = np.maximum.accumulate(ends, axis=-1)
+        return found
+
+    @cached_property
+    def _launched(self) -> tuple[Ints, Ints, Ints]:
+        """The ends of the device work of steps, sorted by step; the steps; the first end of each."""
         launched = np.flatnonzero(self.step_of >= 0)
         order = launched[np.argsort(self.step_of[launched], kind="stable")]
         present, first = np.unique(self.step_of[order], return_index=True)
-        if len(present):
-            device = np.maximum.reduceat(times[moments.end_of[order]], first, axis=0)
-            ends[present] = np.maximum(ends[present], device)
-        found: NDArray[np.float64] = np.maximum.accumulate(ends, axis=0)
-        return found
+        return self.moments.end_of[order], present, first
 
     @cached_property
     def span_ns(self) -> int:
