@@ -1,6 +1,7 @@
 """What a step would take if something were faster or gone, from a simulation of the recorded window.
 
-- `model`: the moments that matter, and which of them waits for which others.
+- `model`: the moments that matter, which of them waits for which others, and what this costs.
+- `builder`: finds the moments and what they wait for in a trace.
 - `cpu_time`: the time of the threads as an axis on which waits have no length.
 - `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the pass that computes when each of them happens.

@@ -20,8 +20,9 @@ from instrument.printable import printable
 from instrument.trace.events import Ints
 from instrument.units import duration
 from instrument.whatif import edits, selection
+from instrument.whatif.builder import build_model
 from instrument.whatif.critical_path import critical_path, slack
-from instrument.whatif.model import Costs, Model, model
+from instrument.whatif.model import Costs, Model
 from instrument.whatif.window import Window, meetings
 
 if TYPE_CHECKING:
@@ -470,7 +471,7 @@ def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def _model(capture: Views, meets: Ints | None = None) -> Model:
-    found = model(capture.links, capture.work, meets)
+    found = build_model(capture.links, capture.work, meets)
     if not len(found.moments.step_end):
         raise CaptureError(
             "The trace has no CPU events, so no step can be simulated: record with "

@@ -17,8 +17,9 @@ from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import Intervals
 from instrument.printable import printable
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, split_overload
+from instrument.whatif.builder import loads_here
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import Model, loads_here
+from instrument.whatif.model import Model
 
 _SHOWN = 3
 # How compilers write a namespace without a name.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.groupby import Groups, groupby
-from instrument.trace.events import Ints
+from instrument.trace.events import Flags, Ints
 from instrument.whatif.edits import others_stay
 from instrument.whatif.model import DEVICE, Costs, Model
 from instrument.whatif.program import NEVER, Program, build
@@ -92,14 +92,24 @@ class Window:
         if self.meetings is None:
             return tuple(costs)
         found = []
-        for rank, (model, own) in enumerate(zip(self.models, costs)):
+        for rank, own in enumerate(costs):
             mine = self.meetings.rank == rank
             device_ns, fixed_ns = own.device_ns.copy(), own.fixed_ns.copy()
             rows = self.meetings.row[mine]
             device_ns[rows] = self._transfer_ns[self.meetings.collective[mine]]
-            fixed_ns[(model.arcs.kind == DEVICE) & np.isin(model.arcs.row, rows)] = NEVER
+            fixed_ns[self._transfers(rank)] = NEVER
             found.append(replace(own, device_ns=device_ns, fixed_ns=fixed_ns))
         return tuple(found)
+
+    def _transfers(self, rank: int) -> Flags:
+        """A mask of a rank's arcs from the start of a joining collective's kernel to its end.
+
+        The collective decides when such a kernel ends, and not the arc.
+        """
+        assert self.meetings is not None
+        rows, arcs = self.meetings.row[self.meetings.rank == rank], self.models[rank].arcs
+        found: Flags = (arcs.kind == DEVICE) & np.isin(arcs.row, rows)
+        return found
 
     @cached_property
     def program(self) -> Program:
@@ -115,21 +125,27 @@ class Window:
         times = np.concatenate(
             [model.moments.time_ns + shift for model, shift in zip(self.models, self.shift_ns)]
         )
-        targets, sources = [], []
-        for model, begin in zip(self.models, first):
+        targets, sources, chains, follows, above = [], [], [], [], 0
+        for rank, (model, begin) in enumerate(zip(self.models, first)):
             source = model.arcs.source
             targets.append(model.arcs.target + begin)
             sources.append(np.where(source >= 0, source + begin, -1))
+            chains.append(model.moments.chain + above)
+            above = int(chains[-1].max()) + 1
+            follows.append(model.arcs.follows & ~self._transfers(rank))
+        joining = np.zeros(len(meetings.row), np.bool_)
         starts, ends = self._bounds
         joins = first[-1] + meetings.collective
         collectives = Groups(meetings.collective, self._collectives)
         all_began = -collectives.min(-times[starts])
         joined_ns = np.minimum(all_began, collectives.min(times[ends]))
         order = self._order(np.concatenate([times, joined_ns]))
-        program, _ = build(
+        program = build(
             order,
             np.concatenate([*targets, joins, ends]),
             np.concatenate([*sources, starts, joins]),
+            np.concatenate([*chains, np.full(self._collectives, above)]),
+            np.concatenate([*follows, joining, joining]),
         )
         late = times[ends] - joined_ns[meetings.collective]
         return program, late - self._transfer_ns[meetings.collective]
@@ -212,7 +228,9 @@ class Window:
     def ends_ns(self, times: NDArray[Any]) -> list[NDArray[np.float64]]:
         """When each step ends on each rank; see `Model.ends_ns`."""
         bounds = zip(self.models, self.first_moment)
-        return [model.ends_ns(times[k : k + len(model.moments.time_ns)]) for model, k in bounds]
+        return [
+            model.ends_ns(times[..., k : k + len(model.moments.time_ns)]) for model, k in bounds
+        ]
 
     def steps_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
         """The duration of each step, which ends when all ranks have ended it.
@@ -221,11 +239,11 @@ class Window:
         device can still work for the step before.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
-        steps = min(len(each) for each in ends)
-        last = np.maximum.reduce([each[:steps] for each in ends])
-        entered = [times[model.moments.step_start[:steps] + k] for model, k in bounds]
+        steps = min(each.shape[-1] for each in ends)
+        last = np.maximum.reduce([each[..., :steps] for each in ends])
+        entered = [times[..., model.moments.step_start[:steps] + k] for model, k in bounds]
         begin = np.minimum.reduce(entered).astype(np.float64)
-        begin[1:] = np.maximum(begin[1:], last[:-1])
+        begin[..., 1:] = np.maximum(begin[..., 1:], last[..., :-1])
         found: NDArray[np.float64] = last - begin
         return found
 

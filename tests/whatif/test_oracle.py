@@ -14,7 +14,7 @@ import pytest
 from builders import capture
 
 from instrument.errors import CaptureError, ConfigError
-from instrument.whatif import model
+from instrument.whatif import builder
 from instrument.whatif.scenario import Scenario
 from whatif.oracle import Program, removed, run, scaled, without_copies, without_waits
 from whatif.programs import Author, Features
@@ -96,9 +96,9 @@ def full_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """A queue that a small program can fill; all its launches may come to wait."""
 
     def patch(queue: int) -> None:
-        if queue < model.FULL_QUEUE:
-            monkeypatch.setattr(model, "FULL_QUEUE", queue)
-            monkeypatch.setattr(model, "_FILLED", 0)
+        if queue < builder.FULL_QUEUE:
+            monkeypatch.setattr(builder, "FULL_QUEUE", queue)
+            monkeypatch.setattr(builder, "_FILLED", 0)
 
     return patch
 
@@ -109,7 +109,7 @@ def edits_of(seed: int, features: Features) -> list[tuple[Edit, ...]]:
     Which launches meet in a full queue is not known if some of them are gone.
     """
     random = Random(seed)
-    removing = () if features.queue < model.FULL_QUEUE else REMOVING
+    removing = () if features.queue < builder.FULL_QUEUE else REMOVING
     pairs = [(random.choice(SCALING), random.choice(SCALING + removing)) for _ in range(6)]
     singles = random.sample(SCALING, 8) + list(removing)
     return [(), *((edit,) for edit in singles), *pairs]

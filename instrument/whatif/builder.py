@@ -1,0 +1,682 @@
+"""`build_model`: find the moments of a recorded window, and which moments each of them waits for.
+
+The CPU of a thread is an axis of elapsed time (`cpu_time`). It has moments only where something
+outside the thread matters: where it launches work, where a wait ends, where another thread takes
+over, and where a step begins or ends. Each device event has a moment at its end, and one at its
+start if something waits for the start. The arcs between moments:
+
+- A CPU moment follows the moment before it on its thread, after the CPU time in between.
+- A device event starts after its launch and the usual delay, after its predecessor on the stream
+  and the usual gap, and after the work of another stream for which its stream has to wait.
+- A wait ends after the device work that it waits for (`instrument.links.synchronisation`).
+- A launch waits while `FULL_QUEUE` launches of its stream have not started.
+- The autograd engine's thread works while the thread that called it waits, and the reverse. Another
+  thread hands over in the same way where one thread is silent until just after the other has ended.
+- Workers of a data loader run in other processes: a batch arrives when it arrived in the recording.
+
+The usual delays and gaps are medians of the trace. What they do not explain of the start of a device
+event is its residue. With its residues, the model repeats the recording exactly, which proves
+nothing; `Model.typical` leaves them out.
+
+The model follows Daydream (Zhu et al., USENIX ATC 2020), which edits a dependency graph of kernels
+and launches, and adds the queue, the threads and the loader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION, Work
+from instrument.analysis.launch_queue import FULL_QUEUE
+from instrument.analysis.steps import is_loading, launching_step
+from instrument.links.autograd import is_backward
+from instrument.links.groupby import Groups, groupby
+from instrument.links.intervals import Intervals, merged
+from instrument.links.links import Links
+from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
+from instrument.links.synchronisation import STREAM_WAIT
+from instrument.trace.events import Events, Flags, Ints, loader_iterator
+from instrument.whatif.cpu_time import CpuTime, axis_of, joined, within
+from instrument.whatif.model import (
+    CPU,
+    CROSS,
+    DEVICE,
+    HANDOVER,
+    LAUNCH,
+    LOADER,
+    ORIGIN,
+    QUEUE,
+    RANKS,
+    STREAM,
+    WAIT,
+    Arcs,
+    Model,
+    Moments,
+)
+from instrument.whatif.program import NEVER, Program, build, in_order
+
+# Moments at the same time are in the order: starts and ends of device events, ends of waits on the
+# CPU, beginnings, other ends.
+_STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
+# A launch waits for a place in the queue only if the queue is full. A faster CPU fills it, so the
+# arcs begin where it was filled to a tenth.
+_FILLED = FULL_QUEUE // 10
+# A thread takes over from another one if it begins this soon after the other has ended, or within
+# this share of the time that it waited: a loaded machine wakes threads up late.
+_WAKES_NS, _WAKES_SHARE = 200_000, 0.1
+# A silent thread waits for another one only if the other works for this share of the silence.
+_WORKS_SHARE = 0.8
+_SHORTEST_SILENCE_NS = 50_000
+# A batch was waited for if its call took more than twice the shortest one and this much.
+_READY_NS = 200_000
+# A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
+_LONGEST_DELAY_NS = 1_000_000
+# The most pairs of a synchronisation and a stream.
+_MOST_PAIRS = 1 << 20
+# Fewer events than this do not make a median that one exception cannot change.
+_FEW = 8
+_WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
+
+
+class _Builder:
+    """Collects moments and arcs while the model is built."""
+
+    def __init__(self, links: Links, work: Work) -> None:
+        self.links, self.work, self.events = links, work, links.events
+        self.begin_ns, self.axis_span_ns = axis_of(self.events)
+        self.threads: list[Ints] = []
+        self.times: list[Ints] = []
+        self.phases: list[Ints] = []
+        self.calls: list[Ints] = []
+        self.count = 0
+        self.arcs: list[tuple[Ints, ...]] = []
+        self.typical: list[Ints] = []
+        self.waits: list[tuple[Ints, Ints, Ints]] = []
+
+    def add(self, phase: int | Ints, thread: Ints, time_ns: Ints, call: Ints | None = None) -> Ints:
+        """Add CPU moments, and return their numbers."""
+        self.threads.append(thread.astype(np.int64))
+        self.times.append(time_ns)
+        self.phases.append(np.broadcast_to(np.asarray(phase), len(thread)))
+        self.calls.append(np.full(len(thread), -1) if call is None else call)
+        self.count += len(thread)
+        return np.arange(self.count - len(thread), self.count)
+
+    def connect(
+        self,
+        kind: int,
+        target: Ints,
+        source: Ints | int,
+        fixed_ns: Ints | int = 0,
+        row: Ints | int = -1,
+        event: Ints | int = -1,
+        typical_ns: Ints | int | None = None,
+    ) -> None:
+        """Add arcs; `typical_ns` replaces `fixed_ns` in the costs without residues."""
+        columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
+        self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
+        typical = fixed_ns if typical_ns is None else typical_ns
+        self.typical.append(np.broadcast_to(np.asarray(typical, np.int64), len(columns[0])))
+
+    def columns(self) -> Arcs:
+        """The arcs that have been added."""
+        return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
+
+    def wait(self, thread: Ints, start_ns: Ints, end_ns: Ints) -> None:
+        """Take intervals out of the CPU time of threads."""
+        self.waits.append((thread.astype(np.int64), start_ns, end_ns))
+
+
+def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
+    """Build the model of a capture.
+
+    Args:
+        links: the relations of the trace.
+        work: the device work of the trace.
+        meets: the device rows of collectives that other ranks take part in; see `window`.
+
+    Cost: some hundred array operations on the launches, waits and device events, and the call tree.
+
+    Raises:
+        CaptureError: the trace is too long to simulate.
+    """
+    events, made = links.events, _Builder(links, work)
+    thread_of = _threads(links)
+    step_start, step_end, step_of, has_steps = _steps(made)
+    starts = made.add(_BEGINS, step_start[0], step_start[1])
+    _hand_overs(made)
+    # One moment for each call that launched work.
+    called = np.flatnonzero(work.call >= 0)
+    calls, of_call = np.unique(work.call[called], return_inverse=True)
+    launches = made.add(_BEGINS, thread_of[calls], events.start_ns[calls], calls)
+    launch_of = np.full(len(work.event), -1)
+    launch_of[called] = launches[of_call]
+    _loader_waits(made)
+    blocked = _queue_moments(made, thread_of)
+    waits = _wait_moments(made, thread_of)
+    ends = made.add(_LEAVES, step_end[0], step_end[1])
+    cpu_count = made.count
+    end_of = cpu_count + np.arange(len(work.event))
+    start_of = np.full(len(work.event), -1)
+    needed = np.union1d(blocked[1], np.zeros(0, np.int64) if meets is None else meets)
+    start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
+    _device_arcs(made, launch_of, end_of, start_of)
+    _queue_arcs(made, blocked, start_of)
+    _wait_arcs(made, waits, end_of)
+    stream = events.thread[work.event].astype(np.int64) + len(events.threads)
+    thread = np.concatenate(made.threads)
+    moments = Moments(
+        time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed]]) - made.begin_ns,
+        phase=np.concatenate(
+            [*made.phases, np.full(len(end_of), _ENDS), np.full(len(needed), _STARTS)]
+        ),
+        thread=thread,
+        chain=np.concatenate([thread, stream, stream[needed]]),
+        call=np.concatenate(made.calls),
+        end_of=end_of,
+        start_of=start_of,
+        step_start=starts,
+        step_end=ends,
+    )
+    _cpu_arcs(made, moments)
+    return _finish(made, moments, has_steps, step_of, waits)
+
+
+def _finish(
+    made: _Builder, moments: Moments, has_steps: bool, step_of: Ints, waits: _WaitMoments
+) -> Model:
+    axis = _axis(made)
+    # Among device events at the same time, the one that started first comes first.
+    started = np.zeros(len(moments.time_ns), np.int64)
+    started[moments.end_of] = made.work.start_ns
+    has_start = moments.start_of >= 0
+    started[moments.start_of[has_start]] = made.work.start_ns[has_start]
+    on_cpu = moments.phase >= _RETURNS
+    order = np.lexsort((moments.phase, started, on_cpu, moments.time_ns))
+    program, arcs = _built(made, moments, order)
+    arcs.fixed_ns[~program.kept] = NEVER
+    typical = np.concatenate(made.typical)
+    typical[~program.kept] = NEVER
+    found = Model(
+        links=made.links,
+        work=made.work,
+        axis=axis,
+        moments=moments,
+        arcs=arcs,
+        program=program,
+        residue_ns=np.zeros(len(made.work.event), np.int64),
+        dropped=int(np.count_nonzero(~program.kept)),
+        has_steps=has_steps,
+        step_of=step_of,
+        unknown_wait_ns=waits.unknown_ns,
+        _typical_ns=typical,
+    )
+    return replace(found, residue_ns=_residues(found))
+
+
+def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
+    """The program and its arcs.
+
+    A moment of which the clocks contradict all arcs happens when it happened.
+    """
+    arcs = made.columns()
+    kept = in_order(order, arcs.target, arcs.source)
+    alone = np.ones(len(moments.time_ns), np.bool_)
+    alone[arcs.target[kept]] = False
+    if alone.any():
+        target = np.flatnonzero(alone)
+        row_of = np.full(len(alone), -1)
+        row_of[moments.end_of] = np.arange(len(moments.end_of))
+        lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
+        made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
+        arcs = made.columns()
+    return build(order, arcs.target, arcs.source, moments.chain, arcs.follows), arcs
+
+
+def _residues(found: Model) -> Ints:
+    """How much later each device event started than its arcs explain."""
+    arcs, moments, work = found.arcs, found.moments, found.work
+    into = np.flatnonzero(
+        np.isin(arcs.kind, (LAUNCH, STREAM, CROSS, ORIGIN))
+        & (arcs.row >= 0)
+        & (arcs.fixed_ns != NEVER)
+    )
+    row, source = arcs.row[into], arcs.source[into]
+    begun = np.where(source >= 0, np.append(moments.time_ns, 0)[source], 0) + arcs.fixed_ns[into]
+    expected = np.full(len(work.event), NEVER)
+    np.maximum.at(expected, row, begun)
+    started = work.start_ns - found.axis.begin_ns
+    return np.where(expected == NEVER, 0, started - expected)
+
+
+def _threads(links: Links) -> Ints:
+    """The thread of each event, as the call tree has it."""
+    thread = links.events.thread.astype(np.int64)
+    thread[links.call_tree.index] = links.call_tree.thread
+    return thread
+
+
+def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, bool]:
+    """The thread and time of the starts and ends of the steps, and the step of each device row."""
+    events, links = made.events, made.links
+    index = links.steps
+    if len(index):
+        thread = events.thread[index].astype(np.int64)
+        starts, ends = (thread, events.start_ns[index]), (thread, events.end_ns[index])
+        return starts, ends, launching_step(events, made.work, index), True
+    tree = links.call_tree
+    everything = np.zeros(len(made.work.event), np.int64)
+    if not len(tree):
+        none = np.zeros(0, np.int64)
+        return (none, none), (none, none), np.full(len(everything), -1), False
+    main = int(np.argmax(np.bincount(tree.thread)))
+    own = np.flatnonzero(tree.thread == main)
+    thread = np.array([main])
+    begin, end = np.array([tree.start_ns[own].min()]), np.array([tree.end_ns[own].max()])
+    return (thread, begin), (thread, end), everything, False
+
+
+def _cpu_arcs(made: _Builder, moments: Moments) -> None:
+    """From each CPU moment to the next one of its thread."""
+    count = len(moments.thread)
+    order = np.lexsort((moments.phase[:count], moments.time_ns[:count], moments.thread))
+    before = np.append(-1, order[:-1])[:count]
+    is_first = np.append(True, np.diff(moments.thread[order]) != 0)[:count]
+    made.connect(CPU, order, np.where(is_first, -1, before))
+
+
+def _axis(made: _Builder) -> CpuTime:
+    unplaced = CpuTime(made.begin_ns, made.axis_span_ns, (np.zeros(0, np.int64),) * 2)
+    if not made.waits:
+        return unplaced
+    thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
+    return replace(
+        unplaced, waits=joined(unplaced.place(thread, start), unplaced.place(thread, end))
+    )
+
+
+# ---- hand-over between threads
+
+
+def _hand_overs(made: _Builder) -> None:
+    """The moments and arcs where one thread works while another one waits."""
+    links, tree = made.links, made.links.call_tree
+    if not len(tree):
+        return
+    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
+    main = int(np.argmax(np.bincount(threads)))
+    engines = np.unique(tree.thread[is_backward(made.events)[tree.index]])
+    roots = np.flatnonzero(tree.parent < 0)
+    of_thread = Groups(tree.thread[roots].astype(np.int64), len(made.events.threads)).rows()
+    own = np.flatnonzero(tree.thread == main)
+    bounds = np.unique(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
+    for other, rows in enumerate(of_thread):
+        if len(rows) and other != main:
+            mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
+            _hand_over(made, main, bounds, other, mine, is_engine=other in engines)
+
+
+def _hand_over(
+    made: _Builder, main: int, bounds: Ints, other: int, busy: Intervals, *, is_engine: bool
+) -> None:
+    """Connect the main thread with another one, where it waits for the other.
+
+    The main thread is silent between two of its `bounds`. It waits there if the other thread falls
+    idle in the silence. For the engine's thread, this is enough. For any other thread, the main
+    thread must go on just after that, and the other one must have worked for most of the silence.
+    """
+    start, end = busy
+    gap = np.searchsorted(bounds, end)
+    last = np.append(np.diff(gap) != 0, True) & (gap > 0) & (gap < len(bounds))
+    at, gap = np.flatnonzero(last), gap[last]
+    silent_from, silent_until, finish = bounds[gap - 1], bounds[gap], end[at]
+    # It must not work on when the main thread goes on.
+    chosen = np.append(start, np.iinfo(np.int64).max)[at + 1] >= silent_until
+    first = np.searchsorted(end, silent_from, "right")
+    begin = np.maximum(start[np.minimum(first, len(start) - 1)], silent_from)
+    if not is_engine:
+        silence = silent_until - silent_from
+        wakes = np.maximum(_WAKES_NS, (silence * _WAKES_SHARE).astype(np.int64))
+        works = within(busy, silent_from, finish)
+        chosen &= (silence >= _SHORTEST_SILENCE_NS) & (silent_until - finish <= wakes)
+        chosen &= works >= _WORKS_SHARE * (finish - silent_from)
+    begin, finish = begin[chosen], finish[chosen]
+    if not len(begin):
+        return
+    mains, others = np.full(len(begin), main), np.full(len(begin), other)
+    ends = made.add(_LEAVES, others, finish)
+    resumes = made.add(_LEAVES, mains, finish)
+    made.connect(HANDOVER, resumes, ends)
+    made.wait(mains, begin, finish)
+    # When the other thread begins after a pause, the main thread has caused it.
+    pause_from = np.append(made.begin_ns, end[:-1])
+    pauses = start - pause_from >= (1 if is_engine else _SHORTEST_SILENCE_NS)
+    if is_engine:
+        pauses &= np.isin(start, begin)
+    begins, pause_from = start[pauses], pause_from[pauses]
+    asks = made.add(_BEGINS, np.full(len(begins), main), begins)
+    works_from = made.add(_BEGINS, np.full(len(begins), other), begins)
+    made.connect(HANDOVER, works_from, asks)
+    made.wait(np.full(len(begins), other), pause_from, begins)
+
+
+# ---- waits for the data loader
+
+
+def _loader_waits(made: _Builder) -> None:
+    """Batches of worker processes arrive when they arrived in the recording."""
+    events = made.events
+    loads = is_loading(events) & events.finished
+    _next_batches(made, np.flatnonzero(loads & loads_here(events)))
+    of_workers = events.named(lambda name: _WORKERS in (loader_iterator(name) or ""))
+    calls = np.flatnonzero(loads & of_workers)
+    for name in np.unique(events.name[calls]).tolist():
+        same = calls[events.name[calls] == name]
+        duration = events.duration_ns[same]
+        own = int(duration.min())
+        waited = same[duration > 2 * own + _READY_NS]
+        thread, end = events.thread[waited], events.end_ns[waited]
+        moments = made.add(_RETURNS, thread, end, waited)
+        made.connect(LOADER, moments, -1, end - made.begin_ns, event=waited)
+        made.wait(thread, events.start_ns[waited] + own, end)
+
+
+def loads_here(events: Events) -> Flags:
+    """A mask of the events whose name is that of a loader that works in the training process."""
+    return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
+
+
+def _next_batches(made: _Builder, calls: Ints) -> None:
+    """From each batch that the training process loads to the next one; `workers` uses these arcs."""
+    events = made.events
+    for name in np.unique(events.name[calls]).tolist():
+        same = calls[events.name[calls] == name]
+        same = same[np.argsort(events.start_ns[same], kind="stable")]
+        moments = made.add(_RETURNS, events.thread[same], events.end_ns[same], same)
+        made.connect(LOADER, moments[1:], moments[:-1], NEVER, event=same[1:])
+
+
+# ---- the launch queue
+
+
+def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """The ends of the calls that may find a full queue.
+
+    Returns:
+        The moments, the device row that each waits for, the lag after the start of that row, the
+            usual lag, and the call.
+    """
+    events, work = made.events, made.work
+    none = np.zeros(0, np.int64)
+    is_cuda = events.named(lambda name: name.startswith("cu"))
+    known = np.flatnonzero((work.call >= 0) & is_cuda[work.call])
+    stream = events.thread[work.event[known]].astype(np.int64)
+    order = np.lexsort((work.start_ns[known], work.call[known], stream))
+    known, stream = known[order], stream[order]
+    changes = (np.diff(work.call[known]) != 0) | (np.diff(stream) != 0)
+    first = np.append(True, changes)[: len(known)]
+    known, stream = known[first], stream[first]
+    order = np.lexsort((events.start_ns[work.call[known]], stream))
+    known, stream = known[order], stream[order]
+    later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE] if FULL_QUEUE else known
+    if not len(later):
+        return none, none, none, none, none
+    called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
+    started = work.start_ns[earlier]
+    # How many launches were outstanding is at least FILLED if the one that many before had not
+    # started when this call began.
+    nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
+    near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
+    near &= started <= returned
+    later, earlier = later[near], earlier[near]
+    called, returned, started = called[near], returned[near], started[near]
+    call = work.call[later]
+    blocked = started > called
+    free = np.setdiff1d(work.call[known], call[blocked])
+    usual = int(np.median(events.duration_ns[free])) if len(free) else 0
+    own = np.minimum(usual, returned - called)
+    blocked &= returned > called + own
+    moments = made.add(_returns(called, returned), thread_of[call], returned, call)
+    # A call that did not wait could have waited until then, and no longer.
+    after = returned - started
+    lag = int(np.median(after[blocked])) if blocked.any() else 0
+    typical = np.minimum(after, lag)
+    made.wait(thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
+    return moments, earlier, np.where(blocked, after, typical), typical, call
+
+
+def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The phase in which each call returns: one that takes no time returns after it has begun."""
+    return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
+
+
+def _queue_arcs(
+    made: _Builder, blocked: tuple[Ints, Ints, Ints, Ints, Ints], start_of: Ints
+) -> None:
+    moments, earlier, lag, typical, call = blocked
+    made.connect(QUEUE, moments, start_of[earlier], lag, event=call, typical_ns=typical)
+
+
+# ---- waits for the device
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitMoments:
+    """The ends of waiting calls: the moment, the call, the device row and the lag after its end."""
+
+    moment: Ints
+    call: Ints
+    row: Ints
+    lag_ns: Ints
+    usual_ns: Ints
+    unknown_ns: int
+
+
+def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
+    """Add a moment at the end of each call that waits for known work."""
+    events, found, work = made.events, made.links.synchronisations, made.work
+    row_of = np.full(len(events) + 1, -1)
+    row_of[work.event] = np.arange(len(work.event))
+    edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (row_of[found.earlier] >= 0))
+    wait, row = _with_repeated(made, found.wait[edge], row_of[found.earlier[edge]])
+    waits, of_wait = np.unique(wait, return_inverse=True)
+    call, kind = found.call[waits], found.kind[waits]
+    start, end = events.start_ns[call], events.end_ns[call]
+    work_end = np.full(len(waits), np.iinfo(np.int64).min)
+    np.maximum.at(work_end, of_wait, work.end_ns[row])
+    waited = work_end > start
+    duration = end - start
+    # What such a call takes when it need not wait, and how long after the work it returns.
+    own, lag = np.zeros(len(waits), np.int64), np.zeros(len(waits), np.int64)
+    for each in np.unique(kind).tolist():
+        same = kind == each
+        ready = same & ~waited
+        after = duration - np.clip(work_end - start, 0, duration)
+        free = int(np.median(duration[ready])) if ready.any() else int(after[same].min())
+        own[same] = np.minimum(duration[same], free)
+        # A call that took its own time alone says nothing about the lag.
+        held = same & waited & (duration > own)
+        lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
+    waited &= duration > own
+    moments = made.add(_returns(start, end), thread_of[call], end, call)
+    made.wait(thread_of[call[waited]], (start + own)[waited], end[waited])
+    unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
+    left = end[of_wait] - work.end_ns[row]
+    decides = waited[of_wait] & (work.end_ns[row] == work_end[of_wait])
+    own_lag = np.where(decides, left, np.minimum(lag[of_wait], left))
+    return _WaitMoments(
+        moments[of_wait],
+        call[of_wait],
+        row,
+        own_lag,
+        np.where(decides, lag[of_wait], own_lag),
+        int(events.duration_ns[found.call[unknown]].sum()),
+    )
+
+
+def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
+    """The edges, and those of device synchronisations to work that an earlier one waited for.
+
+    Such edges follow from others, until an edit lets the earlier synchronisation no longer wait. In
+    a trace with very many synchronisations and streams, they are left out.
+    """
+    events, found, work = made.events, made.links.synchronisations, made.work
+    on_device = found.kind[wait] == DEVICE_WAIT
+    waits, nth = np.unique(wait[on_device], return_inverse=True)
+    rows = row[on_device]
+    streams, column = np.unique(events.thread[work.event[rows]], return_inverse=True)
+    if len(waits) * len(streams) > _MOST_PAIRS:
+        return wait, row
+    rank = np.empty(len(waits), np.int64)
+    rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
+    by_end = np.argsort(work.end_ns[rows], kind="stable")
+    # The last row of each stream that each synchronisation, or else the one before it, waits for.
+    own = np.full((len(waits), len(streams)), -1)
+    own[rank[nth[by_end]], column[by_end]] = rows[by_end]
+    last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
+    filled = np.take_along_axis(own, last, axis=0)
+    device = np.array([events.threads[k][0] for k in streams.tolist()], object)
+    of_wait = np.empty(len(waits), object)
+    of_wait[rank[nth]] = device[column]
+    repeated = (own < 0) & (filled >= 0) & (of_wait[:, None] == device[None, :])
+    at, _ = np.nonzero(repeated)
+    by_rank = waits[np.argsort(rank)]
+    return np.concatenate([wait, by_rank[at]]), np.concatenate([row, filled[repeated]])
+
+
+def _wait_arcs(made: _Builder, waits: _WaitMoments, end_of: Ints) -> None:
+    made.connect(
+        WAIT,
+        waits.moment,
+        end_of[waits.row],
+        waits.lag_ns,
+        event=waits.call,
+        typical_ns=waits.usual_ns,
+    )
+
+
+# ---- the device
+
+
+def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
+    """What each device event waits for: its launch, its stream, and other streams."""
+    events, work = made.events, made.work
+    count = len(work.event)
+    if not count:
+        return
+    rows = np.arange(count)
+    stream = events.thread[work.event].astype(np.int64)
+    order = np.lexsort((work.end_ns, work.start_ns, stream))
+    before = np.full(count, -1)
+    same = np.diff(stream[order]) == 0
+    before[order[1:][same]] = order[:-1][same]
+    # With programmatic dependent launch, work can begin before its predecessor has ended.
+    free_ns = np.append(work.end_ns, 0)[before]
+    follows = (before >= 0) & (free_ns <= np.where(start_of >= 0, work.start_ns, work.end_ns))
+    launched = launch_of >= 0
+    launch_ns = np.where(launched, np.append(events.start_ns, 0)[work.call], 0)
+    earlier, later = _stream_waits(made)
+    waits = np.zeros(count, np.bool_)
+    waits[later] = True
+    delay, gap = _usual_delays(made, before, follows, waits, launch_ns)
+    target = np.where(start_of >= 0, start_of, end_of)
+    has_start = np.flatnonzero(start_of >= 0)
+    # The row of an arc adds its duration if the arc leads to the end.
+    made.connect(
+        LAUNCH,
+        target[launched],
+        launch_of[launched],
+        delay[launched],
+        rows[launched],
+        work.event[launched],
+    )
+    made.connect(
+        STREAM,
+        target[follows],
+        end_of[before[follows]],
+        gap[follows],
+        rows[follows],
+        work.event[follows],
+    )
+    free = ~launched & ~follows
+    made.connect(
+        ORIGIN,
+        target[free],
+        -1,
+        work.start_ns[free] - made.begin_ns,
+        rows[free],
+        work.event[free],
+    )
+    lag = np.maximum(work.start_ns[later] - work.end_ns[earlier], 0)
+    # The lag is known only where nothing else explains the start.
+    free_ns = np.where(follows, np.append(work.end_ns, 0)[before], NEVER)
+    explained = np.maximum(np.where(launched, launch_ns + delay, NEVER), free_ns + gap)
+    decides = (
+        work.end_ns[earlier] > np.maximum(np.where(launched, launch_ns, NEVER), free_ns)[later]
+    )
+    decides &= work.start_ns[later] > explained[later]
+    usual = int(np.median(lag[decides])) if decides.any() else 0
+    made.connect(
+        CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later, work.event[later]
+    )
+    made.connect(DEVICE, end_of[has_start], start_of[has_start], 0, has_start)
+    # For a scenario in which the other ranks stay as they are; see `edits.others_stay`.
+    meets = np.flatnonzero(work.kind == COMMUNICATION)
+    made.connect(RANKS, end_of[meets], -1, NEVER, event=work.event[meets])
+
+
+def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
+    """The device rows that a stream waits for on another stream, and the rows that wait."""
+    found, work = made.links.synchronisations, made.work
+    row_of = np.full(len(made.events) + 1, -1)
+    row_of[work.event] = np.arange(len(work.event))
+    across = np.flatnonzero(found.kind[found.wait] == STREAM_WAIT)
+    earlier, later = row_of[found.earlier[across]], row_of[found.later[across]]
+    known = (earlier >= 0) & (later >= 0) & (work.end_ns[earlier] <= work.start_ns[later])
+    return earlier[known], later[known]
+
+
+def _usual_delays(
+    made: _Builder, before: Ints, follows: Flags, waits: Flags, launch_ns: Ints
+) -> tuple[Ints, Ints]:
+    """The usual time from launch to start, and from the predecessor's end to the start.
+
+    The first is the median over the events whose stream was free at their launch, for each name of
+    a call. The second is the median over the events that were launched before their predecessor had
+    ended, for each stream, and apart from them for the events of one call, as in a CUDA graph.
+    Events that wait for another stream count for neither. An event that began before its
+    predecessor had ended keeps this lead, as a negative gap.
+    """
+    events, work = made.events, made.work
+    launched = work.call >= 0
+    free_ns = np.where(follows, np.append(work.end_ns, 0)[before], np.iinfo(np.int64).min)
+    name = np.append(events.name, -1)[work.call].astype(np.int64) + 1
+    late_ns = work.start_ns - launch_ns
+    idle = launched & ~waits & (free_ns <= launch_ns)
+    idle &= (late_ns >= 0) & (late_ns <= _LONGEST_DELAY_NS)
+    delay = _medians(name, late_ns, idle)
+    same_call = follows & launched & (np.append(work.call, -1)[before] == work.call)
+    leads = follows & (work.start_ns < free_ns)
+    queued = follows & ~leads & ~waits & (~launched | same_call | (launch_ns + delay <= free_ns))
+    stream = events.thread[work.event].astype(np.int64) * 2 + same_call
+    gap = _medians(stream, work.start_ns - free_ns, queued)
+    return delay, np.where(leads, work.start_ns - free_ns, gap)
+
+
+def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
+    """For each row, the median of the chosen values of its group.
+
+    In a group with few chosen values, an event that waited for something unknown could decide the
+    median. So such a group gets its least value.
+    """
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return np.zeros(len(group), np.int64)
+    overall = int(np.median(values[rows]))
+    _, groups = groupby(group)
+    own = Groups(groups.of[rows], groups.count)
+    ordered = own.sorted_by(values[rows])
+    usual = np.where(own.size < _FEW, ordered.row(0), ordered.row(50))
+    return np.where(usual >= 0, values[rows][usual], overall)[groups.of]
