@@ -174,7 +174,7 @@ def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
         halved = scenario.scale(kernel="*", by=0.5)
     except ConfigError:
         return ""
-    won, what = scenario.step_ns - halved.step_ns, _unit(scenario)
+    won, what = halved.saving_ns - scenario.saving_ns, _unit(scenario)
     share = won / scenario.step_ns if scenario.step_ns else 0.0
     shorter = f"{text(won)} ({share:.1%}) shorter" if share >= _LEAST_WON else "no shorter"
     return f"If all device work took half the time, {what} would be {shorter}."
