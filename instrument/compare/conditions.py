@@ -66,7 +66,7 @@ _FACTS: dict[str, bool] = {
     "clock's resolution": False,
     "rank": False,
     "batch size": True,
-    "loader workers": False,
+    "number of loader workers": False,
 }
 
 
@@ -89,7 +89,7 @@ def conditions(capture: Views) -> Conditions:
         "clock's resolution": [_resolution(events)],
         "rank": [rank_of(capture)],
         "batch size": [loader.batch_size for loader in loaders],
-        "loader workers": [loader.workers for loader in loaders],
+        "number of loader workers": [loader.workers for loader in loaders],
         **{f"version of {name}": [version] for name, version in about.versions.items()},
         **{f"setting {name}": [value] for name, value in _settings(environment)},
     }
