@@ -5,18 +5,26 @@ A difference is either said, or so large that a comparison would mislead: then `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from instrument.analysis.breakdown import KERNEL, KINDS
 from instrument.analysis.coverage import losses
 from instrument.analysis.views import Views
-from instrument.compare.totals import Quantities, Totals
+from instrument.compare.totals import Rows, Totals
 from instrument.runs.rank_summary import rank_of
 from instrument.trace.capture_json import Environment
+from instrument.trace.events import Events
 
-# Sides with less than this share of their operators' calls in common are different programs.
-_ALIKE = 0.25
+# The shares of common calls below which this is said, and below which the programs are others: a
+# compiled program has few operators in common with itself before it was compiled.
+_FEW_COMMON, _OTHER_PROGRAM = 0.5, 0.05
+# With a lower share of calls with common input shapes, the inputs are others.
+_OTHER_INPUTS = 0.25
+# Kernels take other times in each run. With so many, a common factor of this size is no chance.
+_ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
 _SHOWN = 4
 
 
@@ -55,9 +63,10 @@ _FACTS: dict[str, bool] = {
     "machine": False,
     "phase": True,
     "world size": True,
+    "clock's resolution": False,
     "rank": False,
     "batch size": True,
-    "loader workers": False,
+    "number of loader workers": False,
 }
 
 
@@ -77,9 +86,10 @@ def conditions(capture: Views) -> Conditions:
         "machine": [about.host],
         "phase": [about.window.phase],
         "world size": [world_size],
+        "clock's resolution": [_resolution(events)],
         "rank": [rank_of(capture)],
         "batch size": [loader.batch_size for loader in loaders],
-        "loader workers": [loader.workers for loader in loaders],
+        "number of loader workers": [loader.workers for loader in loaders],
         **{f"version of {name}": [version] for name, version in about.versions.items()},
         **{f"setting {name}": [value] for name, value in _settings(environment)},
     }
@@ -98,6 +108,14 @@ def conditions(capture: Views) -> Conditions:
         recorded={name for name, is_there in has.items() if is_there},
         losses={row["name"]: row["share"] for row in losses(capture)},
     )
+
+
+def _resolution(events: Events) -> str | None:
+    """The unit of the trace's times; None without events."""
+    if not len(events):
+        return None
+    times = (events.start_ns, events.end_ns)
+    return "1 µs" if all((time % 1000 == 0).all() for time in times) else "1 ns"
 
 
 def _settings(environment: Environment) -> Iterator[tuple[str, Any]]:
@@ -139,6 +157,7 @@ def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> l
     found = [
         *_kinds(before, after, was, now),
         *_programs(was, now),
+        *_clocks(was, now),
         *_facts(before, after),
         *_recorded(before, after),
         *_steps(was, now),
@@ -161,34 +180,67 @@ def _kinds(before: Conditions, after: Conditions, was: Totals, now: Totals) -> I
 
 
 def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
-    share = _common(was, now, lambda totals: totals.operators)
-    if share is not None and share < _ALIKE:
+    one, other = _calls(was, was.operators), _calls(now, now.operators)
+    share = _common(one, other)
+    if share < _FEW_COMMON:
+        has_common_range = not was.contents.keys().isdisjoint(now.contents)
         yield Unlike(
-            f"The programs differ: only {share:.0%} of the operators' calls in a step are common.",
-            True,
+            f"The programs differ: {share:.0%} of the operators' calls in a step are common.",
+            misleads=share < _OTHER_PROGRAM and not has_common_range,
         )
-        return
-    share = _common(was, now, lambda totals: totals.shapes)
-    if share is not None and share < _ALIKE:
+    names = one.keys() & other.keys()
+    shapes = [
+        {key: number for key, number in _calls(side, side.shapes).items() if key[0] in names}
+        for side in (was, now)
+    ]
+    if min(map(len, shapes)) and (share := _common(*shapes)) < _OTHER_INPUTS:
         yield Unlike(
-            f"The inputs differ: only {share:.0%} of the operators' calls in a step have the same "
-            "input shapes.",
-            True,
+            f"The inputs differ, such as in the batch size: {share:.0%} of the calls of common "
+            "operators have the same input shapes.",
+            misleads=True,
         )
 
 
-def _common(
-    was: Totals, now: Totals, rows: Callable[[Totals], Mapping[Any, Quantities]]
-) -> float | None:
-    """The calls of a step that both sides have, as a share of all; None if one has no rows."""
-    one, other = (
-        {key: (row["calls"] or 0) / max(len(each.steps_ns), 1) for key, row in rows(each).items()}
-        for each in (was, now)
-    )
-    if not one or not other:
-        return None
+def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
+    """The calls of a step, by the key of the rows."""
+    steps = max(len(totals.steps_ns), 1)
+    return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
+
+
+def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
+    """The calls that both sides have, as a share of all; 1 if there are none."""
     common = sum(min(number, other.get(key, 0.0)) for key, number in one.items())
-    return common / (sum(one.values()) + sum(other.values()) - common)
+    every = sum(one.values()) + sum(other.values()) - common
+    return common / every if every else 1.0
+
+
+def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
+    """Whether the kernels that ran equally often are all faster or slower.
+
+    Half of their time is in kernels that changed by this factor or more, and half in others.
+    """
+    one, other = was.kernels, now.kernels
+    steps = [max(len(side.steps_ns), 1) for side in (was, now)]
+    factors = []
+    for name, kind in one.keys() & other.keys():
+        calls, device_ns = (
+            [(rows[name, kind][column] or 0) / count for rows, count in zip((one, other), steps)]
+            for column in ("calls", "device_ns")
+        )
+        if kind == KINDS[KERNEL] and calls[0] == calls[1] and min(device_ns) > 0:
+            factors.append((device_ns[1] / device_ns[0], device_ns[0]))
+    if len(factors) < _ENOUGH_KERNELS:
+        return
+    factors.sort()
+    passed = [*accumulate(weight for _, weight in factors)]
+    factor = next(each for (each, _), until in zip(factors, passed) if until >= passed[-1] / 2)
+    if abs(factor - 1) >= _OTHER_CLOCK:
+        yield Unlike(
+            f"The kernels that run equally often take {abs(factor - 1):.0%} "
+            f"{'longer' if factor > 1 else 'less time'} after the change: the clock rate of the "
+            "device may differ.",
+            misleads=False,
+        )
 
 
 def _facts(before: Conditions, after: Conditions) -> Iterator[Unlike]:

@@ -19,6 +19,7 @@ from instrument.compare.side import Comparable, common_phase, left_out, load
 from instrument.compare.step_change import Whole, whole
 from instrument.compare.totals import added
 from instrument.errors import CaptureError
+from instrument.units import duration
 
 __all__ = ["Comparable", "Difference", "diff"]
 
@@ -56,6 +57,10 @@ class Difference:
     def step(self) -> Whole:
         """The mean step of all captures."""
         return self.wholes[0]
+
+    def __repr__(self) -> str:
+        times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
+        return f"<Difference: {self.what} {times}>"
 
 
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:

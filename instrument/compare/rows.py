@@ -63,7 +63,11 @@ OPERATORS_COMPARED = _compared(_STATUS, {"name": "the operator or runtime call"}
 SHAPES_COMPARED = _compared(
     _STATUS, {"name": "the operator", "input_shapes": "its input shapes"}, _OF_OPERATORS
 )
-KERNELS_COMPARED = _compared(_STATUS, {"name": "the kernel or copy"}, _OF_KERNELS)
+KERNELS_COMPARED = _compared(
+    _STATUS,
+    {"name": "the kernel, copy or memset", "kind": "kernel, communication, or copy (also memset)"},
+    _OF_KERNELS,
+)
 
 COUNTERS_COMPARED: Schema = schema(
     range="the path of the range after the change, with the ranges inside it; None for whole steps",
@@ -122,7 +126,8 @@ def shapes_compared(before: Totals, after: Totals) -> Table:
 def kernels_compared(before: Totals, after: Totals) -> Table:
     """Compare kernels and copies; see `KERNELS_COMPARED`."""
     keys, sides = _aligned(before, before.kernels, after, after.kernels)
-    return _table(KERNELS_COMPARED, {"name": keys}, sides, _OF_KERNELS)
+    labels = {"name": [name for name, _ in keys], "kind": [kind for _, kind in keys]}
+    return _table(KERNELS_COMPARED, labels, sides, _OF_KERNELS)
 
 
 def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:

@@ -26,6 +26,7 @@ PARTS: Schema = schema(
     change_ns="`after_ns` minus `before_ns`",
 )
 
+# The time of each range and kind.
 _Parts = dict[tuple[str, str], int]
 
 
@@ -109,12 +110,20 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
 
 def mean_parts(totals: Totals) -> _Parts:
     """The parts of the mean step in whole ns, which sum to the mean step exactly."""
-    count = max(len(totals.steps_ns), 1)
-    found = {key: total // count for key, total in totals.parts.items()}
-    left_ns = sum(totals.parts.values()) // count - sum(found.values())
-    order = sorted(found, key=lambda key: (-(totals.parts[key] % count), key))
-    for key in order[:left_ns]:
-        found[key] += 1
+    count, every = max(len(totals.steps_ns), 1), [*totals.parts.values()]
+    return dict(zip(totals.parts, divided(every, count, sum(every) // count)))
+
+
+def divided(values: Sequence[int], divisor: int, whole: int) -> list[int]:
+    """Divide integers so that the quotients are integers that sum to `whole`.
+
+    All quotients are rounded down; those with the largest remainders are then increased by 1.
+    `whole` must be the quotient of the sum of the values, rounded up or down.
+    """
+    found = [value // divisor for value in values]
+    order = sorted(range(len(values)), key=lambda k: -(values[k] % divisor))
+    for k in order[: whole - sum(found)]:
+        found[k] += 1
     return found
 
 

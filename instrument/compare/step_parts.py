@@ -13,10 +13,12 @@ At each moment of a step, the first of these kinds applies:
   call of the runtime that does not wait for the device.
 - idle: everything else. The CPU waits for a device that has no work, or the trace shows nothing.
 
-Device work counts for the range that launched it. If several devices or streams work at one moment,
-the work that began first counts. At all other times, the innermost range on the CPU counts: on the
-thread of the autograd engine while it runs a backward node, and else on the thread of the step. The
-time of a backward node belongs to the range of its forward operator.
+Device work, and the delay before it, count for the range that launched it. If several devices or
+streams work at one moment, the work that began first counts. A wait for data and a call that
+launches count for the range around them; a loader outside of all ranges stands for a range itself.
+At all other times, the innermost range on the CPU counts: on the thread of the autograd engine
+while it runs a backward node, and else on the thread of the step. The time of a backward node
+belongs to the range of its forward operator.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from instrument.analysis.ranges import NO_LAUNCH, NO_RANGE
 from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
 from instrument.findings.loader_wait import waits_for_data
-from instrument.findings.places import Measured, measured
+from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.groupby import groupby
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
@@ -89,20 +91,21 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     begin, lasts_ns = _segments(links, span, [*layers, engine])
     at = engine.at(begin)
     thread = np.where(at >= 0, np.append(engine.code, 0)[at], _thread(links))
-    path, is_working = _on_cpu(links, thread.astype(np.int32), begin)
-    kind = np.where(is_working, OTHER_CPU, IDLE)
+    on_cpu, is_working = _on_cpu(links, thread.astype(np.int32), begin)
+    path, kind = on_cpu.copy(), np.where(is_working, OTHER_CPU, IDLE)
     for layer in reversed(layers):
         at = layer.at(begin)
-        known = np.append(layer.code, _ON_CPU)[at]
-        path = np.where(known != _ON_CPU, known, path)
-        kind[at >= 0] = layer.kind
+        found = at >= 0
+        code = layer.code[at[found]]
+        path[found] = np.where(code == _ON_CPU, on_cpu[found], code)
+        kind[found] = layer.kind
     keys, groups = groupby((path - _NO_LAUNCH) * len(KINDS) + kind)
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
-    found: dict[tuple[str, str], int] = {}
+    parts: dict[tuple[str, str], int] = {}
     for key, total in zip(keys.tolist(), groups.sum(lasts_ns).tolist()):
         place = plain_path(texts[key // len(KINDS)]), KINDS[key % len(KINDS)]
-        found[place] = found.get(place, 0) + total
-    return found
+        parts[place] = parts.get(place, 0) + total
+    return parts
 
 
 def compared_steps(capture: Views) -> Measured:
@@ -137,7 +140,8 @@ def _segments(links: Links, span: Measured, layers: Sequence[_Layer]) -> tuple[I
 
 def _device_layers(capture: Views) -> list[_Layer]:
     """The work of the devices, with the path of the range that launched it."""
-    work, path = capture.work, _launching_paths(capture.links)
+    work, (_, launcher) = capture.work, capture.links.launched
+    path = np.where(launcher >= 0, range_codes(capture, work.event), _NO_LAUNCH)
     layers = []
     for kind, kinds in (
         (COMPUTE, (KERNEL, MEMSET)),
@@ -149,16 +153,10 @@ def _device_layers(capture: Views) -> list[_Layer]:
     return layers
 
 
-def _launching_paths(links: Links) -> Ints:
-    """For each device event, the path of the range that launched it."""
-    _, node = links.launched
-    scope = np.append(links.scopes.innermost, -1)[node]
-    path = np.append(links.scopes.attributed, _NO_RANGE)[scope]
-    return np.where(node >= 0, path, _NO_LAUNCH)
-
-
 def _cpu_communication(links: Links) -> _Layer:
-    return _disjoint(EXPOSED_COMMUNICATION, *exposed_on_cpu(links))
+    """Communication on the CPU, for the range in which the CPU is meanwhile."""
+    start_ns, end_ns = exposed_on_cpu(links)
+    return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
 
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
@@ -166,12 +164,11 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 
     These names stand for ranges: their codes follow the codes of the paths.
     """
-    events, links = capture.events, capture.links
-    wait = waits_for_data(capture)
-    in_range = np.append(links.scopes.innermost, -1)[links.call_tree.nodes_of(wait)] >= 0
+    events, wait = capture.events, waits_for_data(capture)
     names, code = np.unique(events.name[wait], return_inverse=True)
-    code = np.where(in_range, _ON_CPU, len(links.scopes.paths.texts) + code)
-    layer = _disjoint(WAITING, events.start_ns[wait], events.end_ns[wait], code)
+    path = range_codes(capture, wait)
+    path = np.where(path >= 0, path, len(capture.links.scopes.paths.texts) + code)
+    layer = _disjoint(WAITING, events.start_ns[wait], events.end_ns[wait], path)
     return layer, [events.names[k] for k in names.tolist()]
 
 
@@ -188,9 +185,10 @@ def _launches(capture: Views, span: Measured) -> list[_Layer]:
     call = call[is_ours]
     gap = gaps(events, work, span.start_ns, span.end_ns)
     queued = gap.call >= 0
+    delayed = gap.call[queued]
     return [
-        _disjoint(LAUNCH, events.start_ns[call], events.end_ns[call]),
-        _disjoint(LAUNCH, gap.queued_ns[queued], gap.end_ns[queued]),
+        _disjoint(LAUNCH, events.start_ns[call], events.end_ns[call], range_codes(capture, call)),
+        _disjoint(LAUNCH, gap.queued_ns[queued], gap.end_ns[queued], range_codes(capture, delayed)),
     ]
 
 
@@ -203,9 +201,8 @@ def _engine(links: Links) -> _Layer:
     )
 
 
-def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints | None = None) -> _Layer:
+def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
     """A layer of intervals that may overlap: each moment counts for the one that began first."""
-    code = np.full(len(start_ns), _ON_CPU) if code is None else code
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, code = start_ns[order], end_ns[order], code[order]
     until = np.maximum.accumulate(end_ns)

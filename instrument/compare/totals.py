@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from instrument.analysis.breakdown import Work
+from instrument.analysis.breakdown import COPY, KINDS, Work
 from instrument.analysis.kernels import copies, kernels
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
@@ -68,7 +68,7 @@ class Totals:
         ranges: the quantities of each range, by its path.
         operators: the quantities of each operator and each call of the device's runtime, by name.
         shapes: the quantities of operators by name and input shapes; empty without shapes.
-        kernels: the quantities of kernels and copies, by name.
+        kernels: the quantities of kernels and copies, by name and kind.
         contents: what belongs to each range, by its path.
         counters: the counters of each range with the ranges inside it, by its path; None has those of
             whole steps. See `instrument.compare.counters`.
@@ -193,15 +193,16 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
 
 
 def _kernels(capture: Views, span: Measured) -> Rows:
-    """The kernels and copies that the steps launched, by name."""
+    """The kernels and copies that the steps launched, by name and kind."""
     events, work = capture.events, capture.work
     launch = np.where(work.call >= 0, work.call, work.operator)
     began_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
     chosen = span.holds(began_ns) >= 0
     part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
     names = ("calls", "device_ns", "launch_ns")
-    found = _summed(kernels(events, part), names, lambda row: row.name)
-    moved = _summed(copies(events, part), ("calls", "device_ns", "bytes"), lambda row: row.name)
+    found = _summed(kernels(events, part), names, lambda row: (row.name, row.kind))
+    names = ("calls", "device_ns", "bytes")
+    moved = _summed(copies(events, part), names, lambda row: (row.name, KINDS[COPY]))
     return _add_rows(found, moved)
 
 

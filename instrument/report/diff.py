@@ -1,7 +1,7 @@
 """A comparison as text, as JSON and as Markdown: what a step takes more or less, and where.
 
-The times of a table are rounded to four digits of the step, and the last row takes what the
-rounding leaves over. So the numbers that are shown sum to the step that is shown.
+The parts of a step are shown with the digits of the step, rounded so that they sum to the step that
+is shown. So a part may be rounded up or down.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Literal
 from instrument.analysis.table import Table
 from instrument.compare.conditions import Unlike
 from instrument.compare.diff import Difference
-from instrument.compare.step_change import Steps, Whole
-from instrument.report.prose import PROSE_WIDTH, byte_count, code, escaped, wrapped
+from instrument.compare.step_change import Steps, Whole, divided
+from instrument.printable import printable
+from instrument.report.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
 from instrument.report.section import Section
-from instrument.units import durations_like, size
+from instrument.units import count, durations_like, size
 
 By = Literal["range", "operator", "kernel", "shape"]
 
@@ -33,6 +34,9 @@ _NAMED, _MOST_NAMED = 0.3, 2
 # A range is named with a kind if it has at least this part of the kind's change.
 _MOSTLY = 0.5
 _DIGITS = 4
+_SIDES = ("before_ns", "after_ns", "change_ns")
+# The least width of the names of ranges beside the parts of a step.
+_LEAST_ROOM = 16
 _MARKDOWN_BYTES, _MARKDOWN_ROWS, _MARKDOWN_NAME = 6_000, 15, 60
 _LONGEST_WARNING, _MOST_WARNINGS = 300, 6
 _TIMES = {
@@ -161,58 +165,42 @@ def _around(steps: Steps, text: Any) -> str:
 
 def _step_table(found: Difference, rows: int) -> Section:
     """The parts of the step, the largest changes first; one row for the rest, and one for all."""
-    table = _rounded(found.step, rows)
+    table, texts = _rounded(found.step, rows), _texts(found)
+    times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
+    kinds = table.column("kind")
+    room = PROSE_WIDTH - 8 - 3 * max(map(len, times)) - max(map(len, kinds))
     return Section(
         table,
         table.columns,
         f"Parts of the {found.what}{_few(rows, found.step.parts)}",
         text_width=PROSE_WIDTH,
-        texts=_texts(found),
+        texts={**texts, "range": lambda name: shortened(printable(name), max(room, _LEAST_ROOM))},
         all_columns="--json",
     )
 
 
 def _rounded(step: Whole, rows: int) -> Table:
-    """The first parts of a step and the sum of the rest, rounded so that they sum to the step."""
+    """The first parts of a step, the sum of the rest, and the step, rounded so that they add up."""
     unit = _unit(step)
     shown = [*step.parts.head(rows)]
     names, kinds = [row.range for row in shown], [row.kind for row in shown]
-    sides = [
-        [_round(getattr(row, side), unit) for row in shown] for side in ("before_ns", "after_ns")
-    ]
-    wholes = [_round(step.before_ns, unit), _round(step.after_ns, unit)]
-    left = len(step.parts) - len(shown)
-    rest = [whole - sum(side) for whole, side in zip(wholes, sides)]
-    if left or any(rest):
-        smaller = f"{left} smaller {'part' if left == 1 else 'parts'}, and " if left else ""
-        names.append(f"({smaller}rounding)")
+    if left := len(step.parts) - len(shown):
+        names.append(f"({left} smaller {'part' if left == 1 else 'parts'})")
         kinds.append("")
-        for side, value in zip(sides, rest):
-            side.append(value)
-    names.append("(all)")
-    kinds.append("")
-    for side, value in zip(sides, wholes):
-        side.append(value)
-    was, now = sides
-    return Table(
-        {
-            "range": names,
-            "kind": kinds,
-            "before_ns": was,
-            "after_ns": now,
-            "change_ns": [after_ns - before_ns for before_ns, after_ns in zip(was, now)],
-        }
-    )
+    columns: dict[str, list[Any]] = {"range": [*names, "(all)"], "kind": [*kinds, ""]}
+    for side in ("before_ns", "after_ns"):
+        every = step.parts.column(side)
+        values = [*every[: len(shown)], *([sum(every[len(shown) :])] if left else [])]
+        whole = (2 * sum(values) + unit) // (2 * unit)
+        columns[side] = [each * unit for each in (*divided(values, unit, whole), whole)]
+    pairs = zip(columns["before_ns"], columns["after_ns"])
+    return Table({**columns, "change_ns": [after_ns - before_ns for before_ns, after_ns in pairs]})
 
 
 def _unit(step: Whole) -> int:
     """The last digit that is shown, in ns; see `durations_like`."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
-
-
-def _round(ns: int, unit: int) -> int:
-    return (2 * ns + unit) // (2 * unit) * unit
 
 
 def _texts(found: Difference) -> dict[str, Any]:
@@ -312,7 +300,11 @@ def _number(value: float | None) -> str:
 
 def _counters(found: Difference, rows: int) -> str | Section:
     """The counters that differ: first those of the step, then those of ranges."""
-    differ = [row for row in found.counters if row.before != row.after]
+    differ = [
+        row
+        for row in found.counters
+        if _counter(row.counter, row.before) != _counter(row.counter, row.after)
+    ]
     if not differ:
         return "Counters: none differs."
     differ.sort(key=lambda row: row.range is not None)
@@ -334,7 +326,9 @@ def _counters(found: Difference, rows: int) -> str | Section:
 
 
 def _counter(name: str, value: float | None) -> str:
-    return size(value) if value is not None and name.endswith("_bytes") else _number(value)
+    if value is None or not name.endswith(("_bytes", "flops")):
+        return _number(value)
+    return size(value) if name.endswith("_bytes") else count(value)
 
 
 def _few(rows: int, table: Table) -> str:
@@ -346,9 +340,9 @@ def _wrapped(text: str) -> str:
 
 
 def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
-    """Return a comparison as Markdown of at most about 6,000 bytes, for a pull request.
+    """Return a comparison as Markdown of at most 6,000 bytes, for a comment on a pull request.
 
-    Rows that do not fit are part of the row before the last one.
+    At most 15 parts of the step are shown. The others are summed in one row.
     """
     head = [
         f"## {escaped(summary(found))}",
@@ -356,7 +350,7 @@ def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
         *(f"> {escaped(sentence)}" for sentence in _sentences(found.unlike)),
         escaped(_spread(found.step)),
     ]
-    for number in range(rows, 0, -1):
+    for number in range(min(rows, _MARKDOWN_ROWS), 0, -1):
         made = [*head, _markdown_table(found, number)]
         if byte_count(made) <= _MARKDOWN_BYTES:
             break
@@ -373,7 +367,7 @@ def _markdown_table(found: Difference, rows: int) -> str:
     texts = _texts(found)
     lines = ["| range | kind | before | after | change |", "|---|---|---:|---:|---:|"]
     for row in _rounded(found.step, rows):
-        times = [texts[name](getattr(row, name)) for name in ("before_ns", "after_ns", "change_ns")]
+        times = [texts[name](getattr(row, name)) for name in _SIDES]
         name = code(row.range, _MARKDOWN_NAME).replace("|", "\\|")
         lines.append(f"| {name} | {row.kind} | {' | '.join(times)} |")
     return "\n".join(lines)
