@@ -2,7 +2,7 @@
 
 Names of ranges, operators, kernels and files come from a trace, and so from a stranger. Text and
 Markdown show them with unprintable characters escaped. In Markdown they can be no markup either:
-no links, no mentions of people, no HTML.
+no links, no mentions of people, no emoji, no formulas, no HTML.
 """
 
 from __future__ import annotations
@@ -28,6 +28,20 @@ _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
 # Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
 _NAME_IN_MARKDOWN = 80
+_MARKUP = re.compile(r"[\\`*_\[\]<>|~&]")
+# Where a zero-width space keeps GitHub from replacing a part of a text. It looks for these parts
+# after Markdown has removed backslashes.
+_REPLACED_BY_GITHUB = re.compile(
+    r"""
+      (?<=[@#])(?=\w)            # people, teams, e-mail addresses, issues
+    | (?<=GH)(?=-\d)             # issues
+    | (?<=:)(?=//)               # addresses of pages
+    | (?<=www)(?=\.)
+    | (?<=:)(?=[\w+-]+:)         # emoji
+    | (?<=[\da-f]{6})(?=[\da-f]) # hashes of commits, which have seven digits or more
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
@@ -265,18 +279,21 @@ def _cut(text: str) -> str:
 
 
 def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
-    """A text as code: inside its marks, Markdown knows no links, mentions or HTML."""
+    """A text as code: inside its marks, Markdown knows no links, mentions, formulas or HTML.
+
+    A blank stands between a mark and a dollar sign, which together begin a formula.
+    """
     plain = _shortened(printable(text), width)
     longest = max(map(len, re.findall(r"`+", plain)), default=0)
     marks = "`" * (longest + 1)
-    blank = " " if longest or not plain.strip() else ""
+    blank = " " if longest or not plain.strip() or "$" in plain[:1] + plain[-1:] else ""
     return f"{marks}{blank}{plain}{blank}{marks}"
 
 
 def _escaped(text: str) -> str:
-    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
-    marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
-    marked = re.sub(r"://", r":\\//", marked)
-    marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)
-    # A backslash does not stop GitHub from reading a mention or an issue number.
-    return re.sub(r"([@#])(?=\w)", "\\1\u200b", marked)
+    """A sentence that Markdown and GitHub show as it is: no markup, link, mention, emoji or formula.
+
+    A dollar sign needs tags around it, because backslashes do not stop GitHub from finding formulas.
+    """
+    plain = _REPLACED_BY_GITHUB.sub("\u200b", printable(text))
+    return _MARKUP.sub(r"\\\g<0>", plain).replace("$", "<span>$</span>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from builders import annotation, is_harmless, span, step, write_capture, write_trace
+from markdown_it import MarkdownIt
 
 from instrument import Capture
 from instrument.cli.command import main
@@ -25,6 +27,7 @@ from instrument.findings.finding import (
     RanksCheck,
     show_command,
 )
+from instrument.printable import printable
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -276,36 +279,50 @@ def test_names_of_a_stranger_cannot_harm_a_terminal(
     assert "\\x1b" in text
 
 
-def test_names_of_a_stranger_are_no_markup(tmp_path: Path) -> None:
-    text = as_markdown(diagnosed([recorded(tmp_path)], [Check("made-up", hostile)]))
-    outside_code = []
-    for line in text.split("\n"):
-        inside, fence = False, ""
-        for part in _parts(line):
-            if part.startswith("`"):
-                if not inside:
-                    inside, fence = True, part
-                elif part == fence:
-                    inside = False
-            elif not inside:
-                outside_code.append(part)
-        assert not inside, line
-    rest = re.sub(r"\\.", "", "".join(outside_code))
-    for markup in ("<", "[", "]", "://", "@somebody", "#12", "www.", " *x*"):
-        assert markup not in rest, markup
+NAMES = [
+    "a\x1b[2J\n# b | <img src=x>",
+    "$x^2$ costs $5",
+    "$`x^2`$",
+    "a$",
+    "$$\\frac{1}{2}$$",
+    ":+1: a:b:c :smile:",
+    "@somebody @some-org/team user@evil.example mailto:a@evil.example",
+    "#12 own/er#12 GH-12 gh-12",
+    "http://evil.example https://evil.example ftp://evil.example",
+    "<https://evil.example>",
+    "www.evil.example WWW.evil.example _www.evil.example",
+    "a5c3785ed8d6a35868bc169f07e40e889087fd2e a5c3785",
+    "[l](//evil.example) ![i](//evil.example) [^1] [l][1]",
+    "*x* **x** _x_ __x__ ~~x~~ <b>x</b> &lt; &#64;x \\* \\",
+    "`a` ``b`` ```",
+    "a\u200b@somebody \u202e",
+]
+# What GitHub replaces in the texts of a page, outside of code.
+REPLACED = re.compile(
+    r"@\w|#\d|GH-\d|(https?|ftp)://|www\.\w|:[\w+-]+:|\b[0-9a-f]{7,40}\b", re.IGNORECASE
+)
 
 
-def _parts(line: str) -> list[str]:
-    """A line, cut at each run of backticks that is not escaped."""
-    found = [""]
-    escaped = False
-    for character in line:
-        is_mark = character == "`" and not escaped
-        if found[-1] and is_mark != found[-1].startswith("`"):
-            found.append("")
-        found[-1] += character
-        escaped = character == "\\" and not escaped
-    return found
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_names_of_a_stranger_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
+    found = diagnosed([recorded(tmp_path)], [check({"title": name, "range": name})])
+    text = as_markdown(replace(found, not_checked=(name,)))
+    page = MarkdownIt().enable(["strikethrough", "table"]).render(text)
+    (title,) = re.findall(r"<strong>(.*)</strong>", page)
+    (unknown,) = re.findall(r"<p>Not checked: (.*)</p>", page)
+    (in_code,) = re.findall(r"range <code>(.*)</code>", page)
+    for part in (title, unknown, in_code):
+        assert set(re.findall(r"<[^>]+>", part)) <= {"<span>", "</span>"}, part
+        assert plain(part) == printable(name)
+    for part in (title, unknown):
+        assert "$" not in part.replace("<span>$</span>", "")
+        assert not REPLACED.search(html.unescape(part))
+    assert "`" in name or not re.search(r"\$`|`\$", text), "a formula begins or ends"
+
+
+def plain(part: str) -> str:
+    """The text that a reader of a piece of HTML sees."""
+    return html.unescape(re.sub(r"<[^>]+>", "", part)).replace("\u200b", "")
 
 
 def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
