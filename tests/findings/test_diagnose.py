@@ -17,7 +17,8 @@ from markdown_it import MarkdownIt
 
 from instrument import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError, TraceError
+from instrument.errors import CaptureError, ConfigError, TraceError
+from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
 from instrument.findings.finding import (
     Check,
@@ -79,6 +80,14 @@ def diagnosed(captures: Iterable[Capture], checks: Iterable[Check]) -> Diagnosis
     return diagnose(captures, checks, ())
 
 
+class Unsimulated:
+    """Stands for a scenario whose simulation fails only when its result is asked for."""
+
+    @property
+    def saving_ns(self) -> float:
+        return 1 / 0
+
+
 def failing(error: Exception) -> Check:
     def find(capture: Any, whatif: Any) -> Iterator[Finding]:
         raise error
@@ -110,10 +119,26 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> None:
-    checks = [failing(TypeError("'int' object is not iterable")), check({})]
+    def no_generator(capture: Any, whatif: Any) -> Iterator[Finding]:
+        raise ConfigError("No range matches 'decoder'.")
+
+    def unknown_saving(capture: Any, whatif: Any) -> Iterator[Finding]:
+        saving: Any = Unsimulated()
+        yield finding(capture, whatif, title="lost", saving=saving)
+
+    checks = [
+        failing(TypeError("'int' object is not iterable")),
+        Check("none", no_generator),
+        Check("unsimulated", unknown_saving),
+        check({}),
+    ]
     found = diagnosed([recorded(tmp_path)], checks)
     assert found.not_checked == (
         "The check cannot failed on this capture (TypeError: 'int' object is not iterable): "
+        "please report it.",
+        "The check none failed on this capture (ConfigError: No range matches 'decoder'): "
+        "please report it.",
+        "The check unsimulated failed on this capture (ZeroDivisionError: division by zero): "
         "please report it.",
     )
     assert [each.title for each in found.findings] == ["Half of the step is slow"]
@@ -213,6 +238,30 @@ def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
     assert found.step_ns is None
     assert found.notes == ("No saving is known: It cannot be simulated.",)
     assert "saves   not known" in as_text(found)
+
+
+def test_a_simulation_that_fails_costs_the_savings_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(capture: Any) -> Any:
+        raise IndexError("index 7 is out of bounds")
+
+    monkeypatch.setattr("instrument.whatif.scenario.scenario", fail)
+    found = recorded(tmp_path).diagnose()
+    assert found.notes == (
+        "No saving is known: The simulation failed on this capture (IndexError: index 7 is out of "
+        "bounds): please report it.",
+    )
+    assert [(each.code, each.saving) for each in found.findings] == [("unmarked-time", None)]
+    assert found.step_ns is None
+    assert "IndexError" in as_text(found)
+    assert "IndexError" in as_markdown(found)
+
+
+def test_equal_sentences_of_several_checks_are_said_once(tmp_path: Path) -> None:
+    checks = [failing(NotRecorded("Record shapes."))._replace(code=code) for code in ("one", "two")]
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
+    assert found.not_checked == ("Record shapes.",)
 
 
 def test_nothing_to_diagnose(tmp_path: Path) -> None:
@@ -481,6 +530,39 @@ def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
     quiet = RanksCheck("late", lambda ranks: iter(()))
     found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
     assert (found.findings, found.passed) == ((), ("late",))
+
+
+@pytest.mark.parametrize("broken", [{0, 1}, {1}], ids=["all", "one"])
+def test_ranks_whose_summary_fails_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: set[int]
+) -> None:
+    summarize = diagnose_module.summarize
+
+    def fail(capture: Any) -> Any:
+        if capture.about.rank in broken:
+            raise OverflowError("too large")
+        return summarize(capture)
+
+    monkeypatch.setattr(diagnose_module, "summarize", fail)
+    captures = [recorded(tmp_path, rank=rank) for rank in (0, 1)]
+    found = diagnose(captures, [check({})], [LATE])
+    assert [each.code for each in found.findings] == ["made-up"]
+    count = "" if len(broken) == 2 else " (1 of 2 captures)"
+    assert found.not_checked[0] == (
+        "The summary of a rank failed on this capture (OverflowError: too large): please report "
+        f"it.{count}"
+    )
+    assert len(found.not_checked) == 3 - len(broken)
+
+
+def test_a_comparison_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(found: Any) -> Any:
+        raise KeyError("rank")
+
+    monkeypatch.setattr(diagnose_module, "Run", fail)
+    found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [LATE])
+    (sentence,) = found.not_checked
+    assert sentence.startswith("The comparison of the ranks failed on this capture (KeyError: ")
 
 
 def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:
