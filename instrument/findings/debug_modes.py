@@ -11,8 +11,6 @@ The mode costs twice:
   percentile of their own times, less the median of the operators that make no node.
 
 The finding needs no threshold: the mode is for looking for errors alone.
-
-Lost: hooks on tensors and modules, which leave no event of their own.
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@ was found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from instrument.errors import CaptureError, InstrumentError, reason_of
+from instrument.errors import CaptureError, TraceError, reason_of
 from instrument.findings import (
     allocator_churn,
     attention_not_fused,
@@ -24,6 +26,7 @@ from instrument.findings import (
     first_step,
     garbage_collection,
     graph_breaks,
+    hooks,
     launch_bound,
     layout_and_casts,
     loader_wait,
@@ -71,6 +74,7 @@ CHECKS: tuple[Check, ...] = (
     memory_growth.CHECK,
     unused_autograd.CHECK,
     debug_modes.CHECK,
+    hooks.CHECK,
     zero_grad.CHECK,
     conv_bias_before_norm.CHECK,
     first_step.CHECK,
@@ -78,6 +82,8 @@ CHECKS: tuple[Check, ...] = (
 )
 #: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
+# Stands for all of them where ranks cannot be compared.
+_RANKS = "ranks"
 _FEW = 8
 _LONGEST_ERROR = 100
 
@@ -112,7 +118,9 @@ def diagnose(
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
     Captures are read one after the other, so an iterator over them needs the memory of one. A check
-    that fails with an unexpected error counts as not checked, and the others go on.
+    that fails with an unexpected error counts as not checked, and the others go on. If the simulation
+    fails, the findings have no savings; if the summary of a rank fails, this rank is not compared.
+    The diagnosis says what failed, and why.
 
     Args:
         captures: the captures.
@@ -154,7 +162,6 @@ class _Seen:
         self.passed: set[str] = set()
         self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
         self.summaries: list[tuple[Path | str, RankSummary]] = []
-        self.is_one_of_several = False
         self.notes: dict[str, None] = {}
         self.step_ns: int | None = None
 
@@ -164,51 +171,55 @@ class _Seen:
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
         for check in self.checks:
-            self._keep(check.code, check.find(capture, whatif), window, rank)
+            self._keep(check.code, partial(check.find, capture, whatif), window, rank)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.folder or capture.trace_path
-        if world_size > 1 and place is not None:
-            self.is_one_of_several = True
-            if self.ranks_checks:
+        if world_size > 1 and place is not None and self.ranks_checks:
+            with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
 
     def compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
-        windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
-        for ranks in windows:
-            for check in self.ranks_checks:
-                self._keep(check.code, check.find(ranks), ranks.where, None)
-        if self.is_one_of_several and self.ranks_checks and not windows:
-            self.missing[
-                "ranks",
-                "The ranks were not compared: give the captures of all ranks of a window.",
-            ] = len(self.captures)
+        with self._noting(_RANKS, "The comparison of the ranks"):
+            windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
+            for ranks in windows:
+                for check in self.ranks_checks:
+                    self._keep(check.code, partial(check.find, ranks), ranks.where, None)
+            if self.summaries and not windows:
+                message = "The ranks were not compared: give the captures of all ranks of a window."
+                self.missing[_RANKS, message] = len(self.captures)
 
-    def _keep(self, code: str, found: Iterator[Finding], window: Any, rank: int | None) -> None:
+    def _keep(
+        self, code: str, find: Callable[[], Iterator[Finding]], window: Any, rank: int | None
+    ) -> None:
         """Keep what one check finds in one capture or window."""
         numbers: dict[str | None, int] = {}
-        try:
-            for finding in found:
+        with self._noting(code, f"The check {code}"):
+            for finding in find():
+                saving_ns = _saving_ns(finding)
                 number = numbers[finding.range] = numbers.get(finding.range, -1) + 1
                 key = finding.code, finding.range, number
                 problem = self.problems.setdefault(key, _Problem(finding))
-                if _saving_ns(finding) > _saving_ns(problem.largest):
+                if saving_ns > _saving_ns(problem.largest):
                     problem.largest = finding
                 problem.windows.add(window)
                 if rank is not None:
                     problem.ranks.add(rank)
-        except CaptureError as error:
-            self._miss(code, str(error))
-        except (InstrumentError, MemoryError):
-            raise
-        except Exception as error:  # a fault of one check: what the others find is still worth it
-            self._miss(code, _failure(code, error))
-        else:
             self.passed.add(code)
 
-    def _miss(self, code: str, message: str) -> None:
-        """Note that a check did not run to its end, and why."""
-        self.missing[code, message] = self.missing.get((code, message), 0) + 1
+    @contextmanager
+    def _noting(self, code: str, what: str) -> Iterator[None]:
+        """A context manager: if its block fails, note why, and go on with what else can be found.
+
+        Raises:
+            TraceError: the trace cannot be read.
+            MemoryError: there is not enough memory.
+        """
+        try:
+            yield
+        except Exception as error:
+            key = code, str(_failure(what, error))
+            self.missing[key] = self.missing.get(key, 0) + 1
 
     def _window(self, capture: Capture) -> tuple[Any, int | None]:
         """The window and the rank of a capture.
@@ -228,9 +239,10 @@ class _Seen:
             whatif: Scenario = capture.whatif
             self.step_ns = max(self.step_ns or 0, round(whatif.baseline_ns))
             self.notes.update(dict.fromkeys(whatif.notes))
-        except CaptureError as error:
-            self.notes[f"No saving is known: {error}"] = None
-            return cast("Scenario", _Refused(error))
+        except Exception as error:
+            failure = _failure("The simulation", error)
+            self.notes[f"No saving is known: {failure}"] = None
+            return cast("Scenario", _Refused(failure))
         return whatif
 
     def diagnosis(self) -> Diagnosis:
@@ -268,7 +280,10 @@ class _Seen:
 
     def _not_checked(self) -> Iterator[str]:
         of = len(self.captures)
+        counts: dict[str, int] = {}
         for (_, message), count in self.missing.items():
+            counts[message] = max(counts.get(message, 0), count)
+        for message, count in counts.items():
             yield message if count == of else f"{message} ({count} of {of} captures)"
 
 
@@ -282,12 +297,21 @@ class _Refused:
         raise CaptureError(*self._error.args)
 
 
-def _failure(code: str, error: Exception) -> str:
-    """The sentence about a check that failed with an error that it should not raise."""
+def _failure(what: str, error: Exception) -> CaptureError:
+    """The error that tells why a part of a diagnosis failed, also if it should never fail.
+
+    Raises:
+        TraceError: the trace cannot be read.
+        MemoryError: there is not enough memory.
+    """
+    if isinstance(error, CaptureError):
+        return error
+    if isinstance(error, (TraceError, MemoryError)):
+        raise error
     kind, said = type(error).__name__, printable(reason_of(error))
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
-    what = kind if said == kind else f"{kind}: {said}"
-    return f"The check {code} failed on this capture ({what}): please report it."
+    why = kind if said == kind else f"{kind}: {said}"
+    return CaptureError(f"{what} failed on this capture ({why}): please report it.")
 
 
 def _saving_ns(finding: Finding) -> float:

@@ -2,7 +2,7 @@
 
 Names of ranges, operators, kernels and files come from a trace, and so from a stranger. Text and
 Markdown show them with unprintable characters escaped. In Markdown they can be no markup either:
-no links, no mentions of people, no HTML.
+no links, no mentions of people, no emoji, no formulas, no HTML.
 """
 
 from __future__ import annotations

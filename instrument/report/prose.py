@@ -15,6 +15,20 @@ from instrument.printable import printable
 #: The width of sentences in plain text, in characters.
 PROSE_WIDTH = 80
 _LONGEST_NAME = 80
+_MARKUP = re.compile(r"[\\`*_\[\]<>|~&]")
+# Where a zero-width space keeps GitHub from replacing a part of a text. It looks for these parts
+# after Markdown has removed backslashes.
+_REPLACED_BY_GITHUB = re.compile(
+    r"""
+      (?<=[@#])(?=\w)            # people, teams, e-mail addresses, issues
+    | (?<=GH)(?=-\d)             # issues
+    | (?<=:)(?=//)               # addresses of pages
+    | (?<=www)(?=\.)
+    | (?<=:)(?=[\w+-]+:)         # emoji
+    | (?<=[\da-f]{6})(?=[\da-f]) # hashes of commits, which have seven digits or more
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 
 def wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]:
@@ -42,18 +56,21 @@ def byte_count(parts: Sequence[str]) -> int:
 
 
 def code(text: str, width: int = _LONGEST_NAME) -> str:
-    """A text as code: inside its marks, Markdown knows no links, mentions or HTML."""
+    """A text as code: inside its marks, Markdown knows no links, mentions, formulas or HTML.
+
+    A blank stands between a mark and a dollar sign, which together begin a formula.
+    """
     plain = shortened(printable(text), width)
     longest = max(map(len, re.findall(r"`+", plain)), default=0)
     marks = "`" * (longest + 1)
-    blank = " " if longest or not plain.strip() else ""
+    blank = " " if longest or not plain.strip() or "$" in plain[:1] + plain[-1:] else ""
     return f"{marks}{blank}{plain}{blank}{marks}"
 
 
 def escaped(text: str) -> str:
-    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
-    marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
-    marked = re.sub(r"://", r":\\//", marked)
-    marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)
-    # A backslash does not stop GitHub from reading a mention or an issue number.
-    return re.sub(r"([@#])(?=\w)", "\\1\u200b", marked)
+    """A sentence that Markdown and GitHub show as it is: no markup, link, mention, emoji or formula.
+
+    A dollar sign needs tags around it, because backslashes do not stop GitHub from finding formulas.
+    """
+    plain = _REPLACED_BY_GITHUB.sub("\u200b", printable(text))
+    return _MARKUP.sub(r"\\\g<0>", plain).replace("$", "<span>$</span>")

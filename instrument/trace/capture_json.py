@@ -136,6 +136,19 @@ class Loader(Struct):
     iterable: bool | None = None
 
 
+class Hooks(Struct):
+    """How many hooks were registered with torch when the window began.
+
+    `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`;
+    `modules` and `parameters` count those on the submodules and parameters of the session's model,
+    and are None without a model.
+    """
+
+    every_module: Count | None = None
+    modules: Count | None = None
+    parameters: Count | None = None
+
+
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
@@ -154,6 +167,7 @@ class Environment(Struct):
     dynamo: Dynamo | None = None
     garbage_collection: GarbageCollection | None = None
     loaders: list[Loader] | None = None
+    hooks: Hooks | None = None
 
 
 class Metadata(Struct):

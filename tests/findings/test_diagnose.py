@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shlex
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 from builders import annotation, is_harmless, span, step, write_capture, write_trace
+from markdown_it import MarkdownIt
 
 from instrument import Capture
 from instrument.cli.command import main
-from instrument.errors import CaptureError, TraceError
+from instrument.errors import CaptureError, ConfigError, TraceError
+from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
 from instrument.findings.finding import (
     Check,
@@ -25,6 +28,7 @@ from instrument.findings.finding import (
     RanksCheck,
     show_command,
 )
+from instrument.printable import printable
 from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -76,6 +80,14 @@ def diagnosed(captures: Iterable[Capture], checks: Iterable[Check]) -> Diagnosis
     return diagnose(captures, checks, ())
 
 
+class Unsimulated:
+    """Stands for a scenario whose simulation fails only when its result is asked for."""
+
+    @property
+    def saving_ns(self) -> float:
+        return 1 / 0
+
+
 def failing(error: Exception) -> Check:
     def find(capture: Any, whatif: Any) -> Iterator[Finding]:
         raise error
@@ -107,10 +119,26 @@ def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> None:
-    checks = [failing(TypeError("'int' object is not iterable")), check({})]
+    def no_generator(capture: Any, whatif: Any) -> Iterator[Finding]:
+        raise ConfigError("No range matches 'decoder'.")
+
+    def unknown_saving(capture: Any, whatif: Any) -> Iterator[Finding]:
+        saving: Any = Unsimulated()
+        yield finding(capture, whatif, title="lost", saving=saving)
+
+    checks = [
+        failing(TypeError("'int' object is not iterable")),
+        Check("none", no_generator),
+        Check("unsimulated", unknown_saving),
+        check({}),
+    ]
     found = diagnosed([recorded(tmp_path)], checks)
     assert found.not_checked == (
         "The check cannot failed on this capture (TypeError: 'int' object is not iterable): "
+        "please report it.",
+        "The check none failed on this capture (ConfigError: No range matches 'decoder'): "
+        "please report it.",
+        "The check unsimulated failed on this capture (ZeroDivisionError: division by zero): "
         "please report it.",
     )
     assert [each.title for each in found.findings] == ["Half of the step is slow"]
@@ -212,6 +240,30 @@ def test_without_a_simulation_savings_are_unknown(tmp_path: Path) -> None:
     assert "saves   not known" in as_text(found)
 
 
+def test_a_simulation_that_fails_costs_the_savings_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(capture: Any) -> Any:
+        raise IndexError("index 7 is out of bounds")
+
+    monkeypatch.setattr("instrument.whatif.scenario.scenario", fail)
+    found = recorded(tmp_path).diagnose()
+    assert found.notes == (
+        "No saving is known: The simulation failed on this capture (IndexError: index 7 is out of "
+        "bounds): please report it.",
+    )
+    assert [(each.code, each.saving) for each in found.findings] == [("unmarked-time", None)]
+    assert found.step_ns is None
+    assert "IndexError" in as_text(found)
+    assert "IndexError" in as_markdown(found)
+
+
+def test_equal_sentences_of_several_checks_are_said_once(tmp_path: Path) -> None:
+    checks = [failing(NotRecorded("Record shapes."))._replace(code=code) for code in ("one", "two")]
+    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
+    assert found.not_checked == ("Record shapes.",)
+
+
 def test_nothing_to_diagnose(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="nothing to diagnose"):
         diagnose([])
@@ -276,36 +328,50 @@ def test_names_of_a_stranger_cannot_harm_a_terminal(
     assert "\\x1b" in text
 
 
-def test_names_of_a_stranger_are_no_markup(tmp_path: Path) -> None:
-    text = as_markdown(diagnosed([recorded(tmp_path)], [Check("made-up", hostile)]))
-    outside_code = []
-    for line in text.split("\n"):
-        inside, fence = False, ""
-        for part in _parts(line):
-            if part.startswith("`"):
-                if not inside:
-                    inside, fence = True, part
-                elif part == fence:
-                    inside = False
-            elif not inside:
-                outside_code.append(part)
-        assert not inside, line
-    rest = re.sub(r"\\.", "", "".join(outside_code))
-    for markup in ("<", "[", "]", "://", "@somebody", "#12", "www.", " *x*"):
-        assert markup not in rest, markup
+NAMES = [
+    "a\x1b[2J\n# b | <img src=x>",
+    "$x^2$ costs $5",
+    "$`x^2`$",
+    "a$",
+    "$$\\frac{1}{2}$$",
+    ":+1: a:b:c :smile:",
+    "@somebody @some-org/team user@evil.example mailto:a@evil.example",
+    "#12 own/er#12 GH-12 gh-12",
+    "http://evil.example https://evil.example ftp://evil.example",
+    "<https://evil.example>",
+    "www.evil.example WWW.evil.example _www.evil.example",
+    "a5c3785ed8d6a35868bc169f07e40e889087fd2e a5c3785",
+    "[l](//evil.example) ![i](//evil.example) [^1] [l][1]",
+    "*x* **x** _x_ __x__ ~~x~~ <b>x</b> &lt; &#64;x \\* \\",
+    "`a` ``b`` ```",
+    "a\u200b@somebody \u202e",
+]
+# What GitHub replaces in the texts of a page, outside of code.
+REPLACED = re.compile(
+    r"@\w|#\d|GH-\d|(https?|ftp)://|www\.\w|:[\w+-]+:|\b[0-9a-f]{7,40}\b", re.IGNORECASE
+)
 
 
-def _parts(line: str) -> list[str]:
-    """A line, cut at each run of backticks that is not escaped."""
-    found = [""]
-    escaped = False
-    for character in line:
-        is_mark = character == "`" and not escaped
-        if found[-1] and is_mark != found[-1].startswith("`"):
-            found.append("")
-        found[-1] += character
-        escaped = character == "\\" and not escaped
-    return found
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_names_of_a_stranger_are_shown_as_they_are(tmp_path: Path, name: str) -> None:
+    found = diagnosed([recorded(tmp_path)], [check({"title": name, "range": name})])
+    text = as_markdown(replace(found, not_checked=(name,)))
+    page = MarkdownIt().enable(["strikethrough", "table"]).render(text)
+    (title,) = re.findall(r"<strong>(.*)</strong>", page)
+    (unknown,) = re.findall(r"<p>Not checked: (.*)</p>", page)
+    (in_code,) = re.findall(r"range <code>(.*)</code>", page)
+    for part in (title, unknown, in_code):
+        assert set(re.findall(r"<[^>]+>", part)) <= {"<span>", "</span>"}, part
+        assert plain(part) == printable(name)
+    for part in (title, unknown):
+        assert "$" not in part.replace("<span>$</span>", "")
+        assert not REPLACED.search(html.unescape(part))
+    assert "`" in name or not re.search(r"\$`|`\$", text), "a formula begins or ends"
+
+
+def plain(part: str) -> str:
+    """The text that a reader of a piece of HTML sees."""
+    return html.unescape(re.sub(r"<[^>]+>", "", part)).replace("\u200b", "")
 
 
 def test_markdown_stays_below_two_thousand_tokens(tmp_path: Path) -> None:
@@ -464,6 +530,39 @@ def test_a_comparison_without_findings_has_passed(tmp_path: Path) -> None:
     quiet = RanksCheck("late", lambda ranks: iter(()))
     found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [quiet])
     assert (found.findings, found.passed) == ((), ("late",))
+
+
+@pytest.mark.parametrize("broken", [{0, 1}, {1}], ids=["all", "one"])
+def test_ranks_whose_summary_fails_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: set[int]
+) -> None:
+    summarize = diagnose_module.summarize
+
+    def fail(capture: Any) -> Any:
+        if capture.about.rank in broken:
+            raise OverflowError("too large")
+        return summarize(capture)
+
+    monkeypatch.setattr(diagnose_module, "summarize", fail)
+    captures = [recorded(tmp_path, rank=rank) for rank in (0, 1)]
+    found = diagnose(captures, [check({})], [LATE])
+    assert [each.code for each in found.findings] == ["made-up"]
+    count = "" if len(broken) == 2 else " (1 of 2 captures)"
+    assert found.not_checked[0] == (
+        "The summary of a rank failed on this capture (OverflowError: too large): please report "
+        f"it.{count}"
+    )
+    assert len(found.not_checked) == 3 - len(broken)
+
+
+def test_a_comparison_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(found: Any) -> Any:
+        raise KeyError("rank")
+
+    monkeypatch.setattr(diagnose_module, "Run", fail)
+    found = diagnose([recorded(tmp_path), recorded(tmp_path, rank=1)], [], [LATE])
+    (sentence,) = found.not_checked
+    assert sentence.startswith("The comparison of the ranks failed on this capture (KeyError: ")
 
 
 def test_one_of_several_ranks_cannot_be_compared(tmp_path: Path) -> None:

@@ -364,6 +364,69 @@ def test_a_hook_that_searches_one_gradient(tmp_path: Path) -> None:
     assert not check(builders.capture(tmp_path, events), "debug-modes")
 
 
+# Hooks
+
+MODULES = "torch/nn/modules/module.py"
+ENGINE_RUN = "<built-in method run_backward of torch._C._EngineBase object at 0x7f1>"
+COUNTED = {"every_module": 0, "modules": 0, "parameters": 3}
+
+
+def hooked(forward: str = "torch/nn/modules/linear.py(130): forward") -> list[Any]:
+    """Steps of 1000 µs with hooks of 30 µs (a module), 20 (its backward) and 10 µs (a tensor)."""
+    events = steps(4)
+    for start in range(0, 4000, 1000):
+        events += [
+            frame(f"{MODULES}(1782): _call_impl", start + 10, 100),
+            frame(f"{MODULES}(1794): inner", start + 11, 98),
+            frame("<built-in method items of dict object at 0x7f1>", start + 12, 2),
+            frame(forward, start + 20, 30),
+            frame("watch.py(7): keeps_output", start + 60, 30),
+            frame("watch.py(2): summary", start + 62, 20),
+            span("aten::histc", start + 65, 15),
+            frame(ENGINE_RUN, start + 200, 300),
+            frame("/venv/torch/utils/hooks.py(208): hook", start + 210, 40),
+            frame("/venv/site-packages/wandb/watch.py(9): <lambda>", start + 220, 20),
+            frame("train.py(3): clips", start + 300, 10),
+            frame("torch/autograd/function.py(313): apply", start + 320, 100),
+            frame("model.py(8): backward", start + 330, 80),
+        ]
+    return events
+
+
+@pytest.mark.parametrize("hooks", [None, COUNTED], ids=["not counted", "counted"])
+def test_hooks_of_modules_and_tensors(tmp_path: Path, hooks: dict[str, int] | None) -> None:
+    (finding,) = check(described(tmp_path, hooked(), hooks=hooks), "hooks")
+    assert finding.title == "Hooks of modules and tensors take 6.0 % of the step: 3 calls a step"
+    assert finding.saving is not None
+    assert finding.saving.saving_ns == 60_000
+    assert [(row.name, row.calls, row.total_ns) for row in finding.evidence] == [
+        ("watch.py(7): keeps_output", 3, 90_000),
+        ("/venv/site-packages/wandb/watch.py(9): <lambda>", 3, 60_000),
+        ("train.py(3): clips", 3, 30_000),
+    ]
+
+
+def test_a_function_in_place_of_a_forward_is_no_hook(tmp_path: Path) -> None:
+    (finding,) = check(builders.capture(tmp_path, hooked("peft.py(1): new_forward")), "hooks")
+    assert "take 3.0 % of the step: 2 calls a step" in finding.title
+
+
+def test_hooks_that_take_little(tmp_path: Path) -> None:
+    own = ("watch.py", "/venv")
+    assert not check(
+        builders.capture(tmp_path, [e for e in hooked() if not e["name"].startswith(own)]), "hooks"
+    )
+
+
+def test_without_hooks_nothing_has_to_be_recorded(tmp_path: Path) -> None:
+    none = dict.fromkeys(COUNTED, 0)
+    assert not check(described(tmp_path / "none", steps(4), hooks=none), "hooks")
+    unknown = {"every_module": 0, "modules": None, "parameters": None}
+    for name, hooks, said in (("some", COUNTED, "the 3 hooks"), ("unknown", unknown, "long hooks")):
+        with pytest.raises(NotRecorded, match=f"{said} of .*: record with .*with_stack=true"):
+            check(described(tmp_path / name, steps(4), hooks=hooks), "hooks")
+
+
 # Gradients
 
 

@@ -27,6 +27,7 @@ CODES = (
     "first-step",
     "garbage-collection",
     "graph-breaks",
+    "hooks",
     "memory-growth",
     "recompilation",
     "thread-oversubscription",

@@ -56,6 +56,33 @@ def validates() -> None:
         _deep()(_deep_input())
 
 
+@cache
+def _hooked() -> nn.Module:
+    """Layers that keep statistics of all outputs and gradients, as debugging tools do."""
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(20)))
+    for layer in model[1:]:  # torch warns of a backward hook whose input needs no gradient
+        layer.register_forward_hook(keeps_outputs)
+        layer.register_full_backward_hook(keeps_gradients)
+        layer.weight.register_hook(_statistics)
+    return model
+
+
+def keeps_outputs(module: nn.Module, inputs: object, output: torch.Tensor) -> None:
+    _statistics(output)
+
+
+def keeps_gradients(module: nn.Module, inputs: object, outputs: tuple[torch.Tensor]) -> None:
+    _statistics(outputs[0])
+
+
+def _statistics(values: torch.Tensor) -> None:
+    torch.histc(values.detach(), 20)
+
+
+def runs_hooks() -> None:
+    _train(_hooked(), _deep_input())
+
+
 def looks_for_anomalies() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -183,6 +210,14 @@ TWINS = (
         steps=20,
     ),
     Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes", steps=16),
+    Twin(
+        "histograms of all outputs and gradients",
+        runs_hooks,
+        looks_for_none,
+        "hooks",
+        options={"with_stack": True},
+        model=_hooked,
+    ),
     Twin("set_to_none=False", fills_gradients, drops_gradients, "zero-grad", steps=20),
     Twin(
         "Conv2d with bias before BatchNorm2d",

@@ -1,0 +1,109 @@
+"""Find hooks on modules and tensors that take time in each step, such as those of a debugging tool.
+
+From the Python frames of the trace. torch calls a hook of a module's forward directly from `inner`
+in torch/nn/modules/module.py, beside the forward itself. It calls a hook of a module's backward from
+torch/utils/hooks.py, and a hook of a tensor directly from the autograd engine. The time of a hook is
+that of its frame, with everything that it calls and the device work that this launches. Hooks of
+torch itself, such as those of FSDP, do not count.
+
+`hooks` in `capture.json` tells how many hooks there are. With none, nothing has to be searched.
+
+Lost: hooks in a backward on the engine's own threads, of which torch records no frames; hooks of
+modules whose `forward` was replaced by a function of another name; the calls that torch itself
+needs where a module has hooks, a few µs each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled, share_of
+from instrument.findings.finding import Check, Finding, NotRecorded, show_command
+from instrument.findings.places import common_place, evidence, measured, percent, users_source
+from instrument.trace.events import Flags, Ints
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.02
+_FORWARD = "): forward"
+# A module that has hooks runs them and its forward in this function.
+_WITH_HOOKS = re.compile(r"(.*[/\\])?torch[/\\]nn[/\\]modules[/\\]module\.py\(\d+\): inner")
+_BACKWARD = re.compile(
+    r"(.*[/\\])?torch[/\\]utils[/\\]hooks\.py\(\d+\): .*|<built-in method run_backward of .*"
+)
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if hooks take 2 % of the step."""
+    count = _count(capture)
+    if count == 0:
+        return
+    if not len(capture.links.frames):
+        hooks = "how long hooks of modules and tensors take"
+        if count is not None:
+            hooks = f"how long the {count} hooks of modules and tensors take"
+        raise NotRecorded(
+            f"The capture does not tell {hooks}: record with profiler.with_stack=true."
+        )
+    time = measured(capture)
+    calls = _calls(capture)
+    calls = calls[time.holds(capture.events.start_ns[calls]) >= 0]
+    share = share_of(capture, calls)
+    if share < _LEAST_SHARE:
+        return
+    place, source = common_place(capture, calls)
+    yield Finding(
+        code=CHECK.code,
+        title=f"Hooks of modules and tensors take {percent(share)} of the {time.what}: "
+        f"{len(calls) / time.count:,.0f} calls a {time.what}",
+        change="Call remove() on the handle that register_forward_hook, register_hook and the like "
+        "return (wandb.unwatch() after wandb.watch()), or register hooks only for the steps that "
+        "need them.",
+        verify=show_command(capture, "--steps"),
+        saving=scaled(whatif, _with_operators(capture, calls)),
+        range=place,
+        source=source,
+        evidence=evidence(capture, calls),
+    )
+
+
+def _count(capture: Views) -> int | None:
+    """How many hooks there are; None if some of the counts are not known."""
+    environment = capture.about.environment
+    hooks = None if environment is None else environment.hooks
+    if hooks is None or hooks.every_module is None or hooks.modules is None:
+        return None
+    return hooks.every_module + hooks.modules + (hooks.parameters or 0)
+
+
+def _calls(capture: Views) -> Ints:
+    """The frames of hooks, without hooks that other hooks call."""
+    events, frames = capture.events, capture.links.frames
+    is_forward = events.named(lambda name: name.endswith(_FORWARD))[frames.index]
+    has_forward = np.zeros(len(frames) + 1, np.bool_)
+    has_forward[frames.parent[is_forward]] = True
+    caller = events.named(lambda name: _WITH_HOOKS.fullmatch(name) is not None)[frames.index]
+    caller = caller & has_forward[:-1]
+    caller |= events.named(lambda name: _BACKWARD.fullmatch(name) is not None)[frames.index]
+    others = events.named(lambda name: users_source(name) is not None)[frames.index]
+    called: Flags = others & ~is_forward & np.append(caller, False)[frames.parent]
+    found: Ints = frames.index[called & ~frames.inside(called)]
+    return found
+
+
+def _with_operators(capture: Views, calls: Ints) -> Ints:
+    """The frames, and the operators and calls inside them."""
+    frames, tree = capture.links.frames, capture.links.call_tree
+    is_call = np.isin(frames.index, calls)
+    nearest = np.append(frames.nearest(is_call), -1)
+    inside = nearest[frames.node_at(tree.thread, tree.start_ns)] >= 0
+    return np.concatenate([calls, tree.index[inside]])
+
+
+CHECK = Check("hooks", find)
