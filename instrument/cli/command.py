@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import cache, diagnose, export, graph, ranks, show, trigger, whatif
+from instrument.cli import cache, diagnose, export, graph, progress, ranks, show, trigger, whatif
 from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
 
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        show_result(arguments.run(arguments))
+        with progress.shown():
+            result = arguments.run(arguments)
+        show_result(result)
     except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
