@@ -13,11 +13,23 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import cache, diagnose, export, graph, progress, ranks, show, trigger, whatif
+from instrument.cli import (
+    cache,
+    diagnose,
+    export,
+    graph,
+    ls,
+    progress,
+    ranks,
+    show,
+    trigger,
+    whatif,
+)
 from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
 
 COMMANDS = {
+    "ls": ls,
     "show": show,
     "diagnose": diagnose,
     "whatif": whatif,

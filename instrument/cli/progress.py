@@ -57,7 +57,9 @@ def _show_until(done: Event) -> None:
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
     # A transient bar leaves no line behind.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=False
+    ) as progress:
         bars = {}
         while not done.wait(_EVERY_S):
             found = {file.name: file for file in files_being_read()}
