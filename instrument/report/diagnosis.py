@@ -222,7 +222,7 @@ def _bytes(parts: Sequence[str]) -> int:
 
 def _markdown_heading(diagnosis: Diagnosis) -> str:
     number = len(diagnosis.captures)
-    what = _code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    what = as_code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
     found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f" A step takes {duration(diagnosis.step_ns)}." if diagnosis.step_ns else ""
     return (
@@ -235,16 +235,16 @@ def _markdown_heading(diagnosis: Diagnosis) -> str:
 def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
     saving = finding.saving
     saves = "Saving not known" if saving is None else f"Saves {_saving(finding)}"
-    lines = [f"{number}. **{_escaped(_cut(finding.title))}** {_escaped(saves)}."]
-    where = [f"range {_code(finding.range)}"] if finding.range else []
-    where += [_code(finding.source)] if finding.source else []
+    lines = [f"{number}. **{escaped(_cut(finding.title))}** {escaped(saves)}."]
+    where = [f"range {as_code(finding.range)}"] if finding.range else []
+    where += [as_code(finding.source)] if finding.source else []
     lines += [f"   - Where: {', '.join(where)}"] if where else []
-    lines.append(f"   - Change: {_code(finding.change, _MARKDOWN_TEXT)}")
-    lines.append(f"   - Verify: {_code(finding.verify, _MARKDOWN_TEXT)}")
+    lines.append(f"   - Change: {as_code(finding.change, _MARKDOWN_TEXT)}")
+    lines.append(f"   - Verify: {as_code(finding.verify, _MARKDOWN_TEXT)}")
     for row in finding.evidence[:rows]:
         total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
-        detail = f", {_code(row.detail)}" if row.detail else ""
-        lines.append(f"   - {_code(row.name)}: {row.calls:,} calls{total}{detail}")
+        detail = f", {as_code(row.detail)}" if row.detail else ""
+        lines.append(f"   - {as_code(row.name)}: {row.calls:,} calls{total}{detail}")
     return "\n".join(lines)
 
 
@@ -252,7 +252,7 @@ def _few(sentences: Sequence[str]) -> str:
     """The sentences that fit, in their order, and how many more there are."""
     shown: list[str] = []
     for sentence in sentences:
-        text = _escaped(_cut(sentence))
+        text = escaped(_cut(sentence))
         if _bytes([" ".join([*shown, text])]) <= _MARKDOWN_LIST:
             shown.append(text)
     left = len(sentences) - len(shown)
@@ -263,8 +263,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MARKDOWN_TEXT else f"{text[: _MARKDOWN_TEXT - 1]}…"
 
 
-def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
-    """A text as code: inside its marks, Markdown knows no links, mentions or HTML."""
+def as_code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
+    """Return a text as code in Markdown: inside its marks, Markdown knows no links, mentions or HTML."""
     plain = _shortened(printable(text), width)
     longest = max(map(len, re.findall(r"`+", plain)), default=0)
     marks = "`" * (longest + 1)
@@ -272,8 +272,8 @@ def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
     return f"{marks}{blank}{plain}{blank}{marks}"
 
 
-def _escaped(text: str) -> str:
-    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
+def escaped(text: str) -> str:
+    """Return a sentence with its Markdown escaped; links, mentions and issue numbers become plain text."""
     marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
     marked = re.sub(r"://", r":\\//", marked)
     marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)

@@ -31,9 +31,9 @@ _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# `_DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
+# `DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
 # cause of lost device time; the sentence of the largest cause is shown.
-_DEVICE_PARTS = {
+DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
     "exposed_copy_ns": "exposed copies",
@@ -248,11 +248,11 @@ def device(capture: Views) -> str:
     if not len(work.event):
         return ""
     waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
-    spent = {name: getattr(row, name) for name in _DEVICE_PARTS} | {
+    spent = {name: getattr(row, name) for name in DEVICE_PARTS} | {
         name: int(ns[0]) for name, ns in waited.items()
     }
     share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
-    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
+    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
     bottleneck = _BOUND_BY[most].format(share[most])
     if share[most] < _BINDING <= share["idle_ns"]:

@@ -8,6 +8,7 @@ from instrument.errors import reason_of
 from instrument.findings.diagnose import Diagnosis, diagnose
 from instrument.findings.finding import Finding
 from instrument.printable import printable
+from instrument.report.diagnosis import as_code, as_markdown, escaped
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -36,6 +37,15 @@ def verdict_of(capture: Capture) -> str:
         return verdict(diagnose([capture], ranks_checks=()))
     except Exception as error:  # the tables beside it are worth more
         return f"The capture could not be diagnosed: {printable(reason_of(error))}"
+
+
+def verdict_as_markdown(capture: Capture) -> str:
+    """Return the verdict on one capture and the diagnosis below it; see `diagnosis.as_markdown`."""
+    try:
+        diagnosis = diagnose([capture], ranks_checks=())
+    except Exception as error:
+        return f"The capture could not be diagnosed: {as_code(reason_of(error))}"
+    return f"**{escaped(verdict(diagnosis))}**\n\n{as_markdown(diagnosis)}"
 
 
 def _counts(finding: Finding) -> bool:
