@@ -19,7 +19,7 @@ class Capture(Views):
     """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
 
     The trace is read when a view first needs it, and then stays in memory. Each view is computed
-    once. In a notebook, a capture shows its ranges and operators, and a `Table` shows its rows.
+    once. In a notebook, a capture shows its verdict, ranges and operators, and a `Table` its rows.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
@@ -61,5 +61,5 @@ class Capture(Views):
         return diagnose([self])
 
     def _repr_html_(self) -> str:
-        """The heading, range tree and costliest operators, for a notebook. Reads the trace."""
+        """The verdict, range tree and costliest operators, for a notebook. Reads the trace."""
         return to_html(self)

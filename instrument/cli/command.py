@@ -20,6 +20,8 @@ from instrument.cli import (
     diff,
     export,
     graph,
+    ls,
+    open,
     ranks,
     show,
     trigger,
@@ -30,6 +32,8 @@ from instrument.errors import InstrumentError
 
 COMMANDS = {
     "show": show,
+    "ls": ls,
+    "open": open,
     "diagnose": diagnose,
     "whatif": whatif,
     "diff": diff,
@@ -61,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        show_result(arguments.run(arguments))
+        with progress.shown():
+            result = arguments.run(arguments)
+        show_result(result)
     except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line, part, range_advice
@@ -19,6 +19,7 @@ from instrument.units import counted, duration, size
 
 if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
+    from instrument.capture import Capture
 
 _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns",
@@ -30,9 +31,9 @@ _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# `_DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
+# `DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
 # cause of lost device time; the sentence of the largest cause is shown.
-_DEVICE_PARTS = {
+DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
     "exposed_copy_ns": "exposed copies",
@@ -247,11 +248,11 @@ def device(capture: Views) -> str:
     if not len(work.event):
         return ""
     waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
-    spent = {name: getattr(row, name) for name in _DEVICE_PARTS} | {
+    spent = {name: getattr(row, name) for name in DEVICE_PARTS} | {
         name: int(ns[0]) for name, ns in waited.items()
     }
     share = {name: ns / (row.total_ns or 1) for name, ns in spent.items()}
-    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in _DEVICE_PARTS.items())
+    parts = ", ".join(f"{share[name]:.1%} {words}" for name, words in DEVICE_PARTS.items())
     most = max(_BOUND_BY, key=lambda name: share[name])
     bottleneck = _BOUND_BY[most].format(share[most])
     if share[most] < _BINDING <= share["idle_ns"]:
@@ -355,7 +356,7 @@ def not_recorded(capture: Views, operators: Table) -> str:
 
 
 def to_html(capture: Views) -> str:
-    """Return the capture as a fragment of an HTML page: heading, range tree, operators, views.
+    """Return the capture as a fragment of an HTML page: verdict, range tree, operators, views.
 
     If the trace cannot be read, the error message replaces the tables.
     """
@@ -405,13 +406,16 @@ def costliest_by(operators: Table) -> str:
 
 
 def _tables(capture: Views) -> dict[str, Any]:
-    """The tables of a notebook page, with their titles."""
+    """The verdict and the tables of a notebook page, with their titles."""
+    from instrument.report.verdict import verdict_of
+
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []
     shown = outline(capture.ranges, _RANGES)
     operators = without_ranges(capture.operators)
     key = costliest_by(operators)
     return {
         "failed": False,
+        "verdict": verdict_of(cast("Capture", capture)),
         "ranges": shown.select([*_RANGE_COLUMNS, *again]) if len(capture.ranges) else None,
         "ranges_title": ranges_title(capture, shown),
         "operators": leading(capture.operators, key, _OPERATORS) if len(operators) else None,

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from instrument.findings.diagnose import Diagnosis
+from typing import TYPE_CHECKING
+
+from instrument.errors import reason_of
+from instrument.findings.diagnose import Diagnosis, diagnose
 from instrument.findings.finding import Finding
+from instrument.printable import printable
+from instrument.report.diagnosis import as_markdown
+from instrument.report.prose import code, escaped
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 # A change that saves a smaller share of a step is in the diagnosis, but not the verdict.
 _LEAST_SHARE = 0.03
@@ -21,6 +30,23 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.step_ns is None:
         return "Nothing found; the savings are not known, because no step could be simulated"
     return f"Nothing found that saves more than {_LEAST_SHARE * 100:.0f} % of a step"
+
+
+def verdict_of(capture: Capture) -> str:
+    """Return the verdict on one capture; if it cannot be diagnosed, a sentence that says why."""
+    try:
+        return verdict(diagnose([capture], ranks_checks=()))
+    except Exception as error:  # the tables beside it are worth more
+        return f"The capture could not be diagnosed: {printable(reason_of(error))}"
+
+
+def verdict_as_markdown(capture: Capture) -> str:
+    """Return the verdict on one capture and the diagnosis below it; see `diagnosis.as_markdown`."""
+    try:
+        diagnosis = diagnose([capture], ranks_checks=())
+    except Exception as error:
+        return f"The capture could not be diagnosed: {code(reason_of(error))}"
+    return f"**{escaped(verdict(diagnosis))}**\n\n{as_markdown(diagnosis)}"
 
 
 def _counts(finding: Finding) -> bool:

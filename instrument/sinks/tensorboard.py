@@ -1,16 +1,21 @@
-"""A sink for TensorBoard: scalars, and traces for TensorBoard's profiler plugin."""
+"""A sink for TensorBoard: scalars, a report, and traces for TensorBoard's profiler plugin."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
 from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, open_to_append, replacing
+from instrument.printable import printable
+from instrument.report.prose import code
+from instrument.report.step_split import COLOURS, bar_png, step_split
+from instrument.report.text import capture_parts, plain
+from instrument.report.verdict import verdict_as_markdown
 from instrument.sinks import Sink
 from instrument.sinks.chrome_trace import trace_of
 from instrument.sinks.scalars import last_step, scalars
@@ -21,12 +26,13 @@ from instrument.trace.rewrite import rewrite
 class TensorBoard(Sink):
     """Writes the traces and scalars of all windows into one folder, so that scalars become curves.
 
-    `tensorboard --logdir` shows the scalars, and with the plugin `torch-tb-profiler` the traces.
-    The scalars of rank 1 are in the subfolder `rank1`, and so on; TensorBoard shows each subfolder
-    as a run.
+    `tensorboard --logdir` shows the scalars; beside them the verdict and the range tree as text,
+    and a bar of the step as an image; and with the plugin `torch-tb-profiler` the traces. The files
+    are in a subfolder with the name of the run. The scalars of rank 1 are in its subfolder `rank1`,
+    and so on; TensorBoard shows each subfolder as a run.
 
-    Cost: the scalars need one reading of the trace. Traces are copied, and decompressed unless
-    `use_gzip` is true.
+    Cost: the scalars need one reading of the trace, and the report a diagnosis. Traces are copied,
+    and decompressed unless `use_gzip` is true.
 
     Raises:
         MissingPackage: the package `tensorboard` is not installed. The error is raised when the
@@ -37,6 +43,11 @@ class TensorBoard(Sink):
 
     dir: str | None = None
     """TensorBoard's log folder; None means the folder `tensorboard` beside the captures."""
+
+    run: str | None = None
+    """The name of TensorBoard's run, a subfolder of the log folder. None means the name of the
+    folder that the run records into; if that is `profile`, the names of the two folders above it,
+    which Hydra names after the day and the time."""
 
     worker_name: str | None = None
     """The beginning of a trace's file name; it must differ between processes. None means
@@ -51,6 +62,9 @@ class TensorBoard(Sink):
     scalars: bool = True
     """Whether to write scalars."""
 
+    report: bool = True
+    """Whether to write the verdict, the range tree and the bar of the step; needs `scalars`."""
+
     def model_post_init(self, _: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""
         if self.scalars:
@@ -64,21 +78,30 @@ class TensorBoard(Sink):
             TraceError: the trace cannot be read.
         """
         beside = folder.absolute().parent
+        run = self.run or run_name(beside)
         into = (
-            make_folder(beside, "tensorboard")
+            make_folder(beside, "tensorboard", run)
             if self.dir is None
-            else make_folder(Path(self.dir).expanduser())
+            else make_folder(Path(self.dir).expanduser(), run)
         )
         if self.trace:
             ending = ".pt.trace.json.gz" if self.use_gzip else ".pt.trace.json"
             worker = self.worker_name or "{}_{}".format(*_process(capture))
             rewrite(trace_of(capture), into / f"{worker}.{_started_ns(capture)}{ending}", {})
         if self.scalars:
-            write_scalars(capture, into)
+            write_scalars(capture, into, report=self.report)
 
 
-def write_scalars(capture: Capture, into: Path) -> Path:
-    """Write an event file with the window's scalars, and return the path of the file.
+def run_name(recorded_into: Path) -> str:
+    """Return a name for the run that records into a folder; see `TensorBoard.run`."""
+    names = [name for name in recorded_into.parts if name != recorded_into.anchor]
+    if len(names) > 1 and names[-1] == "profile":
+        return "_".join(names[-3:-1])
+    return names[-1] if names else "run"
+
+
+def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
+    """Write an event file with the window's scalars and report; return the path of the file.
 
     An earlier file of the same window is replaced. The global step of each scalar is the window's
     last step.
@@ -90,8 +113,41 @@ def write_scalars(capture: Capture, into: Path) -> Path:
     target = into / event_file_name(started_s, host, pid, capture.name)
     with replacing(target) as raw:
         _write_event(raw, started_s, file_version="brain.Event:2")
-        _write_event(raw, started_s, step=last_step(capture), scalars=scalars(capture))
+        step = last_step(capture)
+        _write_event(raw, started_s, step=step, scalars=scalars(capture))
+        if report:
+            _write_event(raw, started_s, step=step, report=_report(capture))
     return target
+
+
+def _report(capture: Capture) -> Iterator[Any]:
+    """The verdict, the range tree and the split of the step, as values of a summary."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+    # Indented lines are code, which Markdown does not interpret.
+    table = plain(capture_parts(capture, operators=False)).splitlines()
+    yield _text("window/verdict", verdict_as_markdown(capture))
+    yield _text("window/ranges", "\n".join(f"    {printable(line)}" for line in table))
+    if parts := step_split(capture):
+        legend = (
+            f"- {colour}: {share:.1%} {code(name)}" for colour, (name, share) in zip(COLOURS, parts)
+        )
+        yield _text("window/step_split", "\n".join(legend))
+        image = bar_png([share for _, share in parts])
+        yield Summary.Value(
+            tag="window/step_split_bar",
+            image=Summary.Image(colorspace=3, encoded_image_string=image),
+        )
+
+
+def _text(tag: str, markdown: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
+
+    plugin = SummaryMetadata.PluginData(plugin_name="text")
+    tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode("utf-8", "replace")])
+    return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
 
 
 def append_scalars(
@@ -124,13 +180,19 @@ def event_file_name(started_s: float, host: str, pid: int, name: str) -> str:
 
 
 def _write_event(
-    raw: IO[bytes], wall_time_s: float, *, scalars: Iterable[tuple[str, float]] = (), **fields: Any
+    raw: IO[bytes],
+    wall_time_s: float,
+    *,
+    scalars: Iterable[tuple[str, float]] = (),
+    report: Iterable[Any] = (),
+    **fields: Any,
 ) -> None:
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-    from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
+    values += report
     summary = {"summary": Summary(value=values)} if values else {}
     event = Event(wall_time=wall_time_s, **fields, **summary)
     record_writer.RecordWriter(raw).write(event.SerializeToString())

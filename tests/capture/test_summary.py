@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import re
+from html import escape
 
 import pytest
-from builders import annotation, call, capture, copy, kernel, kernels, span, steps, write_capture
+from builders import (
+    annotation,
+    call,
+    capture,
+    copy,
+    kernel,
+    kernels,
+    span,
+    steps,
+    synchronous_steps,
+    write_capture,
+)
 
 from capture.test_real_traces import load
 from capture.test_real_traces import pytestmark as needs_traces
 from instrument.capture import Capture
 from instrument.report.notebook import _few_modules, device, leading, outline, unmarked
 from instrument.report.text import render
+from instrument.report.verdict import verdict
 
 
 def names(html: str) -> list[str]:
@@ -31,6 +44,13 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
     assert (
         ', <code title="Every event with a duration, and the allocations and frees, as columns.">events</code>, '
         in shown
+    )
+
+
+def test_a_notebook_shows_the_verdict(tmp_path) -> None:
+    found = write_capture(tmp_path, synchronous_steps(400))
+    assert (
+        f">{escape(verdict(found.diagnose()))}<br><code>capture.diagnose()" in found._repr_html_()
     )
 
 

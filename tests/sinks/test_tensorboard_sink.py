@@ -12,18 +12,23 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
-from builders import kernels, steps
+from builders import annotation, kernels, steps
 from recording import record
 
 from instrument.capture import Capture
+from instrument.report.step_split import COLOURS, bar_png, step_split
+from instrument.report.verdict import verdict
 from instrument.sinks.scalars import scalars
-from instrument.sinks.tensorboard import TensorBoard
+from instrument.sinks.tensorboard import TensorBoard, run_name
 
 Write = Callable[..., Capture]
 STARTED_NS = 1767323045678901000
@@ -43,6 +48,12 @@ def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
             for value in event.summary.value:
                 read.setdefault(value.tag, []).append((event.step, round(value.simple_value, 6)))
     return read
+
+
+def logs(tmp_path: Path) -> Path:
+    """The folder of the run whose captures are in the folder `profile`."""
+    name = "_".join(tmp_path.parts[-2:])
+    return tmp_path / "profile" / "tensorboard" / name
 
 
 def test_the_scalars_of_a_window(write: Write) -> None:
@@ -67,22 +78,22 @@ def test_a_recording_without_steps_counts_as_a_whole(tmp_path: Path) -> None:
     assert "window/step_ms" not in found
     assert found["ranges/block/calls"] == 2
     assert found["ranges/block/cpu_ms"] == capture.ranges[0].cpu_ns / 1e6
-    TensorBoard(dir=str(tmp_path / "tb")).write(capture, tmp_path)
-    assert points(tmp_path / "tb")["ranges/block/calls"] == [(0, 2.0)]
-    (trace,) = (tmp_path / "tb").glob("*.json")
+    TensorBoard(dir=str(tmp_path / "tb"), run="r").write(capture, tmp_path)
+    assert points(tmp_path / "tb" / "r")["ranges/block/calls"] == [(0, 2.0)]
+    (trace,) = (tmp_path / "tb" / "r").glob("*.json")
     assert trace.name.startswith(f"{socket.gethostname()}_{os.getpid()}.")
 
 
 def test_traces_lie_where_torchs_handler_puts_them(capture: Capture, tmp_path: Path) -> None:
     TensorBoard().write(capture, capture.folder)
-    beside = tmp_path / "profile" / "tensorboard"
+    beside = logs(tmp_path)
     (trace,) = beside.glob("*.json*")
     assert trace.name == f"box_77.{STARTED_NS}.pt.trace.json"
     assert trace.read_bytes() == gzip.decompress(capture.trace_path.read_bytes())
-    TensorBoard(dir=str(tmp_path / "tb"), worker_name="w0", use_gzip=True).write(
+    TensorBoard(dir=str(tmp_path / "tb"), run="r", worker_name="w0", use_gzip=True).write(
         capture, capture.folder
     )
-    (packed,) = (tmp_path / "tb").glob("*.json*")
+    (packed,) = (tmp_path / "tb" / "r").glob("*.json*")
     assert packed.name == f"w0.{STARTED_NS}.pt.trace.json.gz"
     assert packed.read_bytes() == capture.trace_path.read_bytes()
     # the plugin's own pattern for a worker, a time and its two endings
@@ -93,10 +104,12 @@ def test_traces_lie_where_torchs_handler_puts_them(capture: Capture, tmp_path: P
 
 
 def test_only_traces_or_only_scalars(capture: Capture, tmp_path: Path) -> None:
-    TensorBoard(dir=str(tmp_path / "t"), scalars=False).write(capture, capture.folder)
-    assert [p.suffixes[-3:] for p in (tmp_path / "t").iterdir()] == [[".pt", ".trace", ".json"]]
-    TensorBoard(dir=str(tmp_path / "s"), trace=False).write(capture, capture.folder)
-    assert [p.name for p in (tmp_path / "s").iterdir()] == [
+    TensorBoard(dir=str(tmp_path / "t"), run="r", scalars=False).write(capture, capture.folder)
+    assert [p.suffixes[-3:] for p in (tmp_path / "t" / "r").iterdir()] == [
+        [".pt", ".trace", ".json"]
+    ]
+    TensorBoard(dir=str(tmp_path / "s"), run="r", trace=False).write(capture, capture.folder)
+    assert [p.name for p in (tmp_path / "s" / "r").iterdir()] == [
         "events.out.tfevents.1767323045.box.77.steps_3-4"
     ]
 
@@ -121,7 +134,7 @@ def test_windows_become_points_of_one_curve_and_twice_changes_nothing(
     for _ in range(2):
         for each in captures:
             TensorBoard(trace=False).write(each, each.folder)
-    found = points(tmp_path / "profile" / "tensorboard")
+    found = points(logs(tmp_path))
     assert sorted(found["ranges/forward/cpu_ms"]) == [(4, 0.6), (9, 1.2), (14, 0.6)]
     assert sorted(found["window/step_ms"]) == [(4, 1.0), (9, 2.0), (14, 1.0)]
 
@@ -130,7 +143,7 @@ def test_ranks_have_runs_of_their_own(write: Write, tmp_path: Path) -> None:
     for rank in (0, 1):
         each = write(steps(), f"rank{rank}", rank=rank, world_size=2, pid=70 + rank)
         TensorBoard().write(each, each.folder)
-    beside = tmp_path / "profile" / "tensorboard"
+    beside = logs(tmp_path)
     assert len(list(beside.glob("*.pt.trace.json"))) == 2
     assert (
         len(list(beside.glob("*tfevents*")))
@@ -149,7 +162,7 @@ def test_a_window_without_a_whole_step_stands_at_its_first(write: Write, tmp_pat
     }
     capture = write(steps()[1:3], window=cut)
     TensorBoard(trace=False).write(capture, capture.folder)
-    assert points(tmp_path / "profile" / "tensorboard")["ranges/forward/cpu_ms"] == [(7, 0.6)]
+    assert points(logs(tmp_path))["ranges/forward/cpu_ms"] == [(7, 0.6)]
 
 
 def test_traces_alone_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +199,7 @@ def until(ready: Callable[[], Any], output: Path) -> Any:
     raise AssertionError(output.read_text())
 
 
-def test_a_real_tensorboard_shows_our_scalars(write: Write, tmp_path: Path) -> None:
+def test_a_real_tensorboard_shows_our_scalars_and_report(write: Write, tmp_path: Path) -> None:
     for last, second in ((4, 9), (9, 10)):
         each = write(
             steps(),
@@ -195,19 +208,19 @@ def test_a_real_tensorboard_shows_our_scalars(write: Write, tmp_path: Path) -> N
             started_at=f"2026-01-02T03:04:{second:02}+00:00",
         )
         TensorBoard().write(each, each.folder)
-    output = tmp_path / "tensorboard.log"
-    with served(tmp_path / "profile" / "tensorboard", output) as address:
+    output, run = tmp_path / "tensorboard.log", quote(logs(tmp_path).name)
+    with served(logs(tmp_path).parent, output) as address:
 
         def ask(path: str) -> Any:
-            with urllib.request.urlopen(
-                f"{address}/data/plugin/scalars/{path}", timeout=30
-            ) as answer:
-                return json.load(answer)
+            with urllib.request.urlopen(f"{address}/data/plugin/{path}", timeout=30) as answer:
+                found = answer.read()
+            return found if path.startswith("images/individualImage") else json.loads(found)
 
         def curve() -> Any:
-            if "." not in ask("tags"):
+            if run not in ask("scalars/tags"):
                 return None
-            found = ask("scalars?run=.&tag=ranges%2Fforward%2Fattention%2Fcpu_ms")
+            tag = "ranges%2Fforward%2Fattention%2Fcpu_ms"
+            found = ask(f"scalars/scalars?run={run}&tag={tag}")
             return found if len(found) == 2 else None
 
         found = until(curve, output)
@@ -215,4 +228,42 @@ def test_a_real_tensorboard_shows_our_scalars(write: Write, tmp_path: Path) -> N
             (1767323049.0, 4, 0.4),
             (1767323050.0, 9, 0.4),
         ]
-        assert set(ask("tags")["."]) == {tag for tag, _ in scalars(each)}
+        assert set(ask("scalars/tags")[run]) == {tag for tag, _ in scalars(each)}
+        verdicts = until(lambda: ask(f"text/text?run={run}&tag=window%2Fverdict"), output)
+        assert f"<strong>{verdict(each.diagnose())}</strong>" in verdicts[-1]["text"]
+        (table, _) = ask(f"text/text?run={run}&tag=window%2Franges")
+        assert "<code>" in table["text"]
+        assert "forward" in table["text"]
+        images = ask(f"images/images?run={run}&tag=window%2Fstep_split_bar&sample=0")
+        assert [image["step"] for image in images] == [4, 9]
+        shown = ask(f"images/individualImage?{images[-1]['query']}")
+        assert shown == bar_png([share for _, share in step_split(each)])
+
+
+def test_the_bar_has_the_pixels_of_the_shares(write: Write) -> None:
+    image = pytest.importorskip("PIL.Image").open(BytesIO(bar_png([0.25, 0.5])))
+    assert (image.mode, image.size) == ("RGB", (800, 40))
+    blue, orange, *_ = COLOURS.values()
+    counted = Counter(image.get_flattened_data())
+    assert counted == {blue: 200 * 40, orange: 400 * 40, (255, 255, 255): 200 * 40}
+    assert image.getpixel((199, 39)) == blue
+    assert image.getpixel((200, 0)) == orange
+
+
+def test_the_parts_of_a_step_add_up_to_the_whole(write: Write) -> None:
+    on_cpu = step_split(write(steps()))
+    assert dict(on_cpu) == pytest.approx({"forward": 0.6, "(no range)": 0.4})
+    on_device = step_split(write(steps() + kernels(), "device"))
+    assert [name for name, _ in on_device][:1] == ["computing"]
+    for parts in (on_cpu, on_device):
+        assert sum(share for _, share in parts) == pytest.approx(1)
+    many = write([annotation(f"r{k}", 100 * k, 10 + k) for k in range(30)], "many")
+    assert len(step_split(many)) == len(COLOURS)
+    assert step_split(many)[-1][0] == "others"
+
+
+def test_the_run_is_named_after_its_folder() -> None:
+    assert run_name(Path("/x/outputs/2026-01-02/03-04-05/profile")) == "2026-01-02_03-04-05"
+    assert run_name(Path("/x/resnet")) == "resnet"
+    assert run_name(Path("/profile")) == "profile"
+    assert run_name(Path("/")) == "run"

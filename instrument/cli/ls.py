@@ -1,0 +1,138 @@
+"""`instrument ls`: list runs and captures, with what slows each of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from instrument.analysis.table import ALL, Schema, Table, known_columns, names_of, schema
+from instrument.cli.arguments import ROWS, path_or_url, row_count
+from instrument.cli.output import Parts
+from instrument.cli.paths import captures_at
+from instrument.errors import InstrumentError
+from instrument.printable import printable
+from instrument.units import counted
+
+if TYPE_CHECKING:
+    from instrument.report.section import Section
+
+HELP = "list runs and captures, with what slows each of them"
+
+# The width of a verdict below its capture, which is indented.
+_VERDICT_WIDTH = 74
+#: The columns of the list of captures.
+CAPTURES: Schema = schema(
+    run="the folder that the run recorded into",
+    name="the name of the capture",
+    started_at="when the recording began, in this machine's time zone; None if it is not known",
+    phase="the phase of the window, such as train; None if the session named none",
+    first_step="the first recorded step",
+    last_step="the last complete recorded step",
+    rank="the rank that recorded",
+    step_ns="the typical step in the simulation, as `instrument diagnose` prints it; None if no "
+    "step could be simulated",
+    verdict="what slows the run most, or why the capture cannot be read",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "List the captures below a folder by run, the newest first, each with its verdict: the "
+        "title of the largest finding of `instrument diagnose`. The traces are read for this."
+    )
+    add = parser.add_argument
+    of = "a folder that holds captures, a capture, a Chrome trace, or a URL (default: %(default)s)"
+    add("path", metavar="PATH", type=path_or_url, nargs="?", default=Path(), help=of)
+    add(
+        "--rows",
+        metavar="N",
+        type=row_count,
+        default=ROWS,
+        help="captures to list, the newest; -1 for all (default: %(default)s)",
+    )
+    add("--no-verdict", action="store_true", help="do not read the traces; list no verdicts")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="print the list as JSON")
+    formats.add_argument("--csv", action="store_true", help="print the list as CSV")
+
+
+def run(arguments: argparse.Namespace) -> str | Parts:
+    """Return the list of captures as text, JSON or CSV.
+
+    Raises:
+        CaptureError: there are no captures.
+    """
+    found = captures_at(arguments.path)
+    newest = found[::-1][: None if arguments.rows == ALL else arguments.rows]
+    rows = [_row(place, verdicts=not arguments.no_verdict) for place in newest]
+    if arguments.json:
+        return json.dumps({"captures": rows}, indent=2)
+    names = names_of(CAPTURES)
+    table = Table.of(CAPTURES, {name: [row[name] for row in rows] for name in names})
+    if arguments.csv:
+        return table.to_csv().rstrip("\n")
+    left_out = len(found) - len(newest)
+    are = "is" if left_out == 1 else "are"
+    note = f"{counted(left_out, 'older capture')} {are} not listed; --rows -1 lists all."
+    return [*_parts(table), *([note] if left_out else [])]
+
+
+def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
+    """What is known of a capture; one that cannot be read has its error as verdict."""
+    from instrument.capture import Capture
+    from instrument.report.verdict import verdict
+    from instrument.trace.capture_json import unix_time
+
+    row: dict[str, Any] = dict.fromkeys(names_of(CAPTURES))
+    parent, _, row["name"] = str(place).rpartition("/")
+    row["run"] = parent or "."
+    try:
+        capture = Capture.load(place)
+        about, window = capture.about, capture.about.window
+        started_s = unix_time(about.started_at)
+        if started_s is not None:
+            row["started_at"] = datetime.fromtimestamp(started_s).isoformat(" ", "seconds")
+        row |= {"first_step": window.first_step, "last_step": window.last_step}
+        row |= {"phase": window.phase, "rank": about.rank}
+        if verdicts:
+            diagnosis = capture.diagnose()
+            row |= {"step_ns": diagnosis.step_ns, "verdict": verdict(diagnosis)}
+    except InstrumentError as error:
+        row["verdict"] = str(error)
+    return row
+
+
+def _parts(table: Table) -> Iterator[Section]:
+    """A section for each run, with the verdict on each capture below it."""
+    from instrument.report.section import Section
+
+    for run in dict.fromkeys(table.column("run")):
+        captures = table.where(run=run)
+        cells = {name: captures.column(name) for name in ("name", "started_at", "phase", "rank")}
+        shown = Table(
+            {
+                **cells,
+                "steps": [_steps(row) for row in captures],
+                "step_ns": captures.column("step_ns"),
+            }
+        )
+        verdicts = captures.column("verdict")
+        yield Section(
+            shown,
+            known_columns(shown),
+            f"{run}, {counted(len(captures), 'capture')}",
+            missable=("phase", "rank"),
+            below=[textwrap.wrap(printable(text or ""), _VERDICT_WIDTH) for text in verdicts],
+            all_columns="--json",
+        )
+
+
+def _steps(capture: Any) -> str | None:
+    numbers = [each for each in (capture.first_step, capture.last_step) if each is not None]
+    return "–".join(map(str, dict.fromkeys(numbers))) or None

@@ -1,0 +1,85 @@
+"""`instrument open`: show a trace in the Perfetto UI."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from typing import TYPE_CHECKING
+
+from instrument.cli.arguments import path_or_url
+from instrument.cli.output import say
+from instrument.cli.paths import newest_capture
+from instrument.errors import CaptureError, ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
+    from instrument.findings.finding import Finding
+
+HELP = "show a trace in the Perfetto UI, at the place of a finding"
+
+# After this time without the UI, the server stops.
+_TIMEOUT_S = 300
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "Open ui.perfetto.dev in the browser with the trace of a capture. The browser gets the "
+        "trace from this command, over the port 9001 of this machine, and nothing is sent to "
+        "another machine. The command ends when the trace is loaded, after five minutes, or with "
+        "Ctrl-C."
+    )
+    add = parser.add_argument
+    of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
+    add("path", metavar="PATH", type=path_or_url, help=of)
+    add(
+        "--finding",
+        metavar="CODE",
+        help="show the time of this finding's longest event; `instrument diagnose --json` lists "
+        "the codes",
+    )
+    add("--no-browser", action="store_true", help="print the address, and open no browser")
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Serve the trace until the UI has loaded it, and return a sentence that says so.
+
+    Raises:
+        CaptureError: there is no trace, another program uses the port, or the UI did not load the
+            trace in time.
+        ConfigError: the capture has no such finding.
+        TraceError: the trace cannot be read.
+    """
+    from instrument.report.perfetto import serving, ui_address, visible_time
+
+    capture = newest_capture(arguments.path)
+    if capture.trace_path is None:
+        raise CaptureError(f"The capture {capture.folder} holds no trace: record with keep=true.")
+    visible_ns = None
+    if arguments.finding is not None:
+        visible_ns = visible_time(capture, _finding(capture, arguments.finding))
+        if visible_ns is None:
+            say(f"The finding {arguments.finding} names no event, so the whole trace is shown.")
+    with serving(capture.trace_path, capture.name) as server:
+        address = ui_address(server.address, visible_ns)
+        if arguments.no_browser or not webbrowser.open(address):
+            print(address, flush=True)
+        try:
+            loaded = server.sent.wait(_TIMEOUT_S)
+        except KeyboardInterrupt:
+            return "Stopped before the trace was loaded."
+    if not loaded:
+        raise CaptureError(
+            f"The Perfetto UI did not load the trace within {_TIMEOUT_S // 60} minutes: open the "
+            "address in a browser on this machine."
+        )
+    return f"The Perfetto UI has loaded the trace of {capture.name}."
+
+
+def _finding(capture: Capture, code: str) -> Finding:
+    findings = {finding.code: finding for finding in reversed(capture.diagnose().findings)}
+    if code not in findings:
+        raise ConfigError(
+            f"{capture.name} has no finding {code!r}{did_you_mean(code, sorted(findings))}"
+        )
+    return findings[code]

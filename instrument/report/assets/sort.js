@@ -1,0 +1,22 @@
+// Sorts the rows of a table by the column whose heading was clicked: numbers from high to low and
+// text from A to Z; a second click reverses the order, a third click restores the first order.
+// Cells without a value come last. This is the handler of a click on `<thead>`.
+const heading = event.target.closest("th");
+if (!heading) return;
+const body = this.nextElementSibling;
+const order = { "": "first", first: "second", second: "" }[heading.dataset.order ?? ""];
+for (const each of heading.parentNode.cells) {
+  each.dataset.order = each === heading ? order : "";
+  each.lastElementChild.textContent = each.dataset.order && (order === "first" ? " ▾" : " ▴");
+}
+const rows = [...body.rows];
+rows.forEach((row, at) => { row.dataset.at ??= at; });
+const value = (row) => row.cells[heading.cellIndex].dataset.value;
+const compare = (a, b) => (isNaN(a) || isNaN(b) ? a.localeCompare(b) : b - a);
+rows.sort((one, other) => {
+  const [a, b] = [value(one), value(other)];
+  if (order === "") return one.dataset.at - other.dataset.at;
+  if (a === undefined || b === undefined) return (a === undefined) - (b === undefined);
+  return order === "first" ? compare(a, b) : compare(b, a);
+});
+body.append(...rows);

@@ -1,0 +1,159 @@
+"""Opens a trace in the Perfetto UI, by a server on this machine that serves one file once.
+
+The UI loads a trace from a server on this machine only at port 9001, because of its content
+security policy, and reads the server's address after the # of its own address, which browsers do
+not send to any server. Source: docs/visualization/deep-linking-to-perfetto-ui.md and
+tools/open_trace_in_ui in github.com/google/perfetto.
+
+The server listens on 127.0.0.1. It answers only requests whose path holds a random token, whose
+host is the server itself, which stops DNS rebinding, and whose origin is the Perfetto UI.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+from urllib.parse import quote
+
+from instrument.analysis.views import Views
+from instrument.errors import CaptureError
+from instrument.findings.finding import Finding
+
+UI = "https://ui.perfetto.dev"
+PORT = 9001
+# A connection that sends nothing is closed after this time.
+_IDLE_S = 30
+# Around an event, the same time again is visible on both sides, but at least this much.
+_LEAST_MARGIN_NS = 50_000
+
+
+@contextmanager
+def serving(trace: Path, name: str) -> Iterator[TraceServer]:
+    """Serve a trace file at port 9001 of this machine while the block runs.
+
+    Args:
+        trace: the file.
+        name: the title that the UI shows.
+
+    Raises:
+        CaptureError: another program uses the port.
+    """
+    try:
+        server = TraceServer(trace, name)
+    except OSError as error:
+        raise CaptureError(
+            f"The port {PORT} of this machine cannot be used ({error.strerror}), and the Perfetto "
+            "UI loads local traces from no other port: end the program that uses it."
+        ) from None
+    thread = Thread(target=server.serve_forever, args=(0.1,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class TraceServer(ThreadingHTTPServer):
+    """An HTTP server for one file.
+
+    Attributes:
+        sent: is set as soon as the whole file was sent once.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, trace: Path, name: str) -> None:
+        super().__init__(("127.0.0.1", PORT), _Handler)
+        self.trace, self.sent = trace, Event()
+        suffix = ".json.gz" if trace.suffix == ".gz" else ".json"
+        self.path = f"/{secrets.token_urlsafe(16)}/{quote(name + suffix, safe='')}"
+
+    @property
+    def address(self) -> str:
+        """The address of the file."""
+        return f"http://127.0.0.1:{PORT}{self.path}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a connection that breaks; the UI tells its user."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: TraceServer
+    timeout = _IDLE_S
+
+    def do_GET(self) -> None:
+        """Send the file."""
+        if not self._is_allowed():
+            return
+        with self.server.trace.open("rb") as file:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
+            self._end()
+            shutil.copyfileobj(file, self.wfile, 1 << 20)
+        self.server.sent.set()
+
+    def do_OPTIONS(self) -> None:
+        """Answer the question of a browser whether the UI may ask a server on this machine."""
+        if self._is_allowed():
+            self.send_response(HTTPStatus.NO_CONTENT)
+            self.send_header("Access-Control-Allow-Private-Network", "true")
+            self._end()
+
+    def _is_allowed(self) -> bool:
+        """Whether the request is one of the UI for the file; otherwise, answer with an error."""
+        allowed = (
+            secrets.compare_digest(self.path.encode(), self.server.path.encode())
+            and self.headers.get("Host") == f"127.0.0.1:{PORT}"
+            and self.headers.get("Origin") == UI
+        )
+        if not allowed:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        return allowed
+
+    def _end(self) -> None:
+        self.send_header("Access-Control-Allow-Origin", UI)
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing."""
+
+
+def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) -> str:
+    """Return the address at which the Perfetto UI loads a trace from an address.
+
+    Args:
+        trace_address: the address of the trace.
+        visible_ns: the begin and the end of the time to show, on the trace's own clock; None shows
+            the whole trace.
+    """
+    parts = [f"url={quote(trace_address, safe='')}"]
+    if visible_ns is not None:
+        parts += [f"visStart={visible_ns[0]}", f"visEnd={visible_ns[1]}"]
+    return f"{UI}/#!/?{'&'.join(parts)}"
+
+
+def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
+    """Return the time around the longest event of a finding's evidence, on the trace's own clock.
+
+    None if the evidence names no event.
+    """
+    events = capture.events
+    starts = (row.start_ns for row in finding.evidence if row.start_ns is not None)
+    start_ns = next(starts, None)
+    if start_ns is None:
+        return None
+    lasts_ns = int((events.end_ns - events.start_ns)[events.start_ns == start_ns].max(initial=0))
+    margin_ns = max(lasts_ns, _LEAST_MARGIN_NS)
+    return start_ns - margin_ns, start_ns + lasts_ns + margin_ns

@@ -1,0 +1,85 @@
+"""`instrument ls`: the captures below a folder, by run, with their verdicts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import annotation, steps, write_capture
+
+from instrument.capture import Capture
+from instrument.cli.command import main
+from instrument.report.verdict import verdict
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Capture]:
+    """Three captures of two runs; the last one is the newest."""
+    found = []
+    for age, (run, name) in enumerate([("a", "steps_1-2"), ("b", "steps_1-2"), ("b", "steps_5-6")]):
+        (tmp_path / run).mkdir(exist_ok=True)
+        capture = write_capture(tmp_path / run, [*steps(), annotation("net", 0, 40)], name)
+        assert capture.folder is not None
+        os.utime(capture.folder / "capture.json", (age, age))
+        found.append(capture)
+    return found
+
+
+def _listed(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> list[dict[str, Any]]:
+    assert main(["ls", str(path), "--json", *options]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["captures"]
+    return found
+
+
+def test_each_capture_has_its_verdict_the_newest_first(
+    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _listed(tmp_path, capsys)
+    assert [row["run"] for row in found] == [str(tmp_path / run) for run in "bba"]
+    for row, capture in zip(found, reversed(runs)):
+        diagnosis = capture.diagnose()
+        assert row["verdict"] == verdict(diagnosis)
+        assert row["step_ns"] == diagnosis.step_ns
+    assert len(_listed(tmp_path, capsys, "--rows", "2")) == 2
+    assert main(["ls", str(tmp_path), "--csv"]) == 0
+    assert [row["name"] for row in csv.DictReader(StringIO(capsys.readouterr().out))] == [
+        row["name"] for row in found
+    ]
+
+
+def test_the_list_as_text_has_a_table_for_each_run(
+    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(tmp_path), "--rows", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{tmp_path / 'b'}, 2 captures\n" in printed
+    assert verdict(runs[2].diagnose())[:40] in printed
+    assert printed.endswith("1 older capture is not listed; --rows -1 lists all.\n")
+
+
+def test_without_verdicts_no_trace_is_read(
+    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for capture in runs:
+        assert capture.trace_path is not None
+        capture.trace_path.write_text("no trace")
+    assert {row["verdict"] for row in _listed(tmp_path, capsys, "--no-verdict")} == {None}
+
+
+def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
+    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runs[0].folder is not None
+    assert runs[1].trace_path is not None
+    (runs[0].folder / "capture.json").write_text("{")
+    runs[1].trace_path.write_text("no trace")
+    found = _listed(tmp_path, capsys)
+    by_place = {(Path(row["run"]).name, row["name"]): row["verdict"] for row in found}
+    assert "cannot be read" in by_place["a", "steps_1-2"]
+    assert "trace" in by_place["b", "steps_1-2"]
+    assert by_place["b", "steps_5-6"] == verdict(runs[2].diagnose())

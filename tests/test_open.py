@@ -1,0 +1,144 @@
+"""`instrument open`: one file, once, for the Perfetto UI alone."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from builders import annotation, capture, span, step, steps, write_capture, write_trace
+
+from instrument.cli import open as command
+from instrument.cli.command import main
+from instrument.findings.finding import Evidence, Finding
+from instrument.report import perfetto
+
+
+@pytest.fixture(autouse=True)
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A free port instead of 9001, which another program may use."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        number = int(free.getsockname()[1])
+    monkeypatch.setattr(perfetto, "PORT", number)
+    return number
+
+
+def _waits_for_data() -> list[dict[str, Any]]:
+    """Four steps of 1000 µs, half of which waits for the loader."""
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    events: list[dict[str, Any]] = []
+    for number in range(4):
+        start = 1_000 * number
+        events.append(step(number, start, 1_000))
+        events.append(annotation(loader, start, 500))
+        events.append(span("aten::mm", start + 510, 480))
+    return events
+
+
+def _ask(address: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """The status, the headers and the body of an answer; the UI's origin by default."""
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    connection.request(method, parts.path, headers={"Origin": perfetto.UI} | headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, dict(answer.getheaders()), body
+
+
+def test_the_ui_gets_the_file_and_nobody_else_does(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path, steps())
+    with perfetto.serving(trace, "a name/with#signs") as server:
+        assert server.address.startswith(f"http://127.0.0.1:{perfetto.PORT}/")
+        assert server.address.endswith("/a%20name%2Fwith%23signs.json")
+        for refused in (
+            _ask(server.address, Origin="https://evil.example"),
+            _ask(server.address, Host="evil.example"),
+            _ask(f"{server.address}x"),
+            _ask(f"http://127.0.0.1:{perfetto.PORT}/{trace.name}"),
+        ):
+            assert refused[0] == 404
+            assert "Access-Control-Allow-Origin" not in refused[1]
+        assert _ask(server.address, "OPTIONS")[1]["Access-Control-Allow-Private-Network"] == "true"
+        assert not server.sent.is_set()
+        status, headers, body = _ask(server.address)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (200, perfetto.UI)
+        assert body == trace.read_bytes()
+        assert server.sent.wait(20)
+    with pytest.raises(OSError, match="refused"):
+        _ask(server.address)
+
+
+def test_a_connection_that_says_nothing_does_not_stop_the_others(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path, steps())
+    with (
+        perfetto.serving(trace, "name") as server,
+        socket.create_connection(("127.0.0.1", perfetto.PORT)),
+    ):
+        assert _ask(server.address)[0] == 200
+
+
+def test_the_address_of_the_ui_names_the_trace_and_the_visible_time() -> None:
+    found = urlsplit(perfetto.ui_address("http://127.0.0.1:9001/t/n.json", (5, 10)))
+    assert (found.scheme, found.netloc, found.query) == ("https", "ui.perfetto.dev", "")
+    assert found.fragment.startswith("!/?"), "what follows the # is not sent to the server"
+    assert parse_qs(found.fragment.removeprefix("!/?")) == {
+        "url": ["http://127.0.0.1:9001/t/n.json"],
+        "visStart": ["5"],
+        "visEnd": ["10"],
+    }
+
+
+def test_the_visible_time_is_around_the_longest_event(tmp_path: Path) -> None:
+    found = capture(tmp_path, [span("aten::mm", 1_000, 300), span("aten::add", 1_000, 2)])
+    evidence = (Evidence("nothing", 1), Evidence("aten::mm", 1, start_ns=1_000_000))
+    finding = Finding("code", "title", "change", "verify", evidence=evidence)
+    assert perfetto.visible_time(found, finding) == (700_000, 1_600_000)
+    assert perfetto.visible_time(found, Finding("code", "title", "change", "verify")) is None
+
+
+@pytest.mark.parametrize("options", [[], ["--finding", "loader-wait"]])
+def test_the_command_ends_when_the_browser_has_loaded_the_trace(
+    tmp_path: Path,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recorded = write_capture(tmp_path, _waits_for_data())
+    assert recorded.trace_path is not None
+    loaded: list[bytes] = []
+    routes: list[dict[str, list[str]]] = []
+
+    def browser(address: str) -> bool:
+        routes.append(parse_qs(urlsplit(address).fragment.removeprefix("!/?")))
+        Thread(target=lambda: loaded.append(_ask(routes[0]["url"][0])[2])).start()
+        return True
+
+    monkeypatch.setattr(command.webbrowser, "open", browser)
+    assert main(["open", str(recorded.folder), *options]) == 0
+    assert capsys.readouterr().out.startswith("The Perfetto UI has loaded the trace of ")
+    assert loaded == [recorded.trace_path.read_bytes()]
+    if options:
+        (finding,) = (f for f in recorded.diagnose().findings if f.code == "loader-wait")
+        start, end = int(routes[0]["visStart"][0]), int(routes[0]["visEnd"][0])
+        assert start < (finding.evidence[0].start_ns or 0) < end
+    else:
+        assert routes[0].keys() == {"url"}
+
+
+def test_an_unknown_finding_and_a_port_in_use(
+    tmp_path: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_capture(tmp_path, _waits_for_data()).folder)
+    assert main(["open", folder, "--finding", "loader-wiat"]) == 2
+    assert "did you mean 'loader-wait'?" in capsys.readouterr().err
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        assert main(["open", folder, "--no-browser"]) == 2
+    assert f"The port {port} of this machine cannot be used" in capsys.readouterr().err
