@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import cache, diagnose, export, graph, ranks, show, trigger, whatif
+from instrument.cli import cache, diagnose, export, graph, ranks, report, show, trigger, whatif
 from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "show": show,
     "diagnose": diagnose,
     "whatif": whatif,
+    "report": report,
     "export": export,
     "ranks": ranks,
     "trigger": trigger,
