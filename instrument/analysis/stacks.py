@@ -207,8 +207,13 @@ def _is_around_users(name: str) -> bool:
     return _AROUND_USERS.match(name) is not None
 
 
+def is_own_frame(name: str) -> bool:
+    """Whether a Python frame of this name runs code of this package."""
+    return _OURS.match(name) is not None
+
+
 def _is_machinery(name: str) -> bool:
-    return _OURS.match(name) is not None and not _is_around_users(name)
+    return is_own_frame(name) and not _is_around_users(name)
 
 
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
@@ -241,7 +246,7 @@ def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> s
     frames: list[str] = []
     while node >= 0 and len(frames) < depth:
         name = events.names[events.name[call_tree.index[node]]]
-        if _OURS.match(name) is None:
+        if not is_own_frame(name):
             frames.append(_ADDRESS.sub("", name))
         node = int(call_tree.parent[node])
     return ";".join(frames) or None

@@ -215,9 +215,7 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
     return {"launch_wait_ns": idle - sum(found_ns.values()), **found_ns}
 
 
-def idle_stretches(
-    events: Events, work: Work, start_ns: int, end_ns: int
-) -> dict[str, Intervals]:
+def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
     """Return when no device works between two times, by cause: the intervals of each cause.
 
     The keys and the causes are those of `waits`. The intervals do not overlap, and together they

@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from instrument.report.page import verdict
+from instrument.report.page import timeline, verdict
 from instrument.templates import render
 
 if TYPE_CHECKING:
@@ -20,7 +20,15 @@ VERSION = 1
 _FOLDER = "report/assets/page"
 # The parts of the only script, in their order. Those of the sections register themselves in an
 # object that the first part makes.
-_SCRIPTS = ("page.js", "table.js", "bars.js", "verdict.js")
+_SCRIPTS = (
+    "page.js",
+    "table.js",
+    "bars.js",
+    "canvas.js",
+    "verdict.js",
+    "timeline.js",
+)
+_STYLES = ("page.css", "canvas.css")
 
 
 def payload(captures: Sequence[Capture]) -> dict[str, Any]:
@@ -34,7 +42,10 @@ def payload(captures: Sequence[Capture]) -> dict[str, Any]:
 
     capture = captures[-1]
     diagnosis = diagnose(captures)
-    found = {"verdict": verdict.section(capture, diagnosis)}
+    found = {
+        "verdict": verdict.section(capture, diagnosis),
+        "timeline": timeline.section(capture, diagnosis),
+    }
     return {
         "version": VERSION,
         "title": capture.name,
@@ -49,7 +60,7 @@ def page(payload: dict[str, Any]) -> str:
     return render(
         "report/templates/report.html",
         title=payload["title"],
-        styles=[f"{_FOLDER}/page.css"],
+        styles=[f"{_FOLDER}/{name}" for name in _STYLES],
         scripts=[f"{_FOLDER}/{name}" for name in _SCRIPTS],
         payload=b64encode(gzip.compress(text.encode(), mtime=0)).decode(),
     )
