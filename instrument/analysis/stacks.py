@@ -80,8 +80,26 @@ def stacks(
             "The trace was recorded without with_stack and holds no Python frames; "
             "record it with with_stack=true."
         )
-    links = Links(events, python=True)
-    call_tree = links.call_tree
+    return call_paths(Links(events, python=True), metric, range=range, threads=threads)
+
+
+def call_paths(
+    links: Links,
+    metric: Literal["cpu", "device"] = "cpu",
+    *,
+    range: str | None = None,
+    threads: bool = False,
+) -> list[Stack]:
+    """Return the call paths of a call tree; see `stacks`.
+
+    Python frames are part of the paths only if they are nodes of the call tree. The frames that
+    older versions of torch wrote as text are always part of them.
+
+    Raises:
+        CaptureError: the trace holds no such range; or `metric` is "device", and the trace holds no
+            device events.
+    """
+    events, call_tree = links.events, links.call_tree
     values = call_tree.own(call_tree.total_ns) if metric == "cpu" else links.device_own_ns
     if values is None:
         raise CaptureError(

@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from instrument.report.page import timeline, verdict
+from instrument.report.page import flame, timeline, verdict
 from instrument.templates import render
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _SCRIPTS = (
     "canvas.js",
     "verdict.js",
     "timeline.js",
+    "flame.js",
 )
 _STYLES = ("page.css", "canvas.css")
 
@@ -45,6 +46,7 @@ def payload(captures: Sequence[Capture]) -> dict[str, Any]:
     found = {
         "verdict": verdict.section(capture, diagnosis),
         "timeline": timeline.section(capture, diagnosis),
+        "flame": flame.section(capture),
     }
     return {
         "version": VERSION,
