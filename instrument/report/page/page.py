@@ -8,7 +8,8 @@ from base64 import b64encode
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from instrument.report.page import verdict
+from instrument.errors import CaptureError
+from instrument.report.page import causal, ranges, tables, verdict
 from instrument.templates import render
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ VERSION = 1
 _FOLDER = "report/assets/page"
 # The parts of the only script, in their order. Those of the sections register themselves in an
 # object that the first part makes.
-_SCRIPTS = ("page.js", "table.js", "bars.js", "verdict.js")
+_SCRIPTS = ("page.js", "table.js", "bars.js", "verdict.js", "causal.js", "ranges.js", "tables.js")
 
 
 def payload(captures: Sequence[Capture]) -> dict[str, Any]:
@@ -34,13 +35,25 @@ def payload(captures: Sequence[Capture]) -> dict[str, Any]:
 
     capture = captures[-1]
     diagnosis = diagnose(captures)
-    found = {"verdict": verdict.section(capture, diagnosis)}
+    found = {
+        "verdict": verdict.section(capture, diagnosis),
+        "whatif": _whatif(capture),
+        "ranges": ranges.section(capture),
+        "tables": tables.section(capture),
+    }
     return {
         "version": VERSION,
         "title": capture.name,
         "begin_ns": capture.events.begin_ns,
         "sections": {name: section for name, section in found.items() if section is not None},
     }
+
+
+def _whatif(capture: Capture) -> dict[str, Any] | None:
+    try:
+        return causal.section(capture.whatif)
+    except CaptureError:  # no simulation; the verdict's notes say why
+        return None
 
 
 def page(payload: dict[str, Any]) -> str:
