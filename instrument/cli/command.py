@@ -13,7 +13,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import cache, diagnose, export, graph, ranks, report, show, trigger, whatif
+from instrument.cli import (
+    cache,
+    diagnose,
+    diff,
+    export,
+    graph,
+    ranks,
+    report,
+    show,
+    trigger,
+    whatif,
+)
 from instrument.cli.output import say, show_result
 from instrument.errors import InstrumentError
 
@@ -22,6 +33,7 @@ COMMANDS = {
     "diagnose": diagnose,
     "whatif": whatif,
     "report": report,
+    "diff": diff,
     "export": export,
     "ranks": ranks,
     "trigger": trigger,

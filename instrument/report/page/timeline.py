@@ -95,7 +95,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
     - `names`, `kinds`: the distinct names of slices, and for each name an index into `KINDS`.
-    - `ranges`: the path and the name of each range.
+    - `ranges`: the paths of ranges.
     - `tracks`: for each track its `name`, whether it is `open` at first, and its `rows`: the number
       of slices in each row.
     - `start`, `duration`, `inner`, `name`, `range`: the columns of the slices, sorted by track, row
@@ -309,7 +309,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
         "end_ns": int(end.max()) - events.begin_ns,
         "names": [text for text, _ in names],
         "kinds": [kind for _, kind in names],
-        "ranges": [[_shown(paths.texts[k]), _shown(paths.names[k])] for k in used[1:].tolist()],
+        "ranges": [paths.texts[k] for k in used[1:].tolist()],
         "tracks": [
             {"name": each.name, "open": each.is_open, "rows": each.row_sizes} for each in tracks
         ],

@@ -133,7 +133,7 @@ sections.flame = {
     const matches = node => node.name.toLowerCase().includes(query);
     const share = time => percent(tree.total ? time / tree.total : 0);
     const colour = node => {
-      if (node.isRange) return colourOf(node.name);
+      if (node.isRange) return colourOfRange(node.name);
       const file = node.name.includes(".py(") ? node.name.split("(")[0] : node.name;
       const base = colourOf((!isInverted && node.range) || file);
       return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;

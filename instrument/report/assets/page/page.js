@@ -28,7 +28,7 @@ function element(tag, properties = {}, ...children) {
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else made.setAttribute(key, value === true ? "" : printable(value));
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined) continue;
     made.append(child instanceof Node ? child : printable(child));
   }
@@ -85,7 +85,8 @@ function colourOf(name) {
   for (let at = 0; at < name.length; at += 1) {
     hash = Math.imul(hash ^ name.charCodeAt(at), 16777619);
   }
-  return `oklch(0.78 0.09 ${(hash >>> 0) % 360})`;
+  const [hue, light] = [(hash >>> 0) % 360, (hash >>> 12) % 3];
+  return `oklch(${0.72 + 0.06 * light} 0.1 ${hue})`;
 }
 
 // The present value of a colour of page.css, such as "--ink", for a canvas.

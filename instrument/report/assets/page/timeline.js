@@ -66,11 +66,11 @@ function colourSlices(data, slices) {
   for (let at = 0; at < slices.count; at += 1) {
     const kind = data.kinds[data.name[at]];
     const range = data.range[at];
-    const name = range >= 0 && kind !== findingKind ? data.ranges[range][1] : data.names[data.name[at]];
-    const key = `${kind} ${name}`;
+    const name = data.names[data.name[at]];
+    const key = range >= 0 ? `${kind} in ${range}` : `${kind} ${name}`;
     if (!known.has(key)) {
       known.set(key, palette.length);
-      const full = colourOf(name);
+      const full = range >= 0 ? colourOfRange(data.ranges[range]) : colourOf(name);
       const isFull = kind === rangeKind || kind === deviceKind;
       palette.push(kind === idleKind
         ? {fill: hatched(themeColour(idle[data.causes.indexOf(name)])), ink: themeColour("--ink")}
@@ -147,7 +147,7 @@ sections.timeline = {
       }
       return null;
     };
-    const rangeOf = at => (data.range[at] < 0 ? null : data.ranges[data.range[at]][0]);
+    const rangeOf = at => (data.range[at] < 0 ? null : data.ranges[data.range[at]]);
     const nameOf = at => data.names[data.name[at]];
 
     const paint = () => {
@@ -491,18 +491,25 @@ sections.timeline = {
       repaint();
     });
 
-    // The address names evidence: show it, and select the slice that it is.
+    // The address names a finding and a time around its evidence: show the slice that it is.
     const showEvidence = () => {
       const values = addressed("timeline");
-      const [from, to] = [Number(values && values.get("from")), Number(values && values.get("to"))];
-      if (!values || !values.has("from") || !Number.isFinite(from) || !Number.isFinite(to)) return;
-      evidence = {from, to: Math.max(to, from)};
-      const length = Math.max(evidence.to - from, 1000);
-      showSpan(axis, from - length, evidence.to + length);
-      const at = slices.start.findIndex((time, k) => (
-        time === from && slices.end[k] === evidence.to && data.kinds[data.name[k]] !== findingKind
-      ));
-      if (at >= 0) goTo(at);
+      if (!values || !values.has("from")) return;
+      const [from, to] = [Number(values.get("from")), Number(values.get("to"))];
+      if (!Number.isFinite(from) || !(to > from)) return;
+      evidence = {from, to};
+      showSpan(axis, from, to);
+      const {start, end} = slices;
+      const all = [...start.keys()];
+      const exact = all.find(at => start[at] >= from && start[at] <= to
+        && data.kinds[data.name[at]] === findingKind && nameOf(at) === values.get("finding"));
+      if (exact !== undefined) {
+        evidence = {from: start[exact], to: end[exact]};
+        const length = Math.max(end[exact] - start[exact], 1000);
+        showSpan(axis, start[exact] - length / 2, end[exact] + length / 2);
+        const event = all.find(at => start[at] === start[exact] && end[at] === end[exact] && at !== exact);
+        goTo(event === undefined ? exact : event);
+      }
       repaint();
     };
 

@@ -1,0 +1,417 @@
+"""Counters: numbers of a step that do not depend on the speed of the machine.
+
+A counter is counted in each step of a window without its first step, because the first step pays
+for what happens once. If a window has one step, that step counts. If it has no finished step, the
+whole recording counts as one step. The number of a step is the counter's value if all steps agree;
+otherwise the counter varies, and no budget can be judged with it.
+
+Work belongs to the step and to the range that launched it. Work of the backward belongs to the
+range of its forward operator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL
+from instrument.analysis.collectives import kind_of
+from instrument.analysis.kernels import moved_bytes
+from instrument.analysis.views import Views
+from instrument.findings.places import Measured, measured, range_codes
+from instrument.links.attribution import OPTIMIZER_STEP
+from instrument.links.collective_records import records
+from instrument.links.flops import UNKNOWN
+from instrument.links.groupby import Groups, groupby, intern
+from instrument.range_names import REGION
+from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
+
+#: Each counter, and what it counts.
+COUNTERS = {
+    "operators": "calls of operators that no other operator calls. An operator that synchronizes, "
+    "and an operator of a collective, counts there and not here",
+    "launches": "calls that launch kernels; None without a device",
+    "kernels": "kernels that ran, without those of collectives; None without a device",
+    "syncs": "calls that wait for the device. Without a device: calls of operators that would wait "
+    "if their tensors were on a device, such as `.item()`, outside of the optimizer",
+    "allocations": "allocations of memory, on the CPU and devices together; None if memory was not "
+    "recorded",
+    "allocated_bytes": "the bytes of these allocations",
+    "peak_bytes": "the most memory in use on one device. Without a device: on the CPU, minus what "
+    "was in use when the step began",
+    "flops": "floating-point operations, by torch's formulas; None if shapes were not recorded",
+    "graph_breaks": "graph breaks of torch.compile in the whole window; None for a trace alone",
+    "recompilations": "functions that torch.compile compiled again in the whole window; None for a "
+    "trace alone",
+    "copies": "copies to, from and between devices; None without a device",
+    "copied_bytes": "the bytes of these copies; None if the size of a copy is not known",
+    "collectives": "collectives of process groups. Each kind has a counter of its own, such as "
+    "collectives.all_reduce",
+}
+#: The prefix of a counter of one kind of collective.
+KIND = "collectives."
+#: The counters that are not known for single ranges.
+OF_WHOLE_STEP = frozenset({"peak_bytes", "graph_breaks", "recompilations"})
+
+# Operators that wait if their tensor is on a device. Others, such as masked_select, call these.
+_SYNCHRONIZING = frozenset(
+    {
+        "aten::_local_scalar_dense",
+        "aten::equal",
+        "aten::nonzero",
+        "aten::masked_select",
+        "aten::_unique2",
+        "aten::unique_consecutive",
+        "aten::unique_dim",
+    }
+)
+_COLLECTIVE = "c10d::"
+# A name of torch's dispatcher. Nodes of autograd and regions of compiled code have other names.
+_DISPATCHED = re.compile(r"\w+::\w+(\.\w+)?")
+# Windows have far fewer steps. More steps take time, and tell nothing more.
+_MOST_STEPS = 1_000
+
+
+class Count(NamedTuple):
+    """One counter in the whole step or in one range.
+
+    Attributes:
+        total: the sum of all counted steps. For `peak_bytes`, the highest value of a step.
+        least, most: the lowest and the highest value of a step. For `graph_breaks` and
+            `recompilations`, which are known for the whole window only, both are the total.
+    """
+
+    total: int
+    least: int
+    most: int
+
+    @property
+    def per_step(self) -> int | None:
+        """The value of each step; None if steps differ."""
+        return self.most if self.least == self.most else None
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The counters of one capture.
+
+    Attributes:
+        steps: the number of counted steps.
+        counts: the count of each counter; None if the capture does not hold it.
+        ranges: for each path of a range, the counters that are not 0 there. A range includes the
+            ranges inside it.
+        calls: for each path of a range, how often a step calls each outermost operator there,
+            without the ranges inside it. Work outside of ranges has the path "".
+    """
+
+    steps: int
+    counts: dict[str, Count | None]
+    ranges: dict[str, dict[str, Count]] = field(default_factory=dict)
+    calls: dict[str, dict[str, Count]] = field(default_factory=dict)
+
+    def count(self, name: str, path: str | None = None) -> Count | None:
+        """Return a counter of the step, or of one range; None if it is not known.
+
+        A kind of collective or a range that did not occur counts as 0.
+
+        Raises:
+            KeyError: there is no such counter.
+        """
+        known = self.counts["collectives" if name.startswith(KIND) else name]
+        if known is None or (path is not None and name in OF_WHOLE_STEP):
+            return None
+        inside = self.counts if path is None else self.ranges.get(path, {})
+        return inside.get(name) or Count(0, 0, 0)
+
+
+class Occurrences(NamedTuple):
+    """What one counter counts, as parallel columns.
+
+    Attributes:
+        event: the event that occurred, as a position among the events. For an allocation, the
+            innermost call around it; -1 outside of all calls.
+        time_ns: when the CPU caused it.
+        weight: how much it counts: 1, bytes or FLOPs.
+    """
+
+    event: Ints
+    time_ns: Ints
+    weight: Ints
+
+    def only(self, chosen: Flags) -> Occurrences:
+        """The chosen rows."""
+        return Occurrences(*(column[chosen] for column in self))
+
+
+class Occurred:
+    """The occurrences of a capture's counters; each is found at its first use and kept."""
+
+    def __init__(self, views: Views) -> None:
+        self.views = views
+        self.steps = _counted_steps(views)
+
+    def of(self, name: str) -> Occurrences | None:
+        """What a counter counts; None if it is not known, or counts no events."""
+        if name.startswith(KIND):
+            found = self._collectives
+            kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
+            return found.only(kinds)
+        finders: dict[str, Callable[[], Occurrences | None]] = {
+            "operators": lambda: self._operators,
+            "launches": self._launches,
+            "kernels": lambda: self._work(KERNEL),
+            "syncs": lambda: self._syncs,
+            "allocations": lambda: self._allocations(sized=False),
+            "allocated_bytes": lambda: self._allocations(sized=True),
+            "flops": self._flops,
+            "copies": lambda: self._work(COPY),
+            "copied_bytes": self._copied,
+            "collectives": lambda: self._collectives,
+        }
+        return finders[name]() if name in finders else None
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The kind of each collective, such as "all_reduce"."""
+        names = self.views.events.names
+        details, events = self.views.events.details, self.views.events
+        found = []
+        for event in self._collectives.event.tolist():
+            name = names[events.name[event]]
+            recorded = details[events.detail[event]].collective if events.detail[event] >= 0 else ""
+            found.append(kind_of(recorded or name) or "other")
+        return found
+
+    @cached_property
+    def calls(self) -> Occurrences:
+        """The operators that no other operator calls, with those of waits and collectives."""
+        tree = self.views.links.call_tree
+        dispatched = self._dispatched[tree.index]
+        return self._at(tree.index[dispatched & ~tree.inside(dispatched)])
+
+    @cached_property
+    def has_device(self) -> bool:
+        """Whether the trace holds the work of a device, or calls that launch such work."""
+        views = self.views
+        return bool(len(views.links.launches.device) or views.events.among(is_runtime).any())
+
+    def steps_of(self, found: Occurrences) -> Ints:
+        """The number of the counted step around each occurrence; -1 for none."""
+        return self.steps.holds(found.time_ns)
+
+    def paths_of(self, found: Occurrences) -> Ints:
+        """The path of the range that each occurrence belongs to; -1 for none."""
+        path = np.full(len(found.event), -1)
+        known = found.event >= 0
+        path[known] = range_codes(self.views, found.event[known])
+        return path
+
+    @cached_property
+    def _dispatched(self) -> Flags:
+        events = self.views.events
+        named = events.named(lambda name: _DISPATCHED.fullmatch(name) is not None)
+        return events.among(OPERATOR) & named
+
+    def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
+        """Occurrences of CPU events."""
+        ones = np.ones(len(event), np.int64)
+        return Occurrences(
+            event, self.views.events.start_ns[event], ones if weight is None else weight
+        )
+
+    @cached_property
+    def _operators(self) -> Occurrences:
+        tree = self.views.links.call_tree
+        others = np.zeros(len(self.views.events), np.int64)
+        others[self._syncs.event] = 1
+        others[self._collectives.event] = 1
+        holds_others = tree.with_descendants(others[tree.index]) > 0
+        return self.calls.only(~holds_others[tree.nodes_of(self.calls.event)])
+
+    @cached_property
+    def _syncs(self) -> Occurrences:
+        events, tree = self.views.events, self.views.links.call_tree
+        if self.has_device:
+            # By name: which work a call waits for depends on times.
+            waits = (events.among(is_runtime) & events.named(is_wait))[tree.index]
+            return self._at(tree.index[waits & ~tree.inside(waits)])
+        chosen = events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)[tree.index]
+        found = self._at(tree.index[chosen & ~tree.inside(chosen)])
+        paths = self.views.links.scopes.paths
+        # An optimizer reads its own counts of steps, which are on the CPU with any device.
+        optimizes = [name.startswith(OPTIMIZER_STEP) for name in paths.names]
+        in_optimizer = np.append(paths.at_or_below(np.array(optimizes, np.bool_)), False)
+        return found.only(~in_optimizer[self.paths_of(found)])
+
+    @cached_property
+    def _collectives(self) -> Occurrences:
+        """The operators of process groups; in traces without them, torch's records."""
+        events, tree = self.views.events, self.views.links.call_tree
+
+        def starts_collective(name: str) -> bool:
+            return name.startswith(_COLLECTIVE) and kind_of(name) is not None
+
+        chosen = (events.named(starts_collective) & self._dispatched)[tree.index]
+        if chosen.any():
+            return self._at(tree.index[chosen & ~tree.inside(chosen)])
+        named = [kind_of(each.collective or "") is not None for each in events.details]
+        is_recorded = np.append(np.array(named, np.bool_), False)[events.detail]
+        return self._at(np.flatnonzero(records(events) & is_recorded))
+
+    def _work(self, *kinds: int) -> Occurrences | None:
+        """Work of the devices of some kinds, at the time of its launch."""
+        if not self.has_device:
+            return None
+        events, work = self.views.events, self.views.work
+        launch = np.where(work.call >= 0, work.call, work.operator)
+        time_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
+        chosen = np.isin(work.kind, kinds)
+        return Occurrences(work.event, time_ns, np.ones(len(time_ns), np.int64)).only(chosen)
+
+    def _launches(self) -> Occurrences | None:
+        if not self.has_device:
+            return None
+        work = self.views.work
+        launch = (work.call >= 0) & np.isin(work.kind, (KERNEL, COMMUNICATION))
+        return self._at(np.unique(work.call[launch]))
+
+    def _copied(self) -> Occurrences | None:
+        found, work = self._work(COPY), self.views.work
+        if found is None:
+            return None
+        size = moved_bytes(self.views.events, found.event, work.call[work.kind == COPY])
+        counts = self.steps_of(found) >= 0
+        return found._replace(weight=size) if (size[counts] >= 0).all() else None
+
+    def _allocations(self, *, sized: bool) -> Occurrences | None:
+        memory, tree = self.views.events.memory, self.views.links.call_tree
+        if not len(memory):
+            return None
+        made = np.flatnonzero(memory.size_bytes > 0)
+        node = tree.node_at(memory.thread[made], memory.time_ns[made])
+        size = memory.size_bytes[made] if sized else np.ones(len(made), np.int64)
+        return Occurrences(np.append(tree.index, -1)[node], memory.time_ns[made], size)
+
+    def _flops(self) -> Occurrences | None:
+        flops, tree = self.views.links.flops, self.views.links.call_tree
+        if flops is None:
+            return None
+        known = flops != UNKNOWN
+        return self._at(tree.index[known], flops[known])
+
+
+def counters(views: Views) -> Counters:
+    """Count what each step of a capture does; see `COUNTERS`.
+
+    Cost: that of the call tree, then for each counter one pass over the ranges for each step. Of a
+    longer window, the first 1,000 steps count.
+    """
+    occurred = Occurred(views)
+    counts: dict[str, Count | None] = {}
+    ranges: dict[str, dict[str, Count]] = {}
+    for name in [*COUNTERS, *(KIND + kind for kind in sorted(set(occurred.kinds)))]:
+        found = occurred.of(name)
+        counts[name] = None if found is None else _in_steps(occurred, found)
+        if found is not None:
+            for path, count in _by_range(occurred, found):
+                ranges.setdefault(path, {})[name] = count
+    counts |= {"peak_bytes": _peak(occurred), **_compilations(views)}
+    texts = views.links.scopes.paths.texts
+    ordered = {path: ranges[path] for path in texts if path in ranges}
+    return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
+
+
+def _counted_steps(views: Views) -> Measured:
+    steps = measured(views)
+    return Measured(steps.what, steps.start_ns[:_MOST_STEPS], steps.end_ns[:_MOST_STEPS])
+
+
+def _in_steps(occurred: Occurred, found: Occurrences) -> Count:
+    step = occurred.steps_of(found)
+    return _count(Groups(step, occurred.steps.count).sum(found.weight, step >= 0))
+
+
+def _count(of_steps: Ints) -> Count:
+    return Count(int(of_steps.sum()), int(of_steps.min()), int(of_steps.max()))
+
+
+def _by_range(occurred: Occurred, found: Occurrences) -> Iterator[tuple[str, Count]]:
+    """The count of each range in which the counter is not 0."""
+    paths = occurred.views.links.scopes.paths
+    path, step = occurred.paths_of(found), occurred.steps_of(found)
+    inside = (path >= 0) & (step >= 0)
+    by_step = Groups(step[inside], occurred.steps.count).rows()
+    own_path, weight = path[inside], found.weight[inside]
+    total = np.zeros(len(paths.texts), np.int64)
+    least, most = np.full_like(total, np.iinfo(np.int64).max), np.zeros_like(total)
+    for rows in by_step:
+        own = Groups(own_path[rows], len(paths.texts)).sum(weight[rows])
+        of_step = paths.with_descendants(own)
+        total += of_step
+        np.minimum(least, of_step, out=least)
+        np.maximum(most, of_step, out=most)
+    for k in np.flatnonzero(total).tolist():
+        yield paths.texts[k], Count(int(total[k]), int(least[k]), int(most[k]))
+
+
+def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
+    """The outermost operators of each range by name; see `Counters.calls`."""
+    events, found = occurred.views.events, occurred.calls
+    step, path = occurred.steps_of(found), occurred.paths_of(found)
+    counted = step >= 0
+    code, names = intern(split_overload(name)[0] for name in events.names)
+    name = code[events.name[found.event]][counted]
+    keys, groups = groupby((path[counted] + 1) * len(names) + name)
+    cell, number = np.unique(groups.of * occurred.steps.count + step[counted], return_counts=True)
+    of_key = Groups(cell // occurred.steps.count, len(keys))
+    is_missing = of_key.size < occurred.steps.count
+    total, least = of_key.sum(number), np.where(is_missing, 0, of_key.min(number))
+    most = -of_key.min(-number)
+    texts = ["", *occurred.views.links.scopes.paths.texts]
+    calls: dict[str, dict[str, Count]] = {}
+    for k, key in enumerate(keys.tolist()):
+        inside = calls.setdefault(texts[key // len(names)], {})
+        inside[names[key % len(names)]] = Count(int(total[k]), int(least[k]), int(most[k]))
+    return calls
+
+
+def _peak(occurred: Occurred) -> Count | None:
+    """The most memory in use in a step, on the device on which it is highest."""
+    lines, steps = occurred.views.memory.timelines, occurred.steps
+    if not lines:
+        return None
+    peaks = []
+    for device, line in lines.items():
+        if device == "cpu" and len(lines) > 1:
+            continue
+        level = line.level_bytes
+        before = np.concatenate([level[:1] - line.size_bytes[:1], level])
+        first, after = (
+            np.searchsorted(line.time_ns, side, "left") for side in (steps.start_ns, steps.end_ns)
+        )
+        highest = np.array([before[i : j + 1].max() for i, j in zip(first, after)])
+        peaks.append(highest - before[first] if device == "cpu" else highest)
+    of_steps = np.max(peaks, axis=0)
+    return _count(of_steps)._replace(total=int(of_steps.max()))
+
+
+def _compilations(views: Views) -> dict[str, Count | None]:
+    """The graph breaks and recompilations that `capture.json` counts for the window."""
+    environment = views.about.environment
+    compiles = views.events.named(lambda name: name.startswith(REGION)).any()
+    breaks = recompilations = None
+    if environment is not None and environment.dynamo is not None:
+        reasons = environment.dynamo.graph_breaks
+        breaks = None if reasons is None else sum(reasons.values())
+        recompilations = environment.dynamo.recompilations
+    elif environment is not None and not compiles:
+        breaks = recompilations = 0  # torch.compile was never loaded
+    return {
+        name: None if number is None else Count(number, number, number)
+        for name, number in (("graph_breaks", breaks), ("recompilations", recompilations))
+    }
