@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import diagnose
-from instrument.report.page import causal, flame, ranges, runs, tables, timeline, verdict
+from instrument.report.page import causal, flame, memory, ranges, runs, tables, timeline, verdict
 from instrument.report.page.redacted import redacted
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.templates import render
@@ -36,6 +36,7 @@ _SCRIPTS = (
     "ranges.js",
     "timeline.js",
     "flame.js",
+    "memory.js",
     "tables.js",
     "runs.js",
 )
@@ -92,6 +93,7 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
         "ranges": ranges.section(capture),
         "timeline": timeline.section(capture, diagnosis),
         "flame": flame.section(capture),
+        "memory": memory.section(capture),
         "tables": tables.section(capture),
         "runs": runs.section(read),
     }

@@ -15,7 +15,7 @@ from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence
 from instrument.findings.places import range_codes
 from instrument.links.call_tree import CallTree, nest
-from instrument.links.groupby import groupby, intern
+from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
 from instrument.range_names import RESUMED
 from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
@@ -313,7 +313,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
         "tracks": [
             {"name": each.name, "open": each.is_open, "rows": each.row_sizes} for each in tracks
         ],
-        "start": _differences(start - events.begin_ns),
+        "start": differences(start - events.begin_ns),
         "duration": (end - start).tolist(),
         "inner": inner.tolist(),
         "name": name.tolist(),
@@ -331,12 +331,7 @@ def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     work, call = number[found.device], number[np.where(found.call >= 0, found.call, found.operator)]
     known = np.flatnonzero((work >= 0) & (call >= 0))
     known = known[np.argsort(work[known])]
-    return {"launched": _differences(work[known]), "launches": _differences(call[known])}
-
-
-def _differences(values: Ints) -> list[int]:
-    found: list[int] = np.diff(values, prepend=0).tolist()
-    return found
+    return {"launched": differences(work[known]), "launches": differences(call[known])}
 
 
 def _shown(name: str) -> str:

@@ -27,7 +27,7 @@ function colourResolver() {
   const known = new Map();
   return colour => {
     if (!known.has(colour)) {
-      context.fillStyle = colour;
+      context.fillStyle = colour.startsWith("var(") ? themeColour(colour.slice(4, -1)) : colour;
       context.fillRect(0, 0, 1, 1);
       const [red, green, blue] = context.getImageData(0, 0, 1, 1).data;
       known.set(colour, `rgb(${red},${green},${blue})`);
