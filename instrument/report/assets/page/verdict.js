@@ -143,7 +143,7 @@ function evidence(finding) {
     {title: "evidence", isText: true, cell: (name, row) => evidenceLink(finding, row, name)},
     {title: "calls"},
     {title: "time in the window", unit: "ns"},
-    {title: "detail", isText: true, cell: detail => detail},
+    {title: "detail", isText: true, isSentence: true},
   ];
   const rows = finding.evidence.map(row => (
     [row.name, row.calls, row.total_ns, row.detail, row.start_ns]
@@ -164,7 +164,7 @@ function coverage({coverage: rows, cost}) {
   const columns = [
     {title: "what the recording shows", isText: true},
     {title: "share", unit: "share"},
-    {title: "what is missing", isText: true, cell: why => why || ""},
+    {title: "what is missing", isText: true, isSentence: true, cell: why => why || ""},
   ];
   return folded("Coverage of the recording", [
     table(columns, rows.map(row => [row.name, row.share, row.why]), {caption: "Coverage", filter: false}),
