@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import diagnose
-from instrument.report.page import causal, ranges, runs, tables, verdict
+from instrument.report.page import causal, flame, ranges, runs, tables, timeline, verdict
 from instrument.report.page.redacted import redacted
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.templates import render
@@ -30,12 +30,16 @@ _SCRIPTS = (
     "page.js",
     "table.js",
     "bars.js",
+    "canvas.js",
     "verdict.js",
     "causal.js",
     "ranges.js",
+    "timeline.js",
+    "flame.js",
     "tables.js",
     "runs.js",
 )
+_STYLES = ("page.css", "canvas.css")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
         "verdict": verdict.section(capture, diagnosis),
         "whatif": _whatif(capture),
         "ranges": ranges.section(capture),
+        "timeline": timeline.section(capture, diagnosis),
+        "flame": flame.section(capture),
         "tables": tables.section(capture),
         "runs": runs.section(read),
     }
@@ -116,7 +122,7 @@ def page(payload: dict[str, Any]) -> Page:
     html = render(
         "report/templates/report.html",
         title=payload["title"],
-        styles=[f"{_FOLDER}/page.css"],
+        styles=[f"{_FOLDER}/{name}" for name in _STYLES],
         scripts=[f"{_FOLDER}/{name}" for name in _SCRIPTS],
         payload=b64encode(gzip.compress(text.encode(), mtime=0)).decode(),
     )
