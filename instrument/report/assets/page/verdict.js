@@ -78,12 +78,14 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     name: name === "other CPU" && deviceShare === null ? "CPU" : name, ns, colour: kindColours[name],
   }));
   const ranges = parts.by_range.map(({name, ns}) => ({name, ns, colour: colourOfRange(name)}));
-  const halves = [["what happens", kinds], ["range", ranges]].map(([by, shown]) => element(
+  const shown = [["what happens", kinds]];
+  if (ranges.length > 1) shown.push(["range", ranges]);
+  const halves = shown.map(([by, found]) => element(
     "div",
     {},
     element("h4", {text: `By ${by}`}),
-    stackedBar(shown, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
-    legendOf(shown, parts.total_ns, parts.steps),
+    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
+    legendOf(found, parts.total_ns, parts.steps),
   ));
   return element(
     "div",
