@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 from instrument.analysis.table import Schema, Table, heading, is_text, known_columns, unit_of
 from instrument.analysis.views import VIEWS, Views
+from instrument.report.notebook import without_ranges
 
 # The most rows of a table, so that a page stays small.
 _MOST_ROWS = 1000
-# The views on the page, with their titles and the column that sorts them. Without such a column,
-# the view's own order stays.
+_OPERATORS = (
+    "name", "calls", "self_cpu_ns", "share", "cpu_ns", "cpu_ns_per_call", "self_device_ns",
+    "device_share", "device_ns", "device_ns_per_call", "self_cpu_bytes", "self_device_bytes",
+    "flops", "kind",
+)  # fmt: skip
+# The views on the page, with their titles and the columns that may sort them: the first one that is
+# known does. Without such a column, the view's own order stays.
 _TABLES = {
     "operators": ("Operators", ("self_device_ns", "self_cpu_ns")),
     "efficiency": ("Matrix products, convolutions and attention", ("device_ns",)),
@@ -30,12 +35,17 @@ _TABLES = {
 def section(capture: Views) -> list[dict[str, Any]] | None:
     """Return the tables that have rows; None if there are none.
 
-    Each table has these keys: `name` (that of the view), `title`, `left_out` (how many rows are
-    left out, since a page has at most 1000 of them), and the keys of `as_columns`.
+    The table of operators has no ranges, steps and waits for data. The keys of each table:
+
+    - `name`, `title`: the name of the view, and its title.
+    - `left_out`: how many rows are left out, since a page has at most 1000 of them.
+    - `columns`, `cells`: see `as_columns`.
     """
     found = []
     for name, (title, sort_keys) in _TABLES.items():
-        table = attrgetter(name)(capture)
+        table = getattr(capture, name)
+        if name == "operators":
+            table = without_ranges(table).select(_OPERATORS)
         if not len(table):
             continue
         known = known_columns(table)

@@ -41,6 +41,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     def open_page(path: Path, fragment: str = "", width: int = 1280, dark: bool = False) -> Page:
         scheme: Any = "dark" if dark else "light"
         tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        tab.set_default_timeout(20_000)
         tabs.append(tab)
         url = path.as_uri()
         tab.on("pageerror", lambda error: problems.append(f"error: {error}"))

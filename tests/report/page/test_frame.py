@@ -24,7 +24,7 @@ def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 
     def write(payload: dict[str, Any]) -> Path:
         path = tmp_path / "report.html"
-        path.write_text(page(payload), encoding="utf-8")
+        path.write_text(page(payload).html, encoding="utf-8")
         return path
 
     return write

@@ -36,7 +36,7 @@ sections.whatif = {
 };
 
 function named(name, kind) {
-  return element("span", {}, mark(kind === "range" ? colourOfRange(name) : "transparent"), longName(name));
+  return element("span", {class: "named"}, mark(kind === "range" ? colourOfRange(name) : "transparent"), longName(name));
 }
 
 function causalBar(spent, won, most) {

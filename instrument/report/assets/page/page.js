@@ -3,7 +3,7 @@
 
 // Each section's file adds its entry: {title, draw(root, data)}.
 const sections = {};
-const order = ["verdict", "whatif", "ranges", "timeline", "flame", "memory", "tables", "runs"];
+const order = ["verdict", "runs", "whatif", "ranges", "timeline", "flame", "memory", "tables"];
 const light = matchMedia("(prefers-color-scheme: light)");
 
 // What Python's str.isprintable() refuses: names from a trace are shown with it escaped.
@@ -157,6 +157,10 @@ async function start() {
   const main = document.getElementById("main");
   const contents = document.getElementById("contents");
   main.replaceChildren();
+  if (payload.captures > 1) {
+    document.getElementById("captures").textContent =
+      `One of ${payload.captures} captures. The findings and the section Run are of all captures.`;
+  }
   for (const name of order.filter(each => each in payload.sections && each in sections)) {
     const {title, draw} = sections[name];
     contents.append(element("a", {href: `#${name}`, text: title}));

@@ -1,6 +1,8 @@
 // Several windows and ranks side by side: the step times over the run, slow ranks, clocks.
 "use strict";
 
+// The legend names this many ranks.
+const mostLegend = 32;
 const rankParts = [
   ["compute_ns", "compute"],
   ["exposed_communication_ns", "exposed communication"],
@@ -15,13 +17,18 @@ sections.runs = {
   },
 };
 
+// The ranks have colours of their own, as far from each other as possible.
+function colourOfRank(ranks, rank) {
+  return `oklch(0.68 0.14 ${Math.round((360 * ranks.indexOf(rank)) / ranks.length)})`;
+}
+
 function nameOfRank(rank) {
   return rank === null ? "rank unknown" : `rank ${rank}`;
 }
 
 // A point for each step of each rank: the steps from left to right, a row of numbers per window.
 function stepPlot({windows, steps}) {
-  const [width, height, left, bottom] = [1160, 220, 76, 26];
+  const [width, height, left, bottom] = [1160, 220, 92, 26];
   const points = steps.flatMap(({window, rank, numbers, duration_ns: times}) => (
     numbers.map((number, at) => ({window, rank, number, ns: times[at]}))
   ));
@@ -35,7 +42,11 @@ function stepPlot({windows, steps}) {
       if (!columns.has(key)) columns.set(key, {at: columns.size, number, window});
     });
   const most = Math.max(...points.map(point => point.ns));
-  const x = point => left + ((columns.get(`${point.window}/${point.number}`).at + 0.5) * (width - left)) / columns.size;
+  const ranks = [...new Set(steps.map(({rank}) => rank))];
+  const wide = (width - left) / columns.size;
+  const middle = ({window, number}) => left + (columns.get(`${window}/${number}`).at + 0.5) * wide;
+  // The ranks of a step stand side by side.
+  const x = point => middle(point) + ((ranks.indexOf(point.rank) + 0.5) / ranks.length - 0.5) * wide * 0.7;
   const y = ns => 8 + (height - bottom - 8) * (1 - ns / most);
   const label = `Step times of ${windows.length} windows, ${points.length} steps on all ranks; `
     + `the longest takes ${duration(most)}. The tables below have the numbers.`;
@@ -44,23 +55,22 @@ function stepPlot({windows, steps}) {
     plot.append(svg("line", {x1: left, x2: width, y1: y(part * most), y2: y(part * most)}));
     plot.append(textAt(left - 8, y(part * most) + 4, duration(Math.round(part * most)), "end"));
   }
-  const every = Math.ceil(columns.size / 24);
+  const every = Math.ceil(columns.size / 12);
   for (const {at, number, window} of columns.values()) {
-    if (at % every === 0) plot.append(textAt(x({window, number}), height - 6, String(number), "middle"));
+    if (at % every === 0) plot.append(textAt(middle({window, number}), height - 6, `step ${number}`, "middle"));
   }
   for (const point of points) {
     const title = svg("title", {});
     title.textContent = `step ${point.number}, ${nameOfRank(point.rank)}: ${duration(point.ns)}`;
     const dot = svg("circle", {cx: x(point), cy: y(point.ns), r: 4}, title);
-    dot.style.fill = colourOf(nameOfRank(point.rank));
+    dot.style.fill = colourOfRank(ranks, point.rank);
     plot.append(dot);
   }
-  const ranks = [...new Set(steps.map(({rank}) => rank))].slice(0, 32);
   return [
     element("h3", {text: "Step times over the run"}),
     plot,
-    element("p", {class: "legend"}, ranks.map(rank => (
-      element("span", {}, mark(colourOf(nameOfRank(rank))), nameOfRank(rank))
+    element("p", {class: "legend"}, ranks.slice(0, mostLegend).map(rank => (
+      element("span", {}, mark(colourOfRank(ranks, rank)), nameOfRank(rank))
     ))),
   ];
 }

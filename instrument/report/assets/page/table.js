@@ -10,7 +10,9 @@ const unitTexts = {
   share: percent,
 };
 // A longer name is shortened until somebody asks for all of it.
-const longestName = 72;
+const longestName = 60;
+// A longer text may break into lines.
+const longestLine = 32;
 // A tree is opened down to the level at which it has at most this many rows.
 const openedRows = 30;
 
@@ -35,8 +37,9 @@ function longName(text) {
   return button;
 }
 
-// Make a table. `columns` are {title, unit, doc, isText, cell, key}; `cell(value, row)` makes the
-// content of a cell if text is not enough, and `key(value)` what sorts it. `rows` are arrays with a value for each column. `sort` is the
+// Make a table. `columns` are {title, unit, doc, isText, isSentence, cell, key}; `cell(value, row)`
+// makes the content of a cell if text is not enough, and `key(value)` what sorts it. Sentences are
+// never shortened. `rows` are arrays with a value for each column. `sort` is the
 // index of the column that sorts the rows at first; null keeps their order. With `depths`, the rows
 // are a tree in which each row stands after its parent.
 function table(columns, rows, {caption, sort = null, filter = rows.length > 10, shown = 25, depths = null}) {
@@ -178,8 +181,11 @@ function rowOf(columns, node, hasBranches, redraw) {
   return element("tr", {}, columns.map((column, at) => {
     const value = node.row[at];
     let content = column.cell ? column.cell(value, node.row) : cellText(column.unit, value);
-    if (typeof content === "string" && column.isText) content = longName(content);
-    if (at > 0 || !hasBranches) return element("td", {class: column.isText ? "text" : null}, content);
+    if (typeof content === "string" && column.isText && !column.isSentence) content = longName(content);
+    const isLong = column.isText && String(value).length > longestLine;
+    if (at > 0 || !hasBranches) {
+      return element("td", {class: column.isText ? `text${isLong ? " long" : ""}` : null}, content);
+    }
     const branch = element("td", {class: "text branch"}, toggle(node, redraw), content);
     branch.style.paddingLeft = `${node.depth * 16}px`;
     return branch;

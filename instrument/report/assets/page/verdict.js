@@ -78,12 +78,14 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     name: name === "other CPU" && deviceShare === null ? "CPU" : name, ns, colour: kindColours[name],
   }));
   const ranges = parts.by_range.map(({name, ns}) => ({name, ns, colour: colourOfRange(name)}));
-  const halves = [["what happens", kinds], ["range", ranges]].map(([by, shown]) => element(
+  const shown = [["what happens", kinds]];
+  if (ranges.length > 1) shown.push(["range", ranges]);
+  const halves = shown.map(([by, found]) => element(
     "div",
     {},
     element("h4", {text: `By ${by}`}),
-    stackedBar(shown, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
-    legendOf(shown, parts.total_ns, parts.steps),
+    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
+    legendOf(found, parts.total_ns, parts.steps),
   ));
   return element(
     "div",
@@ -143,7 +145,7 @@ function evidence(finding) {
     {title: "evidence", isText: true, cell: (name, row) => evidenceLink(finding, row, name)},
     {title: "calls"},
     {title: "time in the window", unit: "ns"},
-    {title: "detail", isText: true, cell: detail => detail},
+    {title: "detail", isText: true, isSentence: true},
   ];
   const rows = finding.evidence.map(row => (
     [row.name, row.calls, row.total_ns, row.detail, row.start_ns]
@@ -164,7 +166,7 @@ function coverage({coverage: rows, cost}) {
   const columns = [
     {title: "what the recording shows", isText: true},
     {title: "share", unit: "share"},
-    {title: "what is missing", isText: true, cell: why => why || ""},
+    {title: "what is missing", isText: true, isSentence: true, cell: why => why || ""},
   ];
   return folded("Coverage of the recording", [
     table(columns, rows.map(row => [row.name, row.share, row.why]), {caption: "Coverage", filter: false}),
