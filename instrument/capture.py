@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from instrument import files
 from instrument.analysis.views import Views
 from instrument.report.notebook import to_html
 
 if TYPE_CHECKING:
     from instrument.findings.diagnose import Diagnosis
+    from instrument.report.page.page import Page
     from instrument.whatif.scenario import Scenario
 
 __all__ = ["Capture"]
@@ -59,6 +63,25 @@ class Capture(Views):
         from instrument.findings.diagnose import diagnose
 
         return diagnose([self])
+
+    def report(self, path: str | PathLike[str] | None = None, *, redact: bool = False) -> Page:
+        """Return a page with all that the capture shows; a notebook shows the page in a frame.
+
+        Args:
+            path: the file to write the page to; None writes no file.
+            redact: whether to leave out the names of files, users and hosts.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+            OSError: the file cannot be written.
+        """
+        from instrument.report.page.page import page, payload
+
+        made = page(payload([self], redact=redact))
+        if path is not None:
+            files.write(Path(path), made.html)
+        return made
 
     def _repr_html_(self) -> str:
         """The verdict, range tree and costliest operators, for a notebook. Reads the trace."""

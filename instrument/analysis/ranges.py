@@ -29,7 +29,7 @@ from instrument.links.groupby import Groups, cells, groupby, intern
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.links.paths import Paths
-from instrument.links.step_index import stepped_ns
+from instrument.links.step_index import step_at, stepped_ns
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
     Events,
@@ -407,6 +407,25 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
     ]
     slices = Slices(scopes.ranges, scopes.opened, resumed, _spans(links, scopes.ranges))
     return RangeTable(scopes.paths, slices, attributed_work(links), len(links.steps), module_types)
+
+
+def total_ns_per_step(links: Links, groups: Groups) -> Ints:
+    """Return the part of `total_ns` in each finished step: a row for each group of paths.
+
+    The time of a call, or of an autograd node, counts for the step in which the call began.
+
+    Cost: a pass over the calls of ranges and the autograd nodes for each step.
+    """
+    scopes = links.scopes
+    spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
+    step = step_at(links.events, links.steps, scopes.nodes.start_ns)
+    found = np.zeros((groups.count, len(links.steps)), np.int64)
+    for number in range(len(links.steps)):
+        here = step == number
+        found[:, number] = scopes.paths.summed(
+            spent[here], groups.of, groups.count, scopes.attributed[here]
+        )
+    return found
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:

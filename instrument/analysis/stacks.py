@@ -80,8 +80,26 @@ def stacks(
             "The trace was recorded without with_stack and holds no Python frames; "
             "record it with with_stack=true."
         )
-    links = Links(events, python=True)
-    call_tree = links.call_tree
+    return call_paths(Links(events, python=True), metric, range=range, threads=threads)
+
+
+def call_paths(
+    links: Links,
+    metric: Literal["cpu", "device"] = "cpu",
+    *,
+    range: str | None = None,
+    threads: bool = False,
+) -> list[Stack]:
+    """Return the call paths of a call tree; see `stacks`.
+
+    Python frames are part of the paths only if they are nodes of the call tree. The frames that
+    older versions of torch wrote as text are always part of them.
+
+    Raises:
+        CaptureError: the trace holds no such range; or `metric` is "device", and the trace holds no
+            device events.
+    """
+    events, call_tree = links.events, links.call_tree
     values = call_tree.own(call_tree.total_ns) if metric == "cpu" else links.device_own_ns
     if values is None:
         raise CaptureError(
@@ -207,8 +225,13 @@ def _is_around_users(name: str) -> bool:
     return _AROUND_USERS.match(name) is not None
 
 
+def is_own_frame(name: str) -> bool:
+    """Whether a Python frame of this name runs code of this package."""
+    return _OURS.match(name) is not None
+
+
 def _is_machinery(name: str) -> bool:
-    return _OURS.match(name) is not None and not _is_around_users(name)
+    return is_own_frame(name) and not _is_around_users(name)
 
 
 def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[str | None]]:
@@ -241,7 +264,7 @@ def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> s
     frames: list[str] = []
     while node >= 0 and len(frames) < depth:
         name = events.names[events.name[call_tree.index[node]]]
-        if _OURS.match(name) is None:
+        if not is_own_frame(name):
             frames.append(_ADDRESS.sub("", name))
         node = int(call_tree.parent[node])
     return ";".join(frames) or None

@@ -205,29 +205,42 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
     Limits: the table does not tell which of several streams waited. The times of CPU and device are
     not corrected; the two clocks may differ by microseconds.
     """
-    timeline, busy = _timeline(events, work, start_ns, end_ns)
-    queued, loader, sync, unknown = timeline.active[3:]
-    by_cpu = ~busy & ~queued
+    timeline, busy, causes = _timeline(events, work, start_ns, end_ns)
     found_ns = {
-        "gap_wait_ns": timeline.within(~busy & queued, start_ns, end_ns),
-        "loader_wait_ns": timeline.within(by_cpu & loader, start_ns, end_ns),
-        "sync_wait_ns": timeline.within(by_cpu & ~loader & sync, start_ns, end_ns),
-        "unknown_wait_ns": timeline.within(by_cpu & ~loader & unknown, start_ns, end_ns),
+        name: timeline.within(where, start_ns, end_ns)
+        for name, where in causes.items()
+        if name != "launch_wait_ns"
     }
     idle = end_ns - start_ns - timeline.within(busy, start_ns, end_ns)
     return {"launch_wait_ns": idle - sum(found_ns.values()), **found_ns}
 
 
-def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple[Timeline, Flags]:
-    """The timeline of device work and of the causes of gaps, and a mask of its busy segments.
+def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
+    """Return when no device works between two times, by cause: the intervals of each cause.
 
-    The layers of the timeline are compute, communication and copies, then the causes of gaps:
-    queued, loading, synchronising, unknown launch. A segment is busy if at least one device works
-    in it.
+    The keys and the causes are those of `waits`. The intervals do not overlap, and together they
+    are the whole idle time.
+    """
+    span = np.array([start_ns]), np.array([end_ns])
+    timeline, _, causes = _timeline(events, work, *span)
+    found = {}
+    for name, where in causes.items():
+        start, end = (np.clip(side, start_ns, end_ns) for side in timeline.merged(where))
+        found[name] = start[end > start], end[end > start]
+    return found
+
+
+def _timeline(
+    events: Events, work: Work, start_ns: Ints, end_ns: Ints
+) -> tuple[Timeline, Flags, dict[str, Flags]]:
+    """The timeline of device work and gaps, its busy segments, and those of each cause of a gap.
+
+    A segment is busy if at least one device works in it. The segments of a cause lie in gaps.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [
         *layers_of(work),
+        (begin, end),
         (queued[known], end[known]),
         loading(events),
         (begin[syncing], end[syncing]),
@@ -235,7 +248,11 @@ def _timeline(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> tuple
     ]
     timeline = sweep(layers)
     busy: Flags = np.logical_or.reduce(timeline.active[:3])
-    return timeline, busy
+    rest, causes = ~busy & timeline.active[3], {}
+    for name, applies in zip(_WAITS[1:], timeline.active[4:]):
+        causes[name] = rest & applies
+        rest = rest & ~applies
+    return timeline, busy, {"launch_wait_ns": rest, **causes}
 
 
 def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:

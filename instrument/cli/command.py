@@ -22,7 +22,9 @@ from instrument.cli import (
     graph,
     ls,
     open,
+    progress,
     ranks,
+    report,
     show,
     trigger,
     whatif,
@@ -33,6 +35,7 @@ from instrument.errors import InstrumentError
 COMMANDS = {
     "show": show,
     "ls": ls,
+    "report": report,
     "open": open,
     "diagnose": diagnose,
     "whatif": whatif,

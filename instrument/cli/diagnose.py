@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from instrument.cli.arguments import path_or_url
-from instrument.cli.output import say
-from instrument.errors import CaptureError, TraceError
-
-if TYPE_CHECKING:
-    from instrument.capture import Capture
 
 HELP = "say what slows a run, what to change, and what the change saves"
 
@@ -47,33 +39,11 @@ def run(arguments: argparse.Namespace) -> str:
     Raises:
         CaptureError: there is no capture, or none can be read.
     """
+    from instrument.cli.paths import readable_captures
     from instrument.findings.diagnose import diagnose
     from instrument.report.diagnosis import as_json, as_markdown, as_text
 
-    diagnosis = diagnose(_captures(arguments.paths))
+    diagnosis = diagnose(readable_captures(arguments.paths))
     if arguments.json:
         return as_json(diagnosis)
     return as_markdown(diagnosis) if arguments.markdown else as_text(diagnosis)
-
-
-def _captures(paths: list[Path | str]) -> Iterator[Capture]:
-    """Load the captures at the paths, one after the other.
-
-    A capture that cannot be read is named on stderr. If none can be read, its error is raised.
-    """
-    from instrument.capture import Capture
-    from instrument.cli.paths import captures_at
-
-    found = [each for path in paths for each in captures_at(path)]
-    failed: list[CaptureError | TraceError] = []
-    for path in found:
-        try:
-            capture = Capture.load(path)
-            capture.events  # noqa: B018 - reads the trace
-        except (CaptureError, TraceError) as error:
-            failed.append(error)
-            if len(failed) == len(found):
-                raise
-            say(f"Not diagnosed: {error}")
-            continue
-        yield capture

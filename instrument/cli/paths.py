@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.cli.output import say
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, TraceError
 from instrument.files import exists
 
 if TYPE_CHECKING:
@@ -44,6 +44,32 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
     return sorted(
         captures_in(path), key=lambda folder: (folder / "capture.json").stat().st_mtime_ns
     )
+
+
+def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
+    """Load the captures at the paths, one after the other, and read their events.
+
+    A capture that cannot be read is named on stderr. If none can be read, its error is raised.
+
+    Raises:
+        CaptureError: there are no captures, or none can be read.
+        TraceError: no trace can be read.
+    """
+    from instrument.capture import Capture
+
+    found = [each for path in paths for each in captures_at(path)]
+    failed: list[CaptureError | TraceError] = []
+    for path in found:
+        try:
+            capture = Capture.load(path)
+            capture.events  # noqa: B018 - reads the trace
+        except (CaptureError, TraceError) as error:
+            failed.append(error)
+            if len(failed) == len(found):
+                raise
+            say(f"Left out: {error}")
+            continue
+        yield capture
 
 
 def _is_one(path: Path) -> bool:

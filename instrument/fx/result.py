@@ -160,7 +160,7 @@ class GraphProfile:
         The table on this page lacks the columns `bound_by`, `bound_ns` and `bound_share`, because
         they would need a measurement of the machine.
         """
-        return render("fx/draw/frame.html", page=self._page())
+        return render("report/templates/frame.html", page=self._page())
 
     def _page(self, machine: Machine | None = None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}

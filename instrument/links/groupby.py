@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -161,3 +161,12 @@ def cells(values: Ints, known: Flags | None = None) -> list[int | None]:
     if known is None or known.all():
         return found
     return [cell if is_known else None for cell, is_known in zip(found, known.tolist())]
+
+
+def differences(values: Ints | Sequence[int]) -> list[int]:
+    """The difference of each integer to the one before it; the first one is kept.
+
+    Slowly changing values become small, so that they take less space in a compressed file.
+    """
+    found: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
+    return found

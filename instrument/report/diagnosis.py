@@ -67,7 +67,7 @@ def as_json(diagnosis: Diagnosis) -> str:
         "version": VERSION,
         "captures": diagnosis.captures,
         "step_ns": diagnosis.step_ns,
-        "findings": [_as_dict(finding) for finding in diagnosis.findings],
+        "findings": [finding_as_dict(finding) for finding in diagnosis.findings],
         "passed": diagnosis.passed,
         "not_checked": diagnosis.not_checked,
         "notes": diagnosis.notes,
@@ -75,7 +75,8 @@ def as_json(diagnosis: Diagnosis) -> str:
     return json.dumps(content, indent=2)
 
 
-def _as_dict(finding: Finding) -> dict[str, Any]:
+def finding_as_dict(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON values; docs/diagnose.md describes the keys."""
     saving = finding.saving
     return {
         "code": finding.code,

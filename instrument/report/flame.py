@@ -18,12 +18,12 @@ _LEAST = 0.3  # the least width of a box in pixels; thousands of boxes are too n
 
 
 @dataclass
-class _Frame:
+class Frame:
     """All frames with the same name and caller; the time includes the frames that they call."""
 
     name: str
     value_ns: int = 0
-    calls: dict[str, _Frame] = field(default_factory=dict)
+    calls: dict[str, Frame] = field(default_factory=dict)
 
 
 class _Box(NamedTuple):
@@ -44,13 +44,7 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
     name and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels
     wide. Boxes narrower than 0.3 pixels are left out; their time remains in the box of the caller.
     """
-    root = _Frame("all")
-    for stack in stacks:
-        root.value_ns += stack.value_ns
-        at = root
-        for name in stack.frames:
-            at = at.calls.setdefault(name, _Frame(name))
-            at.value_ns += stack.value_ns
+    root = merged(stacks)
     scale = (_WIDTH - 2 * _EDGE) / root.value_ns if root.value_ns else 0.0
     placed = list(_placed(root, scale))
     height = _HEAD + (max(level for *_, level in placed) + 1) * _ROW + _EDGE
@@ -68,7 +62,19 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
     )
 
 
-def _placed(root: _Frame, scale: float) -> Iterator[tuple[_Frame, float, int]]:
+def merged(stacks: Sequence[Stack]) -> Frame:
+    """Merge call paths into a tree: frames with the same name and caller become one frame."""
+    root = Frame("all")
+    for stack in stacks:
+        root.value_ns += stack.value_ns
+        at = root
+        for name in stack.frames:
+            at = at.calls.setdefault(name, Frame(name))
+            at.value_ns += stack.value_ns
+    return root
+
+
+def _placed(root: Frame, scale: float) -> Iterator[tuple[Frame, float, int]]:
     """Each frame that is drawn, with its left edge and level, callers first.
 
     The function is not recursive, because stacks may be deeper than Python's recursion limit.
@@ -83,7 +89,7 @@ def _placed(root: _Frame, scale: float) -> Iterator[tuple[_Frame, float, int]]:
             x += called.value_ns * scale
 
 
-def _box(frame: _Frame, x: float, y: int, scale: float, root: _Frame) -> _Box:
+def _box(frame: Frame, x: float, y: int, scale: float, root: Frame) -> _Box:
     width, name = frame.value_ns * scale, printable(frame.name)
     share = frame.value_ns / root.value_ns if root.value_ns else 0.0
     fits = int((width - 4) / _LETTER)

@@ -69,20 +69,25 @@ def heading(capture: Views) -> str:
     Raises:
         CaptureError, TraceError: as for `capture.steps`.
     """
-    about, facts = capture.about, [_steps(capture)]
-    if "torch" in about.versions:
-        facts.append(f"torch {about.versions['torch']}")
-    if about.devices is not None:
-        facts.append(", ".join(dict.fromkeys(about.devices)) or "no device")
-    if about.world_size is not None and about.world_size > 1:
-        facts.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
     where = capture.place
     lines = [
-        f"{capture.name}: {', '.join(facts)}",
+        f"{capture.name}: {', '.join(facts(capture))}",
         *_notes(capture),
         str(where.absolute()) if where else "",
     ]
     return "\n".join(printable(line) for line in lines if line)
+
+
+def facts(capture: Views) -> list[str]:
+    """Return short texts on a capture: its steps, torch's version, the devices and the rank."""
+    about, found = capture.about, [_steps(capture)]
+    if "torch" in about.versions:
+        found.append(f"torch {about.versions['torch']}")
+    if about.devices is not None:
+        found.append(", ".join(dict.fromkeys(about.devices)) or "no device")
+    if about.world_size is not None and about.world_size > 1:
+        found.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
+    return found
 
 
 def _notes(capture: Views) -> Iterator[str]:
@@ -126,7 +131,7 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     out. The rows of the view `ranges.rest` follow, which hold the time outside of all ranges. So
     the shares of all rows add up to 1.
     """
-    kept = _with_largest_shares(ranges, rows)
+    kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
     labels = zip(columns["depth"], columns["name"], columns["module_type"])
     columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
@@ -169,8 +174,8 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
     )
 
 
-def _with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
-    """The positions of the ranges with the largest shares and of all ranges around them.
+def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
+    """Return the positions of the ranges with the largest shares and of all ranges around them.
 
     There are at most `rows` positions. Cost: one sort of the ranges.
     """

@@ -8,19 +8,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from loguru import logger
 from pydantic import Field
 
 from instrument import files
 from instrument.analysis.coverage import losses
-from instrument.analysis.memory_categories import Categories
 from instrument.analysis.memory_plot import Curve
 from instrument.analysis.memory_timeline import MemoryView
 from instrument.analysis.table import Table
 from instrument.analysis.views import rows_of
 from instrument.capture import Capture
-from instrument.errors import CaptureError
-from instrument.report.memory import MEMORY_VIEWS, page
+from instrument.report.page.memory import MEMORY_VIEWS, section
+from instrument.report.page.page import VERSION, page
 from instrument.sinks import Sink
 
 Form = Literal["json", "raw", "html"]
@@ -33,7 +31,7 @@ class Memory(Sink):
     - `memory.html`: a page that shows, for each device, the memory over time, split by `by`; the
       allocations alive at the peak; the allocations still alive after each step; and the most
       common sizes. With `profiler.memory_categories`, it also shows memory by category. The page is
-      one file without scripts, and loads nothing.
+      the section of `report.html` with this name; it loads nothing.
     - `memory.json`: the same content as data. If memory events are missing, the key `incomplete`
       holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
@@ -82,9 +80,7 @@ class Memory(Sink):
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
-            files.write(
-                folder / "memory.html", page(capture, curves, _categories(capture), self.rows)
-            )
+            files.write(folder / "memory.html", _page(capture, curves, self.rows))
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:
@@ -118,10 +114,13 @@ def _rows(table: Table) -> list[dict[str, Any]]:
     return [row._asdict() for row in table]
 
 
-def _categories(capture: Capture) -> list[Categories]:
-    """The memory by category, from torch's files; an empty list if they cannot be read."""
-    try:
-        return capture.categories
-    except CaptureError as error:
-        logger.warning("{} The page does not show memory by category.", error)
-        return []
+def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
+    """The page with the section on memory alone."""
+    found = section(capture, curves, rows)
+    payload = {
+        "version": VERSION,
+        "title": f"Memory of {capture.name}",
+        "begin_ns": capture.events.begin_ns,
+        "sections": {"memory": found},
+    }
+    return page(payload).html

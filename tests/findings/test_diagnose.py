@@ -488,7 +488,7 @@ def test_the_command_reads_all_captures_of_a_folder(
     assert main(["diagnose", str(tmp_path), "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["captures"] == ["steps_3_rank0"]
-    assert err.startswith("Not diagnosed: ")
+    assert err.startswith("Left out: ")
     assert err.count("\n") == 1
     assert main(["diagnose", str(tmp_path)]) == 0
     assert " synchronizing-calls," in capsys.readouterr().out

@@ -1,0 +1,77 @@
+"""`instrument report`: write all that captures show as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from instrument.cli.arguments import path_or_url
+from instrument.errors import ConfigError
+
+HELP = "write all that a capture or a run shows as one HTML page"
+
+_FILE = Path("report.html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "Write one HTML page: where the time goes, what to change and what it saves, ranges, "
+        "timeline, flame graphs, memory, kernels. The page loads nothing, so it can be mailed. "
+        "Several captures, such as the windows and ranks below a folder, are compared; the other "
+        "sections show the newest capture."
+    )
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="PATH",
+        type=path_or_url,
+        nargs="+",
+        help="a capture, a Chrome trace, a folder that holds captures, or a URL",
+    )
+    add(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help=f"the file to write (default: {_FILE})",
+    )
+    add("--open", action="store_true", help="open the page in the browser")
+    add(
+        "--redact",
+        action="store_true",
+        help="leave out the names of files, users and hosts; names of ranges and functions stay",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="print the content of the page as JSON, with times in nanoseconds",
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Write the page, and return a sentence with its path and size; or return its content as JSON.
+
+    Raises:
+        CaptureError: there is no capture, or none can be read.
+        ConfigError: a file was given together with --json.
+    """
+    import json
+
+    from instrument import files
+    from instrument.cli.paths import readable_captures
+    from instrument.report.page.page import page, payload
+    from instrument.units import size
+
+    if arguments.json and (arguments.output or arguments.open):
+        raise ConfigError("--json prints on stdout: leave out -o and --open, or use > FILE.")
+    content = payload(readable_captures(arguments.paths), redact=arguments.redact)
+    if arguments.json:
+        return json.dumps(content, indent=2)
+    target = arguments.output or _FILE
+    files.write(target, page(content).html)
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(target.absolute().as_uri())
+    return f"Wrote {target} ({size(target.stat().st_size)})."

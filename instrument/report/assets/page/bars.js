@@ -1,0 +1,81 @@
+// Stacked bars with their legends, and small charts of the steps.
+"use strict";
+
+// The colours of kinds of time and of phases, as the stylesheet names them.
+const kindColours = {
+  compute: "var(--compute)",
+  "exposed communication": "var(--communication)",
+  copy: "var(--copy)",
+  "waiting for data": "var(--loader)",
+  launch: "var(--launch)",
+  "other CPU": "var(--cpu)",
+  idle: "var(--idle)",
+  forward: "var(--forward)",
+  backward: "var(--backward)",
+  accumulate: "var(--accumulate)",
+  recompute: "var(--recompute)",
+  optimizer: "var(--optimizer)",
+};
+
+// The colour of a range; what is in no range, such as "(others)", is grey.
+function colourOfRange(path) {
+  return path.startsWith("(") ? "var(--idle)" : colourOf(path.split("/").at(-1));
+}
+
+function mark(colour) {
+  const made = element("i", {class: "mark"});
+  made.style.background = colour;
+  return made;
+}
+
+// A bar of parts {name, ns, colour}; `whole` is the length of the full bar in ns.
+function stackedBar(parts, whole, label) {
+  const bar = element("div", {class: "bar", role: "img", "aria-label": label});
+  for (const part of parts) {
+    const piece = element("span", {title: `${part.name}: ${duration(part.ns)}`});
+    piece.style.width = `${(100 * part.ns) / whole}%`;
+    piece.style.background = part.colour;
+    bar.append(piece);
+  }
+  return bar;
+}
+
+// The parts of a bar as a list: colour, name, time, share of the whole. `divisor` turns the times
+// into those of one step.
+function legendOf(parts, whole, divisor) {
+  return element("ul", {class: "parts"}, parts.map(part => element(
+    "li",
+    {},
+    mark(part.colour),
+    element("span", {class: "part-name"}, longName(part.name)),
+    element("span", {class: "number", text: duration(Math.round(part.ns / divisor))}),
+    element("span", {class: "number soft", text: percent(part.ns / whole)}),
+  )));
+}
+
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+// A column for each step. `labels` are the columns' tooltips, `label` the name of the chart.
+function stepChart(values, labels, label, {width, height, most = Math.max(...values, 1)}) {
+  const chart = svg("svg", {
+    class: "steps", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label,
+  });
+  const step = width / values.length;
+  values.forEach((value, at) => {
+    const tall = Math.max((value / most) * height, value ? 1 : 0);
+    const title = svg("title", {});
+    title.textContent = printable(labels[at]);
+    chart.append(svg("rect", {
+      x: at * step,
+      y: height - tall,
+      width: Math.max(step - Math.min(step / 4, 2), 0.5),
+      height: tall,
+    }, title));
+  });
+  return chart;
+}

@@ -1,0 +1,188 @@
+// Helpers of the sections that draw on a canvas: sizes, colours, texts, and an axis of time.
+"use strict";
+
+const labelFont = "11px system-ui, sans-serif";
+
+// Give a canvas its size in CSS pixels, and return its context, in which a unit is a CSS pixel.
+function fitted(canvas, width, height) {
+  const ratio = devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = labelFont;
+  context.textBaseline = "middle";
+  return context;
+}
+
+// Return a function that turns CSS colours into "rgb(…)", which a canvas reads fastest.
+function colourResolver() {
+  const canvas = element("canvas", {width: 1, height: 1});
+  const context = canvas.getContext("2d", {willReadFrequently: true});
+  const known = new Map();
+  return colour => {
+    if (!known.has(colour)) {
+      context.fillStyle = colour.startsWith("var(") ? themeColour(colour.slice(4, -1)) : colour;
+      context.fillRect(0, 0, 1, 1);
+      const [red, green, blue] = context.getImageData(0, 0, 1, 1).data;
+      known.set(colour, `rgb(${red},${green},${blue})`);
+    }
+    return known.get(colour);
+  };
+}
+
+// Write a text into a box, cut to the width of the box.
+function fillLabel(context, text, x, y, width) {
+  const letter = 6;
+  const fits = Math.floor((width - 6) / letter);
+  if (fits < 2) return;
+  context.fillText(text.length <= fits ? text : `${text.slice(0, fits - 1)}…`, x + 3, y, width - 4);
+}
+
+// A request to paint: many calls before the next frame paint once.
+function painter(paint) {
+  let isWaiting = false;
+  return () => {
+    if (isWaiting) return;
+    isWaiting = true;
+    requestAnimationFrame(() => {
+      isWaiting = false;
+      paint();
+    });
+  };
+}
+
+// An axis shows the times from `begin` to `end`, both within `first` and `last`.
+function showSpan(axis, begin, end) {
+  const least = Math.min(50, axis.last - axis.first);
+  const length = Math.min(Math.max(end - begin, least), axis.last - axis.first);
+  const middle = (begin + end) / 2;
+  axis.begin = Math.min(Math.max(middle - length / 2, axis.first), axis.last - length);
+  axis.end = axis.begin + length;
+}
+
+// Zoom by a factor; the time `at` keeps its place.
+function zoomSpan(axis, factor, at) {
+  showSpan(axis, at - (at - axis.begin) * factor, at + (axis.end - at) * factor);
+}
+
+function panSpan(axis, ns) {
+  showSpan(axis, axis.begin + ns, axis.end + ns);
+}
+
+// The round times of an axis that are at least `pixels` apart, and their texts in ms.
+function ticks(axis, width, pixels = 90) {
+  const least = ((axis.end - axis.begin) * pixels) / width;
+  const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
+  const distance = [1, 2, 5, 10].map(each => each * power).find(each => each >= least) || least;
+  const decimals = Math.min(Math.max(6 - Math.floor(Math.log10(distance)), 0), 6);
+  const found = [];
+  for (let k = Math.ceil(axis.begin / distance); k * distance <= axis.end; k += 1) {
+    const text = ((k * distance) / 1e6 + 0).toLocaleString("en", {
+      minimumFractionDigits: decimals, maximumFractionDigits: decimals,
+    });
+    found.push([k * distance, `${text} ms`]);
+  }
+  return found;
+}
+
+// Let the wheel and dragging move an axis: Ctrl and the wheel zoom around the pointer.
+function moveByPointer(canvas, axis, changed, {scroller = null, clicked = () => {}} = {}) {
+  const timeAt = event => {
+    const box = canvas.getBoundingClientRect();
+    return axis.begin + ((event.clientX - box.left) / box.width) * (axis.end - axis.begin);
+  };
+  canvas.addEventListener("wheel", event => {
+    const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (event.ctrlKey || event.metaKey) {
+      zoomSpan(axis, Math.exp(event.deltaY * 0.005), timeAt(event));
+    } else if (isSideways) {
+      const pixels = event.deltaX || event.deltaY;
+      panSpan(axis, (pixels * (axis.end - axis.begin)) / canvas.clientWidth);
+    } else {
+      return; // the page scrolls
+    }
+    event.preventDefault();
+    changed();
+  }, {passive: false});
+  let dragged = null;
+  canvas.addEventListener("pointerdown", event => {
+    dragged = {x: event.clientX, y: event.clientY, hasMoved: false};
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", event => {
+    if (!dragged) return;
+    const [x, y] = [event.clientX - dragged.x, event.clientY - dragged.y];
+    if (!dragged.hasMoved && Math.hypot(x, y) < 4) return;
+    panSpan(axis, (-x * (axis.end - axis.begin)) / canvas.clientWidth);
+    if (scroller) scroller.scrollTop -= y;
+    dragged = {x: event.clientX, y: event.clientY, hasMoved: true};
+    changed();
+  });
+  canvas.addEventListener("pointerup", event => {
+    if (dragged && !dragged.hasMoved) clicked(event);
+    dragged = null;
+  });
+  canvas.addEventListener("pointercancel", () => { dragged = null; });
+}
+
+// Move an axis by a key: arrows or A and D pan, + and - or W and S zoom. Returns whether it did.
+function moveByKey(axis, key) {
+  const length = axis.end - axis.begin;
+  const middle = (axis.begin + axis.end) / 2;
+  const moves = {
+    ArrowLeft: () => panSpan(axis, -length / 6),
+    a: () => panSpan(axis, -length / 6),
+    ArrowRight: () => panSpan(axis, length / 6),
+    d: () => panSpan(axis, length / 6),
+    "+": () => zoomSpan(axis, 1 / 1.5, middle),
+    "=": () => zoomSpan(axis, 1 / 1.5, middle),
+    w: () => zoomSpan(axis, 1 / 1.5, middle),
+    "-": () => zoomSpan(axis, 1.5, middle),
+    s: () => zoomSpan(axis, 1.5, middle),
+  };
+  if (!(key in moves)) return false;
+  moves[key]();
+  return true;
+}
+
+// A box beside the pointer with lines of text; no lines hide it.
+function tooltip(root) {
+  const box = element("div", {class: "tooltip", hidden: true, "aria-hidden": "true"});
+  root.append(box);
+  return (event, lines) => {
+    box.hidden = !lines.length;
+    if (!lines.length) return;
+    box.replaceChildren(...lines.map(text => element("div", {text})));
+    const frame = root.getBoundingClientRect();
+    const left = Math.min(event.clientX - frame.left + 14, frame.width - box.offsetWidth);
+    box.style.left = `${Math.max(left, 0)}px`;
+    box.style.top = `${event.clientY - frame.top + 16}px`;
+  };
+}
+
+// The running sums of a column of differences.
+function summed(differences) {
+  const found = new Float64Array(differences.length);
+  let total = 0;
+  for (let at = 0; at < found.length; at += 1) {
+    total += differences[at];
+    found[at] = total;
+  }
+  return found;
+}
+
+// The first index from `low` to `high` at which a sorted column is at least `wanted`.
+function lowerBound(column, wanted, low, high) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (column[middle] < wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

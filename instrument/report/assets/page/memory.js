@@ -1,0 +1,200 @@
+// The memory of each device: a stacked chart over time, what lived at the peak, and each step.
+"use strict";
+
+// Okabe and Ito's colours, which most colour-blind readers can distinguish.
+const seriesColours = [
+  "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1",
+];
+const chartHeight = 280;
+const axisWidth = 84;
+
+// The series of a chart as columns, each with the bytes of those below it.
+function stackedSeries(chart) {
+  const time = summed(chart.time);
+  let below = new Float64Array(time.length);
+  let coloured = 0;
+  const areas = chart.series.map(({name, is_grey: isGrey, bytes: changes}) => {
+    const own = summed(changes);
+    const area = {
+      name, own, below, top: own.map((value, at) => value + below[at]),
+      colour: isGrey ? (name.includes("before") ? "#9aa0a6" : "#c9cdd2")
+        : seriesColours[coloured++ % seriesColours.length],
+    };
+    below = area.top;
+    return area;
+  });
+  return {time, areas, whole: below, reserved: chart.reserved && summed(chart.reserved)};
+}
+
+function memoryChart(data, device, stacked) {
+  const {time, areas, whole, reserved} = stacked;
+  const last = Math.max(time[time.length - 1], time[0] + 1);
+  const axis = {first: time[0], last, begin: time[0], end: last};
+  const peak = whole.reduce((most, value, at) => (value > whole[most] ? at : most), 0);
+  const most = Math.max(whole[peak], reserved ? reserved.reduce((a, b) => Math.max(a, b)) : 0, 1);
+  const canvas = element("canvas", {
+    tabindex: "0",
+    role: "application",
+    "aria-label": `Memory of ${device.name} over time. Left and right arrows move, plus and minus `
+      + "zoom, 0 shows all. The tables below hold the same numbers.",
+  });
+  const frame = element("div", {class: "chart"}, canvas);
+  const showTip = tooltip(frame);
+  let pointed = null;
+
+  const at = wanted => Math.max(lowerBound(time, wanted + 1, 0, time.length) - 1, 0);
+  const paint = () => {
+    const width = frame.clientWidth - axisWidth;
+    if (width <= 0) return;
+    const context = fitted(canvas, width, chartHeight + 20);
+    const scale = width / (axis.end - axis.begin);
+    const x = value => (value - axis.begin) * scale;
+    const y = value => 16 + (chartHeight - 16) * (1 - value / most);
+    const [soft, line, ink] = ["--soft", "--line", "--ink"].map(themeColour);
+    const from = at(axis.begin);
+    const to = Math.min(lowerBound(time, axis.end, 0, time.length), time.length - 1);
+    const stairs = (values, isBack) => {
+      for (let k = 0; k <= to - from; k += 1) {
+        const point = isBack ? to - k : from + k;
+        const next = Math.min(point + 1, time.length - 1);
+        const ends = [[time[point], values[point]], [time[next], values[point]]];
+        for (const [moment, value] of isBack ? ends.reverse() : ends) context.lineTo(x(moment), y(value));
+      }
+    };
+    for (const area of areas) {
+      context.fillStyle = area.colour;
+      context.globalAlpha = 0.85;
+      context.beginPath();
+      stairs(area.top, false);
+      stairs(area.below, true);
+      context.fill();
+    }
+    context.globalAlpha = 1;
+    context.fillStyle = line;
+    for (let part = 0; part <= 4; part += 1) context.fillRect(0, y((most * part) / 4), width, 0.5);
+    context.fillStyle = soft;
+    for (const [moment, text] of ticks(axis, width)) {
+      context.fillRect(x(moment), chartHeight, 1, 5);
+      context.fillText(text, x(moment) + 3, chartHeight + 11);
+    }
+    context.strokeStyle = ink;
+    if (reserved) {
+      context.setLineDash([6, 3]);
+      context.beginPath();
+      stairs(reserved, false);
+      context.stroke();
+    }
+    context.setLineDash([2, 4]);
+    context.strokeStyle = soft;
+    context.fillStyle = ink;
+    for (const [number, start] of data.steps) {
+      context.beginPath();
+      context.moveTo(x(start), 4);
+      context.lineTo(x(start), chartHeight);
+      context.stroke();
+      context.fillText(`step ${number}`, x(start) + 3, 8);
+    }
+    context.setLineDash([]);
+    context.strokeStyle = ink;
+    context.beginPath();
+    context.arc(x(time[peak]), y(whole[peak]), 4, 0, 7);
+    context.stroke();
+    if (pointed !== null) context.fillRect(x(pointed), 0, 1, chartHeight);
+  };
+  const repaint = painter(paint);
+
+  moveByPointer(canvas, axis, repaint);
+  canvas.addEventListener("pointermove", event => {
+    const box = canvas.getBoundingClientRect();
+    pointed = axis.begin + ((event.clientX - box.left) / box.width) * (axis.end - axis.begin);
+    const point = at(pointed);
+    showTip(event, [
+      `${bytes(whole[point])} after ${duration(Math.round(pointed))}`,
+      ...(reserved ? [`${bytes(reserved[point])} held by the allocator`] : []),
+      ...areas.filter(area => area.own[point]).reverse().map(area => `${bytes(area.own[point])}  ${area.name}`),
+    ]);
+    repaint();
+  });
+  canvas.addEventListener("pointerleave", event => {
+    pointed = null;
+    showTip(event, []);
+    repaint();
+  });
+  canvas.addEventListener("keydown", event => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "0") showSpan(axis, axis.first, axis.last);
+    else if (!moveByKey(axis, event.key)) return;
+    event.preventDefault();
+    repaint();
+  });
+  new ResizeObserver(repaint).observe(frame);
+  document.addEventListener("themechange", repaint);
+
+  const labels = element("div", {class: "levels", "aria-hidden": "true"}, [4, 3, 2, 1, 0].map(part => {
+    const label = element("span", {text: bytes(Math.round((most * part) / 4))});
+    label.style.top = `${16 + (chartHeight - 16) * (1 - part / 4)}px`;
+    return label;
+  }));
+  frame.append(labels);
+  return frame;
+}
+
+function memoryLegend(stacked) {
+  const entries = stacked.areas.slice().reverse().map(area => element("span", {}, mark(area.colour), longName(area.name)));
+  if (stacked.reserved) {
+    entries.unshift(element("span", {}, element("i", {class: "dashes"}), "held by the allocator"));
+  }
+  return element("p", {class: "legend"}, entries);
+}
+
+// The numbers above the charts, with their labels.
+function memoryFacts(summary) {
+  const isWhole = summary.peak_bytes !== null;
+  return element("div", {class: "tiles"}, [
+    [bytes(isWhole ? summary.peak_bytes : summary.peak_net_bytes),
+      `${isWhole ? "in use at the peak" : "more at the peak than at the start"}, after ${duration(summary.peak_ns)}`],
+    summary.reserved_bytes === null ? null
+      : [bytes(summary.reserved_bytes), "the most memory that the allocator held"],
+    [bytes(summary.net_bytes), "left behind by the window"],
+    [summary.allocations.toLocaleString("en"), `allocations, ${bytes(summary.allocated_bytes)} together`],
+  ].filter(each => each).map(([number, text]) => element("div", {}, element("b", {text: number}), text)));
+}
+
+sections.memory = {
+  title: "Memory",
+  draw(root, data) {
+    for (const device of data.devices) {
+      const chart = element("div");
+      const show = ({by, live, ...columns}) => {
+        const stacked = stackedSeries(columns);
+        chart.replaceChildren(...[
+          memoryChart(data, device, stacked),
+          memoryLegend(stacked),
+          element("h4", {text: `In use at the peak, by ${by}`}),
+          live ? tableOf(live, {caption: `In use at the peak, by ${by}`, shown: 10})
+            : element("p", {class: "soft", text: "The trace holds no addresses, so it does not show what used the memory."}),
+        ]);
+      };
+      root.append(
+        element("h3", {text: device.name}),
+        memoryFacts(device.summary),
+        device.charts.length > 1 ? element("div", {class: "tools"}, element("select", {
+          "aria-label": `Split the memory of ${device.name}`,
+          onchange: event => show(device.charts[event.target.value]),
+        }, device.charts.map(({by}, at) => element("option", {value: at, text: `by ${by}`})))) : "",
+        chart,
+        element("h4", {text: "What each step left behind"}),
+        tableOf(device.steps, {caption: `Steps on ${device.name}`, shown: 15}),
+        element("details", {}, element("summary", {text: "Allocations by size"}),
+          tableOf(device.sizes, {caption: `Allocations by size on ${device.name}`, shown: 15})),
+      );
+      show(device.charts[0]);
+    }
+    if (data.snapshot) {
+      root.append(element("p", {}, "The snapshot of the allocator is the file ",
+        element("a", {href: data.snapshot, text: data.snapshot}),
+        " in the folder of the capture; pytorch.org/memory_viz shows it."));
+    }
+    for (const note of data.notes) root.append(element("p", {class: "soft", text: note}));
+  },
+};

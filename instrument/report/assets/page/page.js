@@ -1,0 +1,188 @@
+// The frame of the report page: the payload, the helpers of all sections, and the sections' order.
+"use strict";
+
+// Each section's file adds its entry: {title, draw(root, data)}.
+const sections = {};
+const order = ["verdict", "runs", "whatif", "ranges", "timeline", "flame", "memory", "tables"];
+const light = matchMedia("(prefers-color-scheme: light)");
+
+// What Python's str.isprintable() refuses: names from a trace are shown with it escaped.
+const unprintable = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
+
+function printable(text) {
+  return String(text).replace(unprintable, character => {
+    const code = character.codePointAt(0);
+    const named = {9: "\\t", 10: "\\n", 13: "\\r"}[code];
+    const [mark, digits] = code < 0x100 ? ["\\x", 2] : code < 0x10000 ? ["\\u", 4] : ["\\U", 8];
+    return named || mark + code.toString(16).padStart(digits, "0");
+  });
+}
+
+// Make an element. Keys of `properties`: `text`, `class`, listeners such as `onclick`, attributes;
+// children are elements or strings, which are shown as text.
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "text") made.textContent = printable(value);
+    else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else made.setAttribute(key, value === true ? "" : printable(value));
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined) continue;
+    made.append(child instanceof Node ? child : printable(child));
+  }
+  return made;
+}
+
+// A number with fixed decimals, rounded as Python does: a tie goes to the even digit.
+function fixed(value, digits) {
+  const rounded = value.toFixed(digits); // a tie goes up
+  const exact = value.toFixed(digits + 30);
+  const isTie = exact.endsWith(`5${"0".repeat(29)}`);
+  return isTie && /[13579]$/.test(rounded) ? exact.slice(0, -30).replace(/\.$/, "") : rounded;
+}
+
+// The same texts as those of instrument/units.py.
+function duration(ns) {
+  for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
+    if (Math.abs(ns) < limit) {
+      return divisor > 1 ? `${fixed(ns / divisor, 3)} ${unit}` : `${fixed(ns, 0)} ns`;
+    }
+  }
+  return `${fixed(ns / 1e9, 3)} s`;
+}
+
+function bytes(value) {
+  return scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+}
+
+function rate(value) {
+  return `${scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"])}/s`;
+}
+
+function count(value) {
+  return scaled(value, 1000, ["", "K", "M", "G", "T", "P"]);
+}
+
+function scaled(value, base, units) {
+  let power = 0;
+  while (Math.abs(value) >= base && power < units.length - 1) {
+    value /= base;
+    power += 1;
+  }
+  return (power ? `${fixed(value, 2)} ${units[power]}` : `${value} ${units[0]}`).trimEnd();
+}
+
+function percent(share) {
+  return `${fixed(share * 100, 1)}%`;
+}
+
+// The colour of a name: the same in tree, bars, timeline and flame graph. Dark text is readable on
+// it in both themes.
+function colourOf(name) {
+  let hash = 2166136261;
+  for (let at = 0; at < name.length; at += 1) {
+    hash = Math.imul(hash ^ name.charCodeAt(at), 16777619);
+  }
+  const [hue, light] = [(hash >>> 0) % 360, (hash >>> 12) % 3];
+  return `oklch(${0.72 + 0.06 * light} 0.1 ${hue})`;
+}
+
+// The present value of a colour of page.css, such as "--ink", for a canvas.
+function themeColour(variable) {
+  const probe = element("i", {hidden: true});
+  probe.style.color = `var(${variable})`;
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}
+
+async function unpacked() {
+  const text = document.getElementById("payload").textContent.trim();
+  const packed = Uint8Array.from(atob(text), character => character.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+// Draw a section when it comes near the window, or when somebody asks for it or prints.
+function drawLazily(root, draw) {
+  let isDrawn = false;
+  const drawOnce = () => {
+    if (!isDrawn) {
+      isDrawn = true;
+      watcher.disconnect();
+      draw();
+    }
+  };
+  const watcher = new IntersectionObserver(
+    entries => entries.some(entry => entry.isIntersecting) && drawOnce(),
+    {rootMargin: "600px"},
+  );
+  watcher.observe(root);
+  addEventListener("beforeprint", drawOnce);
+  addEventListener("hashchange", () => isAddressed(root.id) && drawOnce());
+  if (isAddressed(root.id)) drawOnce();
+}
+
+// Whether the address names a section: "#timeline" or "#timeline?from=0&to=9".
+function isAddressed(name) {
+  return location.hash.slice(1).split("?")[0] === name;
+}
+
+// The values after "?" in the address, if it names this section; else null.
+function addressed(name) {
+  return isAddressed(name) ? new URLSearchParams(location.hash.split("?")[1] || "") : null;
+}
+
+function scrollToAddressed() {
+  const root = document.getElementById(location.hash.slice(1).split("?")[0]);
+  if (root) root.scrollIntoView();
+}
+
+function setTheme(theme) {
+  document.documentElement.style.colorScheme = theme;
+  document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  document.dispatchEvent(new Event("themechange"));
+}
+
+function isDark() {
+  const chosen = document.documentElement.style.colorScheme;
+  return chosen ? chosen === "dark" : !light.matches;
+}
+
+async function start() {
+  const payload = await unpacked();
+  const main = document.getElementById("main");
+  const contents = document.getElementById("contents");
+  main.replaceChildren();
+  if (payload.captures > 1) {
+    document.getElementById("captures").textContent =
+      `One of ${payload.captures} captures. The findings and the section Run are of all captures.`;
+  }
+  for (const name of order.filter(each => each in payload.sections && each in sections)) {
+    const {title, draw} = sections[name];
+    contents.append(element("a", {href: `#${name}`, text: title}));
+    const root = element("section", {id: name, "aria-labelledby": `${name}-title`});
+    root.append(element("h2", {id: `${name}-title`, text: title}));
+    main.append(root);
+    drawLazily(root, () => draw(root, payload.sections[name]));
+  }
+  document.getElementById("theme").addEventListener("click", () => {
+    setTheme(isDark() ? "light" : "dark");
+  });
+  document.getElementById("theme").textContent = isDark() ? "Light" : "Dark";
+  light.addEventListener("change", () => document.dispatchEvent(new Event("themechange")));
+  document.getElementById("open-all").addEventListener("click", openAll);
+  addEventListener("beforeprint", openAll);
+  addEventListener("hashchange", scrollToAddressed);
+  scrollToAddressed();
+  document.documentElement.dataset.ready = "true";
+}
+
+function openAll() {
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
+}
+
+addEventListener("DOMContentLoaded", start);

@@ -1,0 +1,528 @@
+// The timeline: tracks of slices on a canvas, which can be zoomed and moved.
+"use strict";
+
+const sliceKinds = [
+  "range", "operator", "runtime call", "Python function", "device work", "idle", "finding",
+];
+const [rangeKind, , , , deviceKind, idleKind, findingKind] = sliceKinds.keys();
+const rowHeight = 18;
+const trackGap = 7;
+const mostArrows = 60;
+
+// The columns of the payload as arrays, with the track and the rows of each slice.
+function unpackSlices(data) {
+  const start = summed(data.start);
+  const slices = {
+    count: start.length,
+    start,
+    end: start.map((time, at) => time + data.duration[at]),
+    inner: data.inner,
+    name: data.name,
+    range: data.range,
+    tracks: [],
+    callOf: new Map(),
+    workOf: new Map(),
+  };
+  let first = 0;
+  for (const {name, open, rows} of data.tracks) {
+    const made = rows.map(size => {
+      first += size;
+      return {first: first - size, last: first};
+    });
+    slices.tracks.push({name, open, rows: made});
+  }
+  const calls = summed(data.launches);
+  summed(data.launched).forEach((work, at) => {
+    slices.callOf.set(work, calls[at]);
+    if (!slices.workOf.has(calls[at])) slices.workOf.set(calls[at], []);
+    slices.workOf.get(calls[at]).push(work);
+  });
+  return slices;
+}
+
+// Assign positions to the rows of the tracks; a closed track shows its first row only.
+function placeRows(tracks) {
+  let top = 0;
+  for (const track of tracks) {
+    track.top = top;
+    track.rows.forEach((row, at) => {
+      row.isShown = track.open || at === 0;
+      row.top = row.isShown ? top : track.top;
+      if (row.isShown) top += rowHeight;
+    });
+    top += trackGap;
+    track.height = top - track.top - trackGap;
+  }
+  return top;
+}
+
+// The colours of the slices: an index into a palette for each slice, and the palette.
+function colourSlices(data, slices) {
+  const resolve = colourResolver();
+  const idle = ["--launch", "--cpu", "--loader", "--communication", "--soft"];
+  const known = new Map();
+  const palette = [];
+  const of = new Uint32Array(slices.count);
+  for (let at = 0; at < slices.count; at += 1) {
+    const kind = data.kinds[data.name[at]];
+    const range = data.range[at];
+    const name = data.names[data.name[at]];
+    const key = range >= 0 ? `${kind} in ${range}` : `${kind} ${name}`;
+    if (!known.has(key)) {
+      known.set(key, palette.length);
+      const full = range >= 0 ? colourOfRange(data.ranges[range]) : colourOf(name);
+      const isFull = kind === rangeKind || kind === deviceKind;
+      palette.push(kind === idleKind
+        ? {fill: hatched(themeColour(idle[data.causes.indexOf(name)])), ink: themeColour("--ink")}
+        : {
+          fill: resolve(kind === findingKind ? "oklch(0.75 0.15 35)"
+            : isFull ? full : `color-mix(in oklab, ${full} 55%, white)`),
+          ink: "#16191d",
+        });
+    }
+    of[at] = known.get(key);
+  }
+  return {of, palette};
+}
+
+// A pattern of stripes.
+function hatched(colour) {
+  const tile = element("canvas", {width: 8, height: 8});
+  const context = tile.getContext("2d");
+  context.globalAlpha = 0.22;
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 8, 8);
+  context.globalAlpha = 0.5;
+  context.strokeStyle = colour;
+  context.lineWidth = 2;
+  for (const shift of [-8, 0, 8]) {
+    context.moveTo(shift - 2, 10);
+    context.lineTo(shift + 10, -2);
+  }
+  context.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+// For each slice, how many slices before it have a name with the query in it.
+function countMatches(data, slices, query) {
+  const wanted = query.toLowerCase();
+  const matches = data.names.map(name => name.toLowerCase().includes(wanted));
+  const before = new Uint32Array(slices.count + 1);
+  for (let at = 0; at < slices.count; at += 1) {
+    before[at + 1] = before[at] + (matches[data.name[at]] ? 1 : 0);
+  }
+  return before;
+}
+
+sections.timeline = {
+  title: "Timeline",
+  draw(root, data) {
+    const slices = unpackSlices(data);
+    const axis = {first: 0, last: Math.max(data.end_ns, 1), begin: 0, end: 0};
+    const earliest = slices.start.reduce((least, time) => Math.min(least, time), 0);
+    axis.first = earliest - (axis.last - earliest) * 0.005;
+    axis.last += (axis.last - earliest) * 0.005;
+    let colours = colourSlices(data, slices);
+    let height = placeRows(slices.tracks);
+    let selected = -1;
+    let evidence = null; // {from, to, finding} of the address
+    let matched = null;
+
+    const canvas = element("canvas", {
+      tabindex: "0",
+      role: "application",
+      "aria-label": "Timeline. Arrow keys move, plus and minus zoom, Shift with an arrow key selects "
+        + "the next slice. The longest slices are also listed in a table below.",
+    });
+    const ruler = element("canvas", {"aria-hidden": "true"});
+    const names = element("div", {class: "names"});
+    const scroller = element("div", {class: "scroller"}, names, canvas);
+    const details = element("div", {class: "details", role: "status"});
+    const frame = element("div", {class: "timeline"}, element("div", {class: "ruler"}, ruler), scroller);
+    const showTip = tooltip(frame);
+
+    const rowOfSlice = at => {
+      for (const track of slices.tracks) {
+        for (const row of track.rows) if (at < row.last) return {row, track};
+      }
+      return null;
+    };
+    const rangeOf = at => (data.range[at] < 0 ? null : data.ranges[data.range[at]]);
+    const nameOf = at => data.names[data.name[at]];
+
+    const paint = () => {
+      const width = scroller.clientWidth - names.offsetWidth;
+      const view = {
+        top: scroller.scrollTop, width, height: scroller.clientHeight,
+        scale: width / (axis.end - axis.begin), ink: themeColour("--ink"),
+        soft: themeColour("--soft"), line: themeColour("--line"), paper: themeColour("--paper"),
+        mark: themeColour("--loader"),
+      };
+      if (width <= 0) return;
+      const marks = ticks(axis, width);
+      paintRuler(fitted(ruler, width, 30), view, marks);
+      const context = fitted(canvas, width, view.height);
+      context.fillStyle = view.line;
+      for (const [time] of marks) context.fillRect(x(time, view), 0, 0.5, view.height);
+      let rectangles = 0;
+      for (const track of slices.tracks) {
+        const edge = track.top + track.height + 3 - view.top;
+        context.fillStyle = view.line;
+        context.fillRect(0, edge, width, 0.5);
+        for (const row of track.rows) {
+          const top = row.top - view.top;
+          if (row.isShown && top > -rowHeight && top < view.height) {
+            rectangles += paintRow(context, view, row, top);
+          }
+        }
+      }
+      canvas.dataset.rectangles = rectangles;
+      paintSteps(context, view);
+      if (evidence) paintEvidence(context, view);
+      if (selected >= 0) paintSelection(context, view);
+    };
+    const repaint = painter(paint);
+
+    const x = (time, view) => (time - axis.begin) * view.scale;
+
+    const paintRuler = (context, view, marks) => {
+      context.fillStyle = view.soft;
+      for (const [time, text] of marks) {
+        context.fillRect(x(time, view), 22, 1, 8);
+        context.fillText(text, x(time, view) + 3, 23);
+      }
+      data.steps.forEach(([number, start, length]) => {
+        const [left, right] = [x(start, view), x(start + length, view)];
+        if (right < 0 || left > view.width) return;
+        context.fillStyle = view.line;
+        context.fillRect(left + 1, 1, Math.max(right - left - 2, 1), 13);
+        context.fillStyle = view.ink;
+        const from = Math.max(left, 0);
+        fillLabel(context, `step ${number}`, from, 8, Math.min(right, view.width) - from);
+      });
+    };
+
+    // Slices narrower than a pixel share a rectangle with those that begin in the same pixel.
+    const paintRow = (context, view, row, top) => {
+      const {start, end} = slices;
+      let rectangles = 0;
+      let at = lowerBound(end, axis.begin, row.first, row.last);
+      let colour = "";
+      while (at < row.last && start[at] < axis.end) {
+        const left = Math.max(x(start[at], view), -2);
+        const right = Math.min(x(end[at], view), view.width + 2);
+        let next = at + 1;
+        if (right - left < 1) {
+          const until = axis.begin + (Math.floor(left) + 1) / view.scale;
+          next = lowerBound(start, until, next, row.last);
+          if (next > at + 1 && end[next - 1] > until) next -= 1; // it is seen beside this pixel
+        }
+        const isDim = matched && matched[next] === matched[at];
+        const own = colours.palette[colours.of[at]];
+        const wanted = isDim ? view.line : own.fill;
+        if (wanted !== colour) context.fillStyle = wanted;
+        colour = wanted;
+        const width = Math.max(right - left - (right - left > 3 ? 0.6 : 0), 1);
+        context.fillRect(left, top + 1, width, rowHeight - 2);
+        rectangles += 1;
+        if (width > 22) {
+          colour = isDim ? view.soft : own.ink;
+          context.fillStyle = colour;
+          fillLabel(context, printable(nameOf(at)), Math.max(left, 0), top + rowHeight / 2 + 0.5,
+            Math.min(right, view.width) - Math.max(left, 0));
+        }
+        at = next;
+      }
+      return rectangles;
+    };
+
+    const paintSteps = (context, view) => {
+      context.strokeStyle = view.soft;
+      context.setLineDash([2, 3]);
+      context.beginPath();
+      for (const [, start, length] of data.steps) {
+        for (const time of [start, start + length]) {
+          context.moveTo(x(time, view), 0);
+          context.lineTo(x(time, view), view.height);
+        }
+      }
+      context.stroke();
+      context.setLineDash([]);
+    };
+
+    const paintEvidence = (context, view) => {
+      const left = x(evidence.from, view);
+      const width = Math.max(x(evidence.to, view) - left, 2);
+      context.globalAlpha = 0.12;
+      context.fillStyle = view.mark;
+      context.fillRect(left, 0, width, view.height);
+      context.globalAlpha = 1;
+      context.fillRect(left, 0, 1, view.height);
+      context.fillRect(left + width - 1, 0, 1, view.height);
+    };
+
+    const paintSelection = (context, view) => {
+      const {row} = rowOfSlice(selected);
+      context.lineWidth = 2;
+      context.strokeStyle = view.ink;
+      const left = Math.max(x(slices.start[selected], view), -4);
+      const right = Math.min(x(slices.end[selected], view), view.width + 4);
+      context.strokeRect(left, row.top - view.top + 1, Math.max(right - left, 2), rowHeight - 2);
+      const call = slices.callOf.get(selected);
+      const pairs = call === undefined
+        ? (slices.workOf.get(selected) || []).map(work => [selected, work])
+        : [[call, selected]];
+      context.lineWidth = 1.3;
+      for (const [from, to] of pairs.slice(0, mostArrows)) paintArrow(context, view, from, to);
+    };
+
+    const paintArrow = (context, view, call, work) => {
+      const begin = {x: x(slices.end[call], view), y: rowOfSlice(call).row.top - view.top + 9};
+      const end = {x: x(slices.start[work], view), y: rowOfSlice(work).row.top - view.top + 9};
+      const bend = Math.max(Math.abs(end.x - begin.x) / 2, 24);
+      context.beginPath();
+      context.moveTo(begin.x, begin.y);
+      context.bezierCurveTo(begin.x + bend, begin.y, end.x - bend, end.y, end.x, end.y);
+      context.moveTo(end.x - 6, end.y - 4);
+      context.lineTo(end.x, end.y);
+      context.lineTo(end.x - 6, end.y + 4);
+      context.stroke();
+    };
+
+    // The slice under the pointer, within two pixels; -1 if there is none.
+    const sliceAt = event => {
+      const box = canvas.getBoundingClientRect();
+      const y = event.clientY - box.top + scroller.scrollTop;
+      const perPixel = (axis.end - axis.begin) / box.width;
+      const time = axis.begin + (event.clientX - box.left) * perPixel;
+      for (const track of slices.tracks) {
+        for (const row of track.rows) {
+          if (!row.isShown || y < row.top || y >= row.top + rowHeight) continue;
+          const at = lowerBound(slices.end, time - 2 * perPixel, row.first, row.last);
+          return at < row.last && slices.start[at] <= time + 2 * perPixel ? at : -1;
+        }
+      }
+      return -1;
+    };
+
+    const select = at => {
+      selected = at;
+      details.replaceChildren(...(at < 0 ? [hint()] : detailsOf(at)));
+      repaint();
+    };
+
+    // Select a slice, and move the view so that it can be seen.
+    const goTo = at => {
+      const {row, track} = rowOfSlice(at);
+      if (!row.isShown) toggle(track);
+      const length = slices.end[at] - slices.start[at];
+      if (slices.end[at] < axis.begin || slices.start[at] > axis.end
+          || length * 50 < axis.end - axis.begin || length > axis.end - axis.begin) {
+        showSpan(axis, slices.start[at] - 2 * length, slices.end[at] + 2 * length);
+      }
+      if (row.top < scroller.scrollTop || row.top + rowHeight > scroller.scrollTop + scroller.clientHeight) {
+        scroller.scrollTop = row.top - scroller.clientHeight / 2;
+      }
+      select(at);
+    };
+
+    const hint = () => element("p", {class: "soft", text: "Click a slice for its details. Drag to move, "
+      + "Ctrl and the wheel to zoom. Keys: arrows or W, A, S, D, + and −; 0 shows the step; "
+      + "Shift and an arrow select the next slice."});
+
+    const link = at => element(
+      "button", {type: "button", class: "link", onclick: () => goTo(at), text: nameOf(at)},
+    );
+
+    const detailsOf = at => {
+      const kind = data.kinds[data.name[at]];
+      const length = slices.end[at] - slices.start[at];
+      const work = slices.workOf.get(at) || [];
+      const call = slices.callOf.get(at);
+      const facts = [
+        ["kind", sliceKinds[kind]],
+        ["range", rangeOf(at)],
+        ["track", rowOfSlice(at).track.name],
+        ["start", `${duration(slices.start[at])} after the first event`],
+        ["duration", duration(length)],
+        ["self", kind < deviceKind ? duration(length - data.inner[at]) : null],
+        ["launched by", call === undefined ? null : link(call)],
+        ["started", call === undefined ? null
+          : `${duration(slices.start[at] - slices.start[call])} after the call began`],
+        ["launches", work.length ? link(work[0]) : null],
+        ["", work.length > 1 ? `and ${work.length - 1} more` : null],
+      ];
+      return [
+        element("h3", {text: nameOf(at)}),
+        element("dl", {}, facts.filter(([, value]) => value !== null).map(([name, value]) => (
+          element("div", {}, element("dt", {text: name}), element("dd", {}, value))
+        ))),
+      ];
+    };
+
+    // The next slice in a direction: beside the selected one in its row, or above or below it.
+    const neighbour = key => {
+      if (selected < 0) {
+        const {first, last} = slices.tracks[0].rows[0];
+        return Math.min(lowerBound(slices.end, axis.begin, first, last), last - 1);
+      }
+      const {row, track} = rowOfSlice(selected);
+      if (key === "ArrowLeft") return Math.max(selected - 1, row.first);
+      if (key === "ArrowRight") return Math.min(selected + 1, row.last - 1);
+      const rows = slices.tracks.flatMap(each => (each.open ? each.rows : each.rows.slice(0, 1)));
+      const other = rows[rows.indexOf(row.isShown ? row : track.rows[0]) + (key === "ArrowUp" ? -1 : 1)];
+      if (!other) return selected;
+      return Math.min(lowerBound(slices.end, slices.start[selected] + 1, other.first, other.last), other.last - 1);
+    };
+
+    const toggle = track => {
+      track.open = !track.open;
+      height = placeRows(slices.tracks);
+      placeNames();
+      repaint();
+    };
+
+    const placeNames = () => {
+      names.style.height = `${height}px`;
+      names.replaceChildren(...slices.tracks.map(track => {
+        const canFold = track.rows.length > 1;
+        const label = element("button", {
+          type: "button", title: track.name, disabled: !canFold, "aria-expanded": canFold ? String(track.open) : null,
+          onclick: () => toggle(track), text: `${canFold ? (track.open ? "▾ " : "▸ ") : ""}${track.name}`,
+        });
+        label.style.top = `${track.top}px`;
+        return label;
+      }));
+      scroller.style.height = `${Math.min(height, 620)}px`;
+    };
+
+    const showStep = at => {
+      const [, start, length] = data.steps[at];
+      showSpan(axis, start - length * 0.02, start + length * 1.02);
+      repaint();
+    };
+    const showAll = () => {
+      showSpan(axis, axis.first, axis.last);
+      repaint();
+    };
+    const showFirst = () => (data.step === null ? showAll() : showStep(data.step));
+
+    const stepChoice = element("select", {
+      "aria-label": "Step", onchange: event => (event.target.value === "all" ? showAll() : showStep(+event.target.value)),
+    }, element("option", {value: "all", text: "whole trace"}), data.steps.map(([number], at) => (
+      element("option", {value: at, text: `step ${number}`, selected: at === data.step})
+    )));
+    const found = element("span", {class: "soft", role: "status"});
+    const search = element("input", {
+      type: "search", placeholder: "Search slices", "aria-label": "Search slices by name; Enter selects the next",
+      oninput: event => {
+        matched = event.target.value ? countMatches(data, slices, event.target.value) : null;
+        found.textContent = matched ? `${matched[slices.count].toLocaleString("en")} found` : "";
+        repaint();
+      },
+      onkeydown: event => {
+        if (event.key !== "Enter" || !matched || !matched[slices.count]) return;
+        const rank = (selected < 0 ? 0 : matched[selected + 1]) % matched[slices.count];
+        goTo(lowerBound(matched, rank + 1, 0, matched.length) - 1);
+      },
+    });
+    const button = (text, title, act) => element("button", {
+      type: "button", title, "aria-label": title, text, onclick: () => { act(); repaint(); },
+    });
+    const zoomBy = factor => zoomSpan(axis, factor, (axis.begin + axis.end) / 2);
+
+    root.append(...[
+      data.left_out ? element("p", {class: "soft", text: `${data.left_out.toLocaleString("en")} of `
+        + `${(data.left_out + slices.count).toLocaleString("en")} slices are left out: the shortest`
+        + `${data.step === null ? "" : `, those outside of step ${data.steps[data.step][0]} first`}.`}) : null,
+      element("div", {class: "tools"}, stepChoice,
+        button("+", "Zoom in", () => zoomBy(1 / 1.5)), button("−", "Zoom out", () => zoomBy(1.5)),
+        search, found),
+      frame,
+      details,
+      longestSlices(),
+    ].filter(each => each));
+
+    function longestSlices() {
+      const folded = element("details", {}, element("summary", {text: "The longest slices as a table"}));
+      folded.addEventListener("toggle", () => {
+        if (!folded.open || folded.children.length > 1) return;
+        const order = [...slices.start.keys()].sort((one, other) => (
+          (slices.end[other] - slices.start[other]) - (slices.end[one] - slices.start[one])
+        ));
+        folded.append(table(
+          [
+            {title: "name", isText: true, cell: (name, row) => link(row[6])},
+            {title: "kind", isText: true}, {title: "range", isText: true},
+            {title: "track", isText: true}, {title: "start", unit: "ns"}, {title: "duration", unit: "ns"},
+          ],
+          order.slice(0, 100).map(at => [
+            nameOf(at), sliceKinds[data.kinds[data.name[at]]], rangeOf(at) || "", rowOfSlice(at).track.name,
+            slices.start[at], slices.end[at] - slices.start[at], at,
+          ]),
+          {caption: "The longest slices"},
+        ));
+      });
+      return folded;
+    }
+
+    moveByPointer(canvas, axis, repaint, {scroller, clicked: event => select(sliceAt(event))});
+    canvas.addEventListener("dblclick", event => {
+      const at = sliceAt(event);
+      if (at >= 0) showSpan(axis, slices.start[at], slices.end[at]);
+      repaint();
+    });
+    canvas.addEventListener("pointermove", event => {
+      const at = event.buttons ? -1 : sliceAt(event);
+      showTip(event, at < 0 ? [] : [
+        nameOf(at), duration(slices.end[at] - slices.start[at]), rangeOf(at) || "",
+      ].filter(text => text));
+    });
+    canvas.addEventListener("pointerleave", event => showTip(event, []));
+    canvas.addEventListener("keydown", event => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (event.shiftKey && event.key.startsWith("Arrow")) goTo(neighbour(event.key));
+      else if (event.key === "0") showFirst();
+      else if (event.key === "Escape") select(-1);
+      else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
+        scroller.scrollTop += event.key === "ArrowUp" ? -rowHeight * 2 : rowHeight * 2;
+      } else if (!moveByKey(axis, event.key)) return;
+      event.preventDefault();
+      repaint();
+    });
+
+    // The address names a finding and a time around its evidence: show the slice that it is.
+    const showEvidence = () => {
+      const values = addressed("timeline");
+      if (!values || !values.has("from")) return;
+      const [from, to] = [Number(values.get("from")), Number(values.get("to"))];
+      if (!Number.isFinite(from) || !(to > from)) return;
+      evidence = {from, to};
+      showSpan(axis, from, to);
+      const {start, end} = slices;
+      const all = [...start.keys()];
+      const exact = all.find(at => start[at] >= from && start[at] <= to
+        && data.kinds[data.name[at]] === findingKind && nameOf(at) === values.get("finding"));
+      if (exact !== undefined) {
+        evidence = {from: start[exact], to: end[exact]};
+        const length = Math.max(end[exact] - start[exact], 1000);
+        showSpan(axis, start[exact] - length / 2, end[exact] + length / 2);
+        const event = all.find(at => start[at] === start[exact] && end[at] === end[exact] && at !== exact);
+        goTo(event === undefined ? exact : event);
+      }
+      repaint();
+    };
+
+    placeNames();
+    select(-1);
+    showFirst();
+    showEvidence();
+    addEventListener("hashchange", showEvidence);
+    scroller.addEventListener("scroll", repaint);
+    new ResizeObserver(repaint).observe(scroller);
+    document.addEventListener("themechange", () => {
+      colours = colourSlices(data, slices);
+      repaint();
+    });
+  },
+};

@@ -1,0 +1,186 @@
+// The verdict: the step, where it goes, and what to change first.
+"use strict";
+
+// How many findings stand at the top, and how much around an event a link shows.
+const firstFindings = 3;
+const unknownLength = 1e6;
+
+sections.verdict = {
+  title: "Verdict",
+  draw(root, data) {
+    document.getElementById("facts").textContent = data.facts.map(printable).join(" · ");
+    const cards = data.findings.map(finding => findingCard(finding, data));
+    const parts = [
+      tiles(data),
+      whereItGoes(data),
+      element("h3", {text: data.findings.length ? "What to change" : "Nothing found to change"}),
+      ...cards.slice(0, firstFindings),
+      folded(`More findings (${cards.length - firstFindings})`, cards.slice(firstFindings)),
+      folded(`Passed, or costs too little to matter (${data.passed.length})`, listed(data.passed)),
+      folded(`Not checked (${data.not_checked.length})`, listed(data.not_checked)),
+      folded("How sure the savings are", listed(data.notes)),
+      coverage(data),
+    ];
+    root.append(...parts.filter(Boolean));
+  },
+};
+
+function tiles(data) {
+  const {spread, steps, parts} = data;
+  const of = steps.numbers.length ? "A step" : "The recording";
+  const found = [tile(
+    `${of} takes`,
+    duration(spread.median_ns),
+    parts.steps > 1
+      ? `between ${duration(spread.min_ns)} and ${duration(spread.max_ns)}, ${parts.steps} steps`
+      : "one step counts",
+  )];
+  if (data.mfu !== null) {
+    const note = data.mfu_is_bound ? "at least: FLOPs are not known for all kernels" : "of the peak";
+    found.push(tile("MFU", percent(data.mfu), note));
+  }
+  if (data.device_share !== null) {
+    found.push(tile("A device works", percent(data.device_share), "of the step"));
+  }
+  const losses = data.coverage.filter(row => row.why);
+  found.push(tile(
+    "Recorded completely",
+    `${data.coverage.length - losses.length} of ${data.coverage.length}`,
+    losses.length ? "checks of the recording; see Coverage" : "checks of the recording",
+  ));
+  if (steps.numbers.length > 1) {
+    const labels = steps.numbers.map((number, at) => `step ${number}: ${duration(steps.duration_ns[at])}`);
+    const chart = stepChart(steps.duration_ns, labels, `Step times. ${labels.join(", ")}`, {width: 200, height: 40});
+    found.push(element(
+      "div",
+      {class: "tile"},
+      element("span", {class: "soft", text: "Each step"}),
+      chart,
+      element("span", {class: "soft", text: `steps ${steps.numbers[0]}–${steps.numbers.at(-1)}`}),
+    ));
+  }
+  return element("div", {class: "tiles"}, found);
+}
+
+function tile(label, value, note) {
+  return element(
+    "div",
+    {class: "tile"},
+    element("span", {class: "soft", text: label}),
+    element("b", {text: value}),
+    element("span", {class: "soft", text: note}),
+  );
+}
+
+function whereItGoes({parts, steps, device_share: deviceShare}) {
+  const what = steps.numbers.length ? "a step" : "the recording";
+  const kinds = parts.by_kind.map(({name, ns}) => ({
+    name: name === "other CPU" && deviceShare === null ? "CPU" : name, ns, colour: kindColours[name],
+  }));
+  const ranges = parts.by_range.map(({name, ns}) => ({name, ns, colour: colourOfRange(name)}));
+  const shown = [["what happens", kinds]];
+  if (ranges.length > 1) shown.push(["range", ranges]);
+  const halves = shown.map(([by, found]) => element(
+    "div",
+    {},
+    element("h4", {text: `By ${by}`}),
+    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
+    legendOf(found, parts.total_ns, parts.steps),
+  ));
+  return element(
+    "div",
+    {},
+    element("h3", {text: `Where ${what} goes`}),
+    element("div", {class: "halves"}, halves),
+  );
+}
+
+function findingCard(finding, data) {
+  const saves = finding.saving_ns !== null;
+  const summary = element(
+    "summary",
+    {},
+    element("span", {class: "finding-title", text: finding.title}),
+    saves ? savingBar(finding) : element("span", {class: "soft saving", text: "saving not known"}),
+  );
+  const rows = [
+    ["Saves", saves ? savingText(finding) : null],
+    ["Where", [finding.range && `range ${finding.range}`, finding.source].filter(Boolean).join(", ")],
+    ["Change", element("code", {class: "block", text: finding.change})],
+    ["Verify", element("code", {class: "block", text: finding.verify})],
+  ].filter(([, content]) => content);
+  return element(
+    "details",
+    {class: "finding", id: `finding-${finding.code}`},
+    summary,
+    element("dl", {}, rows.map(([term, content]) => [
+      element("dt", {text: term}),
+      element("dd", {}, content),
+    ])),
+    finding.evidence.length ? evidence(finding) : null,
+  );
+}
+
+function savingBar(finding) {
+  const share = finding.baseline_ns ? finding.saving_ns / finding.baseline_ns : 0;
+  const gauge = element("span", {class: "gauge", "aria-hidden": "true"}, element("span"));
+  gauge.firstChild.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`;
+  return element(
+    "span",
+    {class: "saving"},
+    gauge,
+    element("span", {text: `saves ${duration(finding.saving_ns)} (${percent(share)})`}),
+  );
+}
+
+function savingText(finding) {
+  const [low, high] = [finding.low_ns, finding.high_ns].sort((one, other) => one - other);
+  const bounds = low === high ? "" : `, between ${duration(low)} and ${duration(high)}`;
+  return `${duration(finding.saving_ns)} of a step${bounds}: a step would take `
+    + `${duration(finding.step_ns)} instead of ${duration(finding.baseline_ns)}`;
+}
+
+function evidence(finding) {
+  const columns = [
+    {title: "evidence", isText: true, cell: (name, row) => evidenceLink(finding, row, name)},
+    {title: "calls"},
+    {title: "time in the window", unit: "ns"},
+    {title: "detail", isText: true, isSentence: true},
+  ];
+  const rows = finding.evidence.map(row => (
+    [row.name, row.calls, row.total_ns, row.detail, row.start_ns]
+  ));
+  return table(columns, rows, {caption: `Evidence: ${finding.title}`});
+}
+
+// The name of an event, as a link to the longest such event in the timeline.
+function evidenceLink(finding, [, calls, total, , start], name) {
+  if (start === null) return longName(name);
+  const length = total === null ? unknownLength : Math.max(total / Math.max(calls, 1), 1);
+  const from = Math.max(Math.round(start - length / 2), 0);
+  const to = Math.round(start + 1.5 * length);
+  return element("a", {href: `#timeline?from=${from}&to=${to}&finding=${finding.code}`, text: name});
+}
+
+function coverage({coverage: rows, cost}) {
+  const columns = [
+    {title: "what the recording shows", isText: true},
+    {title: "share", unit: "share"},
+    {title: "what is missing", isText: true, isSentence: true, cell: why => why || ""},
+  ];
+  return folded("Coverage of the recording", [
+    table(columns, rows.map(row => [row.name, row.share, row.why]), {caption: "Coverage", filter: false}),
+    element("p", {class: "soft", text: cost}),
+  ]);
+}
+
+function folded(title, content) {
+  if (!content.length) return null;
+  return element("details", {class: "folded"}, element("summary", {text: title}), content);
+}
+
+function listed(sentences) {
+  return sentences.length
+    ? [element("ul", {}, sentences.map(sentence => element("li", {text: sentence})))]
+    : [];
+}

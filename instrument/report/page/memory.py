@@ -1,0 +1,119 @@
+"""The memory of the page: what was in use over time, at the peak, and after each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from instrument import files
+from instrument.analysis.coverage import line
+from instrument.analysis.memory_categories import MEMORY_CATEGORIES, UNCLASSIFIED, Categories
+from instrument.analysis.memory_categories import table as categories_table
+from instrument.analysis.memory_plot import Curve, Plot
+from instrument.analysis.memory_timeline import BEFORE, LIVE, MEMORY_STEPS, OTHERS, SIZES, UNKNOWN
+from instrument.analysis.table import Schema, Table
+from instrument.analysis.views import Views, rows_of
+from instrument.errors import CaptureError
+from instrument.links.groupby import differences
+from instrument.report.page.tables import as_columns
+
+#: The views whose numbers the section shows.
+MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes")
+_SNAPSHOT = "memory_snapshot.pickle"
+_MOST_ROWS = 200
+# Series without a colour of their own.
+_GREYS = (BEFORE, OTHERS, UNKNOWN, UNCLASSIFIED)
+
+
+def section(
+    capture: Views, curves: Sequence[Curve] | None = None, rows: int = _MOST_ROWS
+) -> dict[str, Any] | None:
+    """Return the memory of each device; None if the trace holds no memory events.
+
+    Times are in nanoseconds since the first event of the trace.
+
+    The keys:
+
+    - `devices`: for each device its `name`; `summary`, the row of `capture.memory.devices`;
+      `charts`; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
+    - `steps`: the number and start of each finished step.
+    - `snapshot`: the name of the file with the snapshot of the allocator, or None.
+    - `notes`: sentences on what is missing.
+
+    A chart has the keys `by` (what it is split by), `time` and `reserved` (None if it was not
+    recorded), `series`, and `live`: the table of what was in use at the peak, or None. A series has
+    the keys `name`, `is_grey` (whether it is a rest) and `bytes`. `time`, `reserved` and `bytes`
+    hold differences to the value before. A level lasts until the next time.
+
+    Args:
+        capture: the capture.
+        curves: the first chart of each device; None means the default curve of each device.
+        rows: the most rows of a table.
+
+    Cost: about 3 µs a memory event.
+    """
+    memory = capture.memory
+    if not memory.timelines:
+        return None
+    if curves is None:
+        curves = [memory.curve(device=device) for device in memory.timelines]
+    categories, problem = _categories(capture)
+    notes = [problem, line(capture, rows_of(MEMORY_VIEWS))]
+    folder = capture.folder
+    begin_ns = capture.events.begin_ns
+    return {
+        "devices": [_device(capture, curve, categories, rows) for curve in curves],
+        "steps": [[step.number, step.start_ns - begin_ns] for step in capture.steps],
+        "snapshot": _SNAPSHOT if folder and files.is_regular(folder / _SNAPSHOT) else None,
+        "notes": [note for note in notes if note],
+    }
+
+
+def _categories(capture: Views) -> tuple[list[Categories], str]:
+    """The memory by torch's categories, and a sentence if it cannot be read."""
+    try:
+        return capture.categories, ""
+    except CaptureError as error:
+        return [], f"{error} The page does not show memory by category."
+
+
+def _device(
+    capture: Views, curve: Curve, categories: Sequence[Categories], rows: int
+) -> dict[str, Any]:
+    memory, device = capture.memory, curve.device
+
+    def listed(table: Table, columns: Schema) -> dict[str, Any]:
+        shown = [name for name in table.columns if name != "device"]
+        return as_columns(table.head(rows).select(shown), columns)
+
+    others = [memory.curve(by, device=device) for by in memory.kinds if by != curve.by]
+    charts = []
+    for each in (curve, *others):
+        live = memory.live(each.by, device=device)
+        table = None if live[0].name is None else listed(live, LIVE)
+        charts.append({"by": each.by, "live": table, **_chart(capture, each)})
+    for kind in categories:
+        if kind.device == device:
+            table = listed(categories_table([kind]), MEMORY_CATEGORIES)
+            charts.append({"by": "category", "live": table, **_chart(capture, kind.plot())})
+    summary = memory.devices.where(device=device).since_begin()[0]._asdict()
+    return {
+        "name": device,
+        "summary": summary,
+        "charts": charts,
+        "steps": listed(memory.steps.where(device=device), MEMORY_STEPS),
+        "sizes": listed(memory.sizes.where(device=device), SIZES),
+    }
+
+
+def _chart(capture: Views, plot: Plot) -> dict[str, Any]:
+    """The columns of a plot; see `section`."""
+    begin_ns = capture.events.begin_ns
+    return {
+        "time": differences([time - begin_ns for time in plot.time_ns]),
+        "reserved": None if plot.reserved_bytes is None else differences(plot.reserved_bytes),
+        "series": [
+            {"name": name, "is_grey": name in _GREYS, "bytes": differences(values)}
+            for name, values in plot.series.items()
+        ],
+    }

@@ -1,0 +1,75 @@
+"""The section on ranges: the tree, the forward, backward and optimizer of each, and its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.ranges import total_ns_per_step
+from instrument.analysis.table import Table, known_columns
+from instrument.analysis.views import VIEWS, Views
+from instrument.links.groupby import Groups, intern
+from instrument.report.notebook import recomputed, unmarked, with_largest_shares
+from instrument.report.page.tables import as_columns
+from instrument.trace.events import Ints
+
+# The most ranges, so that a page stays small.
+_MOST_ROWS = 2000
+_COLUMNS = (
+    "name", "total_ns", "share", "self_total_ns", "forward_ns", "backward_ns", "accumulate_ns",
+    "recompute_ns", "optimizer_ns", "device_ns", "device_share", "self_device_ns", "device_idle_ns",
+    "calls", "min_ns", "median_ns", "p95_ns", "max_ns", "allocated_bytes", "bytes", "flops",
+    "flops_per_second",
+)  # fmt: skip
+
+
+def section(capture: Views) -> dict[str, Any] | None:
+    """Return the ranges; None if the capture has none.
+
+    The keys:
+
+    - `by_path`: the ranges in the order of the tree: the keys of `tables.as_columns`, where
+      `cells` also has `depth`, `module_type`, and `steps`: for each range the CPU time that it
+      caused in each finished step. The last rows are those of `ranges.rest`.
+    - `by_name`: the same without the tree.
+    - `steps`: the numbers of the steps.
+    - `left_out`: how many paths are left out, since a page has at most 2000 of them.
+    - `notes`: sentences on what is in no range, and on what was computed again.
+    """
+    ranges = capture.ranges
+    if not len(ranges):
+        return None
+    kept = with_largest_shares(ranges, _MOST_ROWS)
+    by_path = _columns(ranges, kept, np.arange(len(ranges)), capture)
+    by_path["cells"] |= {
+        name: [*(ranges.column(name)[row] for row in kept), *([fill] * len(ranges.rest))]
+        for name, fill in (("depth", 0), ("module_type", None))
+    }
+    by_name, (number, _) = ranges.by("name"), intern(ranges.column("name"))
+    return {
+        "by_path": by_path,
+        "by_name": _columns(by_name, range(min(len(by_name), _MOST_ROWS)), number, capture),
+        "steps": capture.steps.column("number"),
+        "left_out": len(ranges) - len(kept),
+        "notes": [note for note in (unmarked(capture), recomputed(capture)) if note],
+    }
+
+
+def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> dict[str, Any]:
+    """Some rows of a table of ranges, and the rest outside of all ranges; `group` is by path."""
+    rest = capture.ranges.rest
+    cells = {
+        name: [
+            *(table.column(name)[row] for row in rows),
+            *(rest.column(name) if name in rest.columns else [None] * len(rest)),
+        ]
+        for name in _COLUMNS
+    }
+    cells["total_ns"][len(rows) :] = rest.column("self_total_ns")
+    shown = Table(cells)
+    found = as_columns(shown.select(known_columns(shown)), VIEWS["ranges"].schema)
+    in_steps = total_ns_per_step(capture.links, Groups(group, len(table)))[[*rows]]
+    found["cells"]["steps"] = [*in_steps.tolist(), *([None] * len(rest))]
+    return found

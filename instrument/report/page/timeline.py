@@ -1,0 +1,339 @@
+"""The timeline of the page: what ran when, on each thread and on each stream of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.stacks import is_own_frame
+from instrument.analysis.steps import idle_stretches
+from instrument.analysis.views import Views
+from instrument.findings.diagnose import Diagnosis
+from instrument.findings.finding import Evidence
+from instrument.findings.places import range_codes
+from instrument.links.call_tree import CallTree, nest
+from instrument.links.groupby import differences, groupby, intern
+from instrument.links.step_index import step_number
+from instrument.range_names import RESUMED
+from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
+
+#: The most slices of a page. Each takes about 8 bytes of the page.
+MOST_SLICES = 120_000
+#: The kinds of slices, in the order of their numbers.
+KINDS = ("range", "operator", "call", "frame", "device", "idle", "finding")
+_RANGE, _OPERATOR, _CALL, _FRAME, _DEVICE, _IDLE, _FINDING = range(len(KINDS))
+# Deeper rows of a track are left out, such as those of a recursion.
+_MOST_ROWS = 256
+# The tracks with the most time are open at first.
+_MOST_OPEN = 12
+_LONGEST_NAME = 400
+_CAUSES = {
+    "launch_wait_ns": "the CPU had not launched the next work",
+    "gap_wait_ns": "the next work was launched and did not start",
+    "loader_wait_ns": "the CPU was in its data loader",
+    "sync_wait_ns": "the CPU had waited for the device before it launched the next work",
+    "unknown_wait_ns": "the launch of the next work is not in the trace",
+}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Slices of one origin, such as all calls of the CPU; they become tracks, one for each thread.
+
+    Attributes:
+        title: the name of a track, a format for the process and the thread.
+        tree: the slices; `index` is -1 for slices that are no events.
+        names: the names that `name` numbers.
+        name, kind: the name and the kind of each slice.
+        inner_ns: the part of each slice that lies in other slices directly inside it.
+        is_open: whether the page shows all rows of the tracks at first, and not only the first row.
+    """
+
+    title: str
+    tree: CallTree
+    names: Sequence[str]
+    name: Ints
+    kind: Ints
+    inner_ns: Ints
+    is_open: bool = True
+
+    def only(self, chosen: Flags) -> _Layer:
+        """The layer without the slices that are not chosen; the others keep their `inner_ns`."""
+        return replace(
+            self,
+            tree=self.tree.only(chosen)[0],
+            name=self.name[chosen],
+            kind=self.kind[chosen],
+            inner_ns=self.inner_ns[chosen],
+        )
+
+
+@dataclass(frozen=True)
+class _Track:
+    """The slices of one thread of a layer: `nodes` are sorted by row and start."""
+
+    name: str
+    is_open: bool
+    layer: _Layer
+    nodes: Ints
+    row_sizes: list[int]
+
+
+def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
+    """Return the slices of a trace, at most `MOST_SLICES`; None if the trace holds no events.
+
+    If a trace has more slices, the page keeps those of the median step before the others, and
+    longer slices before shorter ones. Times are in nanoseconds since the first event of the trace.
+
+    The keys:
+
+    - `steps`: the number, start and duration of each finished step; `step` is the position of the
+      median step in this list, or None.
+    - `causes`: the names of idle slices, in the order of `_CAUSES`.
+    - `end_ns`: the end of the last slice.
+    - `names`, `kinds`: the distinct names of slices, and for each name an index into `KINDS`.
+    - `ranges`: the paths of ranges.
+    - `tracks`: for each track its `name`, whether it is `open` at first, and its `rows`: the number
+      of slices in each row.
+    - `start`, `duration`, `inner`, `name`, `range`: the columns of the slices, sorted by track, row
+      and start. `start` holds differences to the slice before. `inner` is the part of the duration
+      in other slices directly inside the slice. `name` and `range` are indices; -1 is no range.
+    - `launched`, `launches`: the slices of device work, and for each of them the slice of the call
+      that launched it. Both hold differences to the value before.
+    - `left_out`: the number of slices that are left out.
+
+    Cost: about 3 µs an event.
+    """
+    events = capture.events
+    if not len(events):
+        return None
+    steps = capture.links.steps
+    begin_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
+    median = _median(end_ns - begin_ns)
+    layers = [*_findings(capture, diagnosis), *_device(capture), *_threads(capture)]
+    total = sum(len(layer.tree) for layer in layers)
+    span = None if median is None else (int(begin_ns[median]), int(end_ns[median]))
+    tracks = [track for layer in _longest(layers, span) for track in _tracks(layer, events)]
+    columns = _columns(capture, tracks)
+    return {
+        "steps": [
+            [step_number(events, k), start - events.begin_ns, end - start]
+            for k, start, end in zip(steps.tolist(), begin_ns.tolist(), end_ns.tolist())
+        ],
+        "step": median,
+        "causes": [*_CAUSES.values()],
+        **columns,
+        "left_out": total - len(columns["start"]),
+    }
+
+
+def _median(duration_ns: Ints) -> int | None:
+    """The position of the median; of two middle values the lower one; None if there are none."""
+    middle = (len(duration_ns) - 1) // 2
+    return int(np.argsort(duration_ns, kind="stable")[middle]) if len(duration_ns) else None
+
+
+def _layer(title: str, events: Events, tree: CallTree, kind: Ints, **more: Any) -> _Layer:
+    spent_ns = tree.ends_before_overlap() - tree.start_ns
+    return _Layer(
+        title=title,
+        tree=tree,
+        names=events.names,
+        name=events.name[tree.index].astype(np.int64),
+        kind=kind,
+        inner_ns=tree.total_ns - tree.own(spent_ns),
+        **more,
+    )
+
+
+def _flat(
+    title: str, names: Sequence[str], kind: int, start: Ints, end: Ints, name: Ints
+) -> _Layer:
+    """A layer of slices that are no events; they lie on one track."""
+    order = np.lexsort((-end, start))
+    none = np.full(len(order), -1)
+    tree = CallTree(none, np.zeros(len(order), np.int32), start[order], end[order], none, none + 1)
+    return _Layer(title, tree, names, name[order], none + 1 + kind, none + 1)
+
+
+def _threads(capture: Views) -> list[_Layer]:
+    """The ranges, operators and calls of the CPU, and the Python frames."""
+    events, links = capture.events, capture.links
+    tree, frames = links.call_tree, links.frames
+    frames = frames.only(~events.named(is_own_frame)[frames.index])[0]
+    is_range = np.zeros(len(events), np.bool_)
+    is_range[links.scopes.ranges.index] = True
+    kind = np.where(events.among(is_runtime), _CALL, np.where(is_range, _RANGE, _OPERATOR))
+    return [
+        _layer("thread {1} of process {0}", events, tree, kind[tree.index]),
+        _layer(
+            "Python on thread {1} of process {0}",
+            events,
+            frames,
+            np.full(len(frames), _FRAME),
+            is_open=not len(tree),
+        ),
+    ]
+
+
+def _device(capture: Views) -> list[_Layer]:
+    """The idle time of the devices by cause, and the work of each stream."""
+    events, device = capture.events, capture.links.launches.device
+    if not len(device):
+        return []
+    is_work = np.zeros(len(events), np.bool_)
+    is_work[device] = True
+    tree = nest(events, is_work)
+    begin, end = events.begin_ns, int(events.end_ns.max())
+    stretches = idle_stretches(events, capture.work, begin, end)
+    start, until = (np.concatenate([each[side] for each in stretches.values()]) for side in (0, 1))
+    cause = np.repeat(np.arange(len(stretches)), [len(each) for each, _ in stretches.values()])
+    causes = [_CAUSES[name] for name in stretches]
+    return [
+        _flat("no device works", causes, _IDLE, start, until, cause),
+        _layer("stream {1} of device {0}", events, tree, np.full(len(tree), _DEVICE)),
+    ]
+
+
+def _findings(capture: Views, diagnosis: Diagnosis | None) -> list[_Layer]:
+    """The evidence of the findings: the longest event of each row, under the finding's code."""
+    spans = [
+        (start_ns, end_ns, finding.code)
+        for finding in (diagnosis.findings if diagnosis else ())
+        for evidence in finding.evidence
+        if (start_ns := evidence.start_ns) is not None
+        and (end_ns := evidence_end_ns(capture.events, evidence)) is not None
+    ]
+    if not spans:
+        return []
+    start, end, codes = zip(*spans)
+    names = [*dict.fromkeys(codes)]
+    name = np.array([names.index(code) for code in codes])
+    return [_flat("findings", names, _FINDING, np.array(start), np.array(end), name)]
+
+
+def evidence_end_ns(events: Events, evidence: Evidence) -> int | None:
+    """The end of the event that starts at `evidence.start_ns`; None if there is no such event.
+
+    Of several events, one whose name begins with the name of the evidence is preferred, then the
+    longest.
+    """
+    found = np.flatnonzero(events.start_ns == evidence.start_ns)
+    if not len(found):
+        return None
+    named = [events.names[k].startswith(evidence.name) for k in events.name[found].tolist()]
+    return int(events.end_ns[found[np.lexsort((events.end_ns[found], named))[-1]]])
+
+
+def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_Layer]:
+    """The layers without the slices for which the page has no room; see `section`."""
+    sizes = [len(layer.tree) for layer in layers]
+    if sum(sizes) <= MOST_SLICES:
+        return [*layers]
+    start, end = (
+        np.concatenate([getattr(layer.tree, side) for layer in layers])
+        for side in ("start_ns", "end_ns")
+    )
+    begin, until = step or (0, 0)
+    is_other = (start >= until) | (end <= begin)
+    kept = np.zeros(len(start), np.bool_)
+    kept[np.lexsort((start - end, is_other))[:MOST_SLICES]] = True
+    return [layer.only(part) for layer, part in zip(layers, np.split(kept, np.cumsum(sizes)[:-1]))]
+
+
+def _tracks(layer: _Layer, events: Events) -> Iterator[_Track]:
+    """The tracks of a layer, the one with the most time first."""
+    tree = layer.tree
+    threads, groups = groupby(tree.thread)
+    spent_ns, members = groups.sum(tree.total_ns - layer.inner_ns), groups.rows()
+    for rank, k in enumerate(np.argsort(-spent_ns, kind="stable").tolist()):
+        nodes, rows = members[k], np.array(_rows(tree, members[k]))
+        order = np.lexsort((nodes, rows))
+        yield _Track(
+            name=_title(layer, events.threads[threads[k]]),
+            is_open=layer.is_open and rank < _MOST_OPEN,
+            layer=layer,
+            nodes=nodes[order[rows[order] < _MOST_ROWS]],
+            row_sizes=np.bincount(rows)[:_MOST_ROWS].tolist(),
+        )
+
+
+def _title(layer: _Layer, thread: Thread) -> str:
+    process, number = thread
+    return layer.title.format(process, str(number).removeprefix("stream "))
+
+
+def _rows(tree: CallTree, nodes: Ints) -> list[int]:
+    """The row of each slice of a thread, so that no slices of a row overlap; at most `_MOST_ROWS`.
+
+    A slice lies below its parent, in the first row that is free.
+    """
+    rows: list[int] = []
+    ends: list[int] = []  # of the last slice in each row
+    first = int(nodes[0])
+    columns = (tree.start_ns, tree.end_ns, tree.parent)
+    for start, end, parent in zip(*(column[nodes].tolist() for column in columns)):
+        row = rows[parent - first] + 1 if parent >= 0 else 0
+        while row < len(ends) and ends[row] > start:
+            row += 1
+        rows.append(min(row, _MOST_ROWS))
+        if row < _MOST_ROWS:
+            ends[row : row + 1] = [end]
+    return rows
+
+
+def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
+    """The tracks and the columns of their slices; see `section`."""
+    events = capture.events
+
+    def column(name: str) -> Ints:
+        return np.concatenate([getattr(each.layer.tree, name)[each.nodes] for each in tracks])
+
+    event, start, end = (column(name) for name in ("index", "start_ns", "end_ns"))
+    inner = np.concatenate([each.layer.inner_ns[each.nodes] for each in tracks])
+    name, names = intern(
+        (_shown(each.layer.names[code]), kind)
+        for each in tracks
+        for code, kind in zip(
+            each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
+        )
+    )
+    path = np.full(len(event), -1)
+    path[event >= 0] = range_codes(capture, event[event >= 0])
+    used, code = np.unique(np.append(path, -1), return_inverse=True)  # the first one is -1
+    paths = capture.links.scopes.paths
+    return {
+        "end_ns": int(end.max()) - events.begin_ns,
+        "names": [text for text, _ in names],
+        "kinds": [kind for _, kind in names],
+        "ranges": [paths.texts[k] for k in used[1:].tolist()],
+        "tracks": [
+            {"name": each.name, "open": each.is_open, "rows": each.row_sizes} for each in tracks
+        ],
+        "start": differences(start - events.begin_ns),
+        "duration": (end - start).tolist(),
+        "inner": inner.tolist(),
+        "name": name.tolist(),
+        "range": (code[:-1] - 1).tolist(),
+        **_launches(capture, event),
+    }
+
+
+def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
+    """The slices of device work and the slices of the calls that launched them; see `section`."""
+    found = capture.links.launches
+    number = np.full(len(capture.events) + 1, -1)
+    number[event] = np.arange(len(event))
+    number[-1] = -1  # for slices that are no events
+    work, call = number[found.device], number[np.where(found.call >= 0, found.call, found.operator)]
+    known = np.flatnonzero((work >= 0) & (call >= 0))
+    known = known[np.argsort(work[known])]
+    return {"launched": differences(work[known]), "launches": differences(call[known])}
+
+
+def _shown(name: str) -> str:
+    name = name.removesuffix(RESUMED)
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

@@ -1,0 +1,111 @@
+"""The first section of the page: how long a step takes, where it goes, and what to change."""
+
+from __future__ import annotations
+
+from statistics import mean, median
+from typing import Any
+
+from instrument.analysis.views import Views
+from instrument.compare.step_parts import KINDS, compared_steps, step_parts
+from instrument.findings.diagnose import Diagnosis
+from instrument.findings.finding import Finding
+from instrument.report.diagnosis import finding_as_dict
+from instrument.report.notebook import cost, facts
+
+# The bar by range has this many ranges, and one part for the others.
+_MOST_RANGES = 9
+_OTHERS = "(others)"
+
+
+def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the verdict.
+
+    The keys:
+
+    - `facts`: the capture's steps, versions, devices and rank, a text each.
+    - `cost`: a sentence on the cost of recording, or "".
+    - `steps`: `numbers`, `start_ns` (since `begin_ns`) and `duration_ns` of the finished steps.
+    - `spread`: `median_ns`, `min_ns` and `max_ns` of the steps that count: all but the first.
+    - `parts`: `steps`, the number of steps that count, `total_ns`, their time, and how it splits,
+      `by_kind` and `by_range`: lists of `name` and `ns`, which sum to `total_ns` exactly. See
+      `instrument.compare.step_parts`.
+    - `device_share`: the share of this time in which a device works; null without device work.
+    - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or null; whether it is a lower bound.
+    - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
+    - `step_ns`: the simulated step, or null.
+    - `findings`: as `instrument diagnose --json` prints them, with `start_ns` since `begin_ns`, and
+      `baseline_ns`, the step of which `saving_ns` is a part.
+    - `passed`, `not_checked`, `notes`: sentences.
+    """
+    begin_ns, steps = capture.events.begin_ns, capture.steps
+    return {
+        "facts": facts(capture),
+        "cost": cost(capture),
+        "steps": {
+            "numbers": steps.column("number"),
+            "start_ns": [ns - begin_ns for ns in steps.column("start_ns")],
+            "duration_ns": steps.column("duration_ns"),
+        },
+        **_where_it_goes(capture),
+        **_utilization(capture),
+        "coverage": [
+            {"name": row.name, "share": row.share, "why": row.why} for row in capture.coverage
+        ],
+        "step_ns": diagnosis.step_ns,
+        "findings": [_finding(finding, begin_ns) for finding in diagnosis.findings],
+        "passed": diagnosis.passed,
+        "not_checked": diagnosis.not_checked,
+        "notes": diagnosis.notes,
+    }
+
+
+def _where_it_goes(capture: Views) -> dict[str, Any]:
+    span = compared_steps(capture)
+    lasts_ns = (span.end_ns - span.start_ns).tolist()
+    kinds = dict.fromkeys(KINDS, 0)
+    ranges: dict[str, int] = {}
+    for (path, kind), ns in step_parts(capture, span).items():
+        kinds[kind] += ns
+        ranges[path] = ranges.get(path, 0) + ns
+    largest = sorted(ranges.items(), key=lambda item: -item[1])
+    if others := largest[_MOST_RANGES:]:
+        largest = [*largest[:_MOST_RANGES], (_OTHERS, sum(ns for _, ns in others))]
+    has_device = len(capture.work.event) > 0
+    busy_ns = sum(kinds[name] for name in KINDS[:3])
+    total_ns = sum(lasts_ns)
+    return {
+        "spread": {
+            "median_ns": int(median(lasts_ns)),
+            "min_ns": min(lasts_ns),
+            "max_ns": max(lasts_ns),
+        },
+        "parts": {
+            "steps": len(lasts_ns),
+            "total_ns": total_ns,
+            "by_kind": _parts(list(kinds.items())),
+            "by_range": _parts(largest),
+        },
+        "device_share": busy_ns / total_ns if has_device and total_ns else None,
+    }
+
+
+def _parts(pairs: list[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"name": name, "ns": ns} for name, ns in pairs if ns]
+
+
+def _utilization(capture: Views) -> dict[str, Any]:
+    steps = capture.efficiency.steps
+    known = [row for row in steps if row.mfu is not None]
+    return {
+        "mfu": mean(row.mfu for row in known) if known else None,
+        "mfu_is_bound": any((row.flops_covered or 0.0) < 1 for row in known),
+    }
+
+
+def _finding(finding: Finding, begin_ns: int) -> dict[str, Any]:
+    found = finding_as_dict(finding)
+    for row in found["evidence"]:
+        if row["start_ns"] is not None:
+            row["start_ns"] -= begin_ns
+    saving = finding.saving
+    return found | {"baseline_ns": None if saving is None else round(saving.baseline_ns)}

@@ -1,0 +1,35 @@
+"""A sink that writes the report page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from instrument import files
+from instrument.capture import Capture
+from instrument.report.page.page import page, payload
+from instrument.sinks import Sink
+
+
+class Report(Sink):
+    """Writes `report.html`: one page with all that the capture shows, which loads nothing.
+
+    The page shows where a step goes, what to change, what each range is worth, and the timeline,
+    flame graphs, memory and tables. `instrument report` writes the same page later, and for several
+    windows and ranks.
+
+    Cost: about as much as reading the trace; a page has up to 2 MB.
+    """
+
+    sink_name: ClassVar[str] = "report"
+
+    redact: bool = False
+    """Whether to leave out the names of files, users and hosts."""
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        """Write `report.html`.
+
+        Raises:
+            TraceError: the trace cannot be read.
+        """
+        files.write(folder / "report.html", page(payload([capture], redact=self.redact)).html)

@@ -1,0 +1,66 @@
+"""The frame of the report page: it unpacks, draws, and shows names as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from instrument.printable import printable
+from instrument.report.page.page import page
+from instrument.units import count, duration, rate, size
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+_EMPTY = {"version": 1, "title": "a capture", "begin_ns": 0, "sections": {}}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    """Write the page of a payload."""
+
+    def write(payload: dict[str, Any]) -> Path:
+        path = tmp_path / "report.html"
+        path.write_text(page(payload).html, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_texts_are_those_of_python(
+    opened: Callable[..., Page], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    tab = opened(written(_EMPTY))
+    numbers = [1_062_500, 1_187_500, 1152, 2_500, 1_500_000_000_500, -1152, 0, 0.5, 1.5] + [
+        sign * round(10**power * k)
+        for sign in (1, -1)
+        for power in range(16)
+        for k in (1, 1.2345, 9.9994)
+    ]
+    for name, function in (
+        ("duration", duration),
+        ("bytes", size),
+        ("rate", rate),
+        ("count", count),
+    ):
+        assert tab.evaluate(f"numbers => numbers.map({name})", numbers) == [*map(function, numbers)]
+    names = [
+        "plain",
+        "a\nb\tc\r",
+        "\0",
+        "\u2028",
+        "\u202e",
+        "\xa0",
+        "é µ ü",
+        "\U0001f600",
+        "\u200b",
+        "\U000e0001",
+        "\x7f",
+        "\ud800",
+    ]
+    assert tab.evaluate("names => names.map(printable)", names[:-1]) == [
+        *map(printable, names[:-1])
+    ]

@@ -1,0 +1,321 @@
+"""The numbers of the report page, against the tables and against sums by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import statistics
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import (
+    annotation,
+    capture,
+    kernels,
+    launched,
+    made,
+    node,
+    span,
+    step,
+    steps,
+    synchronous_steps,
+    write_capture,
+    write_rank,
+)
+
+from instrument.capture import Capture
+from instrument.cli.command import main
+from instrument.errors import CaptureError
+from instrument.report.page.page import page, payload
+
+US = 1000
+
+
+def sections(*captures: Capture, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = payload(captures, **options)["sections"]
+    return found
+
+
+def unpacked(html: str) -> dict[str, Any]:
+    """The payload inside a page."""
+    packed = re.search(r'id="payload">([^<]+)<', html)
+    assert packed
+    found: dict[str, Any] = json.loads(gzip.decompress(b64decode(packed[1])))
+    return found
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Capture:
+    """Three steps of 1000, 1400 and 1200 µs, with a forward, its backward and an optimizer."""
+    events = []
+    for number, start, length in ((3, 0, 1000), (4, 1000, 1400), (5, 2400, 1200)):
+        events += [
+            step(number, start, length),
+            annotation("forward", start + 100, 300),
+            made("aten::mm", start + 150, 200, number),
+            node("MmBackward0", start + 450, length - 800, number),
+            annotation("Optimizer.step#SGD.step", start + length - 150, 100),
+        ]
+    return write_capture(tmp_path, events)
+
+
+def test_the_verdict_of_a_step(trained: Capture) -> None:
+    verdict = sections(trained)["verdict"]
+    assert verdict["steps"] == {
+        "numbers": [3, 4, 5],
+        "start_ns": [0, 1000 * US, 2400 * US],
+        "duration_ns": [1000 * US, 1400 * US, 1200 * US],
+    }
+    # the first step does not count
+    assert verdict["spread"] == {
+        "median_ns": 1300 * US,
+        "min_ns": 1200 * US,
+        "max_ns": 1400 * US,
+    }
+    parts = verdict["parts"]
+    assert (parts["steps"], parts["total_ns"]) == (2, 2600 * US)
+    # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
+    assert parts["by_kind"] == [
+        {"name": "other CPU", "ns": 1800 * US},
+        {"name": "idle", "ns": 800 * US},
+    ]
+    assert {part["name"]: part["ns"] for part in parts["by_range"]} == {
+        "forward": 1600 * US,
+        "(no range)": 800 * US,
+        "Optimizer.step#SGD.step": 200 * US,
+    }
+    assert verdict["device_share"] is None
+    assert verdict["mfu"] is None
+
+
+def test_parts_sum_to_the_steps_exactly(tmp_path: Path) -> None:
+    drawn = random.Random(7)
+    events, start = [], 0.0
+    for number in range(8):
+        length = drawn.randint(2_000_000, 9_000_000) / 1000
+        events.append(step(number, start, length))
+        for k in range(30):
+            at = start + drawn.random() * length
+            work = drawn.randint(1, 90_000) / 1000
+            events += launched(
+                f"kernel {k % 4}", at, at + drawn.randint(5, 40), work, number * 30 + k + 1
+            )
+            if not k % 5:
+                events.append(annotation(f"range {k}", start + k * length / 40, length / 50))
+        start += length
+    found = sections(capture(tmp_path, events))["verdict"]
+    whole = sum(found["steps"]["duration_ns"][1:])
+    assert found["parts"]["total_ns"] == whole
+    for by in ("by_kind", "by_range"):
+        assert sum(part["ns"] for part in found["parts"][by]) == whole
+        assert len(found["parts"][by]) > 2
+    known = {part["name"]: part["ns"] for part in found["parts"]["by_kind"]}
+    busy = known["compute"] + known.get("copy", 0)
+    assert found["device_share"] == pytest.approx(busy / whole)
+    assert found["spread"]["median_ns"] == int(statistics.median(found["steps"]["duration_ns"][1:]))
+
+
+def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Path) -> None:
+    events = [
+        event | {"ts": event["ts"] + 5_000_000}
+        for number in range(3)
+        for event in (
+            step(number, 1000 * number, 1000),
+            annotation(
+                "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1000 * number, 700
+            ),
+            span("aten::mm", 1000 * number + 700, 250),
+        )
+    ]
+    made = capture(tmp_path, events)
+    found = sections(made)["verdict"]["findings"]
+    expected = made.diagnose().findings
+    assert [each["code"] for each in found] == [each.code for each in expected]
+    first, saving = found[0], expected[0].saving
+    assert first["code"] == "loader-wait"
+    assert saving is not None
+    assert (first["saving_ns"], first["baseline_ns"]) == (saving.saving_ns, saving.baseline_ns)
+    assert (
+        first["evidence"][0]["start_ns"] == expected[0].evidence[0].start_ns - made.events.begin_ns
+    )
+    assert 0 <= first["evidence"][0]["start_ns"] <= 2000 * US
+
+
+def test_what_if_holds_the_step_for_each_factor(trained: Capture) -> None:
+    whatif = sections(trained)["whatif"]
+    assert whatif["faster"] == [0.1, 0.25, 0.5, 1.0]
+    assert whatif["step_ns"] == trained.whatif.baseline_ns
+    rows = {(row["kind"], row["name"]): row["step_ns"] for row in whatif["rows"]}
+    for share, step_ns in zip(whatif["faster"], rows["range", "forward"]):
+        edited = trained.whatif.scale(range="forward", by=1 - share)
+        assert step_ns == edited.step_ns
+    assert rows["range", "forward"][-1] < rows["range", "forward"][0] < whatif["step_ns"]
+
+
+def test_ranges_hold_each_step_and_the_rest(trained: Capture) -> None:
+    found = sections(trained)["ranges"]
+    for key in ("by_path", "by_name"):
+        cells = found[key]["cells"]
+        at = cells["name"].index("forward")
+        # the forward of 300, and the backward of 200, 600 and 400
+        assert cells["steps"][at] == [500 * US, 900 * US, 700 * US]
+        assert cells["total_ns"][at] == 2100 * US
+        assert (cells["forward_ns"][at], cells["backward_ns"][at]) == (900 * US, 1200 * US)
+        optimizer = cells["name"].index("Optimizer.step#SGD.step")
+        assert cells["steps"][optimizer] == [100 * US] * 3
+        assert cells["optimizer_ns"][optimizer] == 300 * US
+        lengths = {len(column) for column in cells.values()}
+        assert len(lengths) == 1
+        rest = trained.ranges.rest
+        assert cells["name"][len(cells["name"]) - len(rest) :] == rest.column("name")
+    assert found["steps"] == [3, 4, 5]
+
+
+def test_steps_of_ranges_sum_to_the_tree(tmp_path: Path) -> None:
+    events = []
+    for number in range(4):
+        start = 1000 * number
+        events += [step(number, start, 1000), annotation("outer", start, 900)]
+        for k in range(number + 1):
+            events += [
+                annotation("inner", start + 10 + 100 * k, 60),
+                annotation("other", start + 75 + 100 * k, 20),
+                annotation("inner", start + 80 + 100 * k, 10),  # inside `other`
+            ]
+    made = capture(tmp_path, events)
+    found = sections(made)["ranges"]
+    by_path = dict(zip(made.ranges.column("path"), found["by_path"]["cells"]["steps"]))
+    assert by_path["outer"] == [900 * US] * 4
+    assert by_path["outer/inner"] == [60 * US * (k + 1) for k in range(4)]
+    assert by_path["outer/other"] == [20 * US * (k + 1) for k in range(4)]
+    assert by_path["outer/other/inner"] == [10 * US * (k + 1) for k in range(4)]
+    names = found["by_name"]["cells"]
+    assert dict(zip(names["name"], names["steps"]))["inner"] == [
+        70 * US * (k + 1) for k in range(4)
+    ]
+    assert found["by_path"]["cells"]["depth"] == [*made.ranges.column("depth"), 0]
+
+
+def test_tables_hold_the_views(tmp_path: Path) -> None:
+    made = capture(tmp_path, [*steps(), *kernels()])
+    found = {table["name"]: table for table in sections(made)["tables"]}
+    assert found["kernels"]["cells"]["name"] == ["gemm"]
+    assert found["kernels"]["cells"]["device_ns"] == [100 * US]
+    operators = found["operators"]["cells"]
+    assert operators["name"][0] == "aten::mm"  # the most device time
+    assert not {"forward", "attention"} & {*operators["name"]}
+    assert {column["name"] for column in found["operators"]["columns"]} == {*operators}
+    assert all(column["doc"] for table in found.values() for column in table["columns"])
+    assert all(any(cell is not None for cell in column) for column in operators.values())
+    assert "copies" not in found
+
+
+def test_a_run_holds_all_ranks(tmp_path: Path) -> None:
+    ranks = [
+        write_rank(tmp_path, rank, synchronous_steps(own, device=True))
+        for rank, own in ((0, 300), (1, 320), (2, 700))
+    ]
+    runs = sections(*ranks)["runs"]
+    (window,) = runs["windows"]
+    assert window["ranks"]["cells"]["rank"] == [0, 1, 2]
+    assert window["ranks"]["cells"]["compute_ns"] == [300 * US, 320 * US, 700 * US]
+    assert window["stragglers"]["cells"]["rank"] == [2]
+    assert [(each["rank"], each["numbers"]) for each in runs["steps"]] == [
+        (0, [3, 4]),
+        (1, [3, 4]),
+        (2, [3, 4]),
+    ]
+    assert runs["steps"][0]["duration_ns"] == [1000 * US] * 2
+    assert "runs" not in sections(ranks[0])
+
+
+def test_a_trace_without_events_of_the_cpu_has_a_page(tmp_path: Path) -> None:
+    found = sections(capture(tmp_path, [step(1, 0, 100)]))
+    assert "whatif" not in found or found["whatif"]["rows"]
+    assert "ranges" not in found
+    assert found["verdict"]["parts"]["total_ns"] == 100 * US
+
+
+def test_no_capture_is_an_error() -> None:
+    with pytest.raises(CaptureError, match="at least one capture"):
+        payload([])
+
+
+PRIVATE = (
+    "/home/ann/secret/train.py(12): main",
+    "secret_train.py:31",
+    "~/plan/model.py(7): forward",
+    "s3://bucket/secret/run",
+    "C:\\Users\\ann\\secret.py(3): f",
+    "on gpu-secret-7 only",
+)
+PUBLIC = (
+    "blocks.0/attention",
+    "forward/mlp",
+    "aten::mm",
+    "nn.Module: Linear_0",
+    "Memcpy HtoD (Pinned -> Device)",
+)
+
+
+def test_a_redacted_payload_names_no_file_and_no_host(tmp_path: Path) -> None:
+    events = [step(0, 0, 9000), step(1, 9000, 9000)]
+    for k, name in enumerate((*PRIVATE, *PUBLIC)):
+        events += [annotation(name, 500 * k, 400), span(name, 500 * k + 10, 300)]
+    made = write_capture(tmp_path, events, host="gpu-secret-7", command=["/home/ann/secret.py"])
+    plain, clean = (json.dumps(payload([made], redact=redact)) for redact in (False, True))
+    for word in ("secret", "ann/", "plan/", "Users"):
+        assert (word in plain, word in clean) == (True, False), word
+    for name in PUBLIC:
+        assert name in clean
+    assert ": main" in clean  # the function stays
+    bare = capture(tmp_path, steps())
+    assert payload([bare], redact=True)["title"] == "***"
+
+
+def test_the_page_holds_the_payload(trained: Capture) -> None:
+    content = payload([trained])
+    html = page(content).html
+    assert unpacked(html) == json.loads(json.dumps(content))
+    assert page(content).html == html
+    assert "http://" not in html.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in html
+
+
+def test_report_shows_the_page_in_a_frame_and_writes_it(trained: Capture, tmp_path: Path) -> None:
+    made = trained.report(tmp_path / "made.html")
+    assert (tmp_path / "made.html").read_text(encoding="utf-8") == made.html
+    frame = made._repr_html_()
+    assert frame.startswith("<iframe srcdoc=")
+    assert "<script" not in frame  # escaped, inside the attribute
+    assert "made.html" not in repr(made)
+    assert unpacked(trained.report(redact=True).html)["sections"]
+
+
+def test_the_command_writes_the_page(
+    trained: Capture,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert main(["report", str(trained.folder)]) == 0
+    written = tmp_path / "report.html"
+    assert re.fullmatch(r"Wrote report\.html \([\d.]+ KiB\)\.\n", capsys.readouterr().out)
+    assert unpacked(written.read_text(encoding="utf-8")) == json.loads(
+        json.dumps(payload([trained]))
+    )
+    assert opened == []
+    assert main(["report", str(trained.folder), "-o", "other.html", "--open", "--redact"]) == 0
+    assert opened == [(tmp_path / "other.html").as_uri()]
+    capsys.readouterr()
+    assert main(["report", str(trained.folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(payload([trained])))
+    assert main(["report", str(trained.folder), "--json", "-o", "x.html"]) == 2
+    assert "--json prints on stdout" in capsys.readouterr().err

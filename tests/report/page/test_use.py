@@ -1,0 +1,165 @@
+"""The page is used with mouse, keyboard and screen reader, in both themes, and is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from builders import (
+    annotation,
+    capture,
+    launched,
+    made,
+    node,
+    step,
+    synchronous_steps,
+    write_rank,
+)
+
+from instrument.report.page.page import page, payload
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+
+def training(tmp_path: Path) -> Path:
+    """The page of three steps with ranges, a loader, kernels and Python frames."""
+    events = []
+    for number in range(3):
+        start = 10_000 * number
+        events += [
+            step(number, start, 9_900 + 100 * number),
+            annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start, 4_000),
+            annotation("forward", start + 4_100, 3_000),
+        ]
+        for k in range(8):
+            at, unique = start + 4_150 + 300 * k, number * 100 + k
+            events += [
+                annotation(f"blocks.{k}", at, 250),
+                made("aten::mm", at + 10, 200, unique),
+                *launched(f"gemm {k}", at + 20, at + 60, 100 + 10 * k, unique + 1),
+                node("MmBackward0", start + 7_200 + 200 * k, 150, unique),
+            ]
+    path = tmp_path / "report.html"
+    capture(tmp_path, events).report(path)
+    return path
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return training(tmp_path)
+
+
+def problems(tab: Page) -> list[tuple[str, str]]:
+    """What axe finds that is serious or critical."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+    found: dict[str, Any] = axe.Axe().run(tab).response
+    assert len(found["passes"]) > 10
+    return [
+        (each["id"], each["nodes"][0]["html"])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(
+    opened: Callable[..., Page], written: Path, dark: bool, tmp_path: Path
+) -> None:
+    ranks = [
+        write_rank(tmp_path, rank, synchronous_steps(own, device=True))
+        for rank, own in ((0, 300), (1, 320), (2, 700))
+    ]
+    run = tmp_path / "run.html"
+    run.write_text(page(payload(ranks)).html, encoding="utf-8")
+    for path in (written, run):
+        tab = opened(path, dark=dark)
+        tab.emulate_media(media="screen")
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        tab.wait_for_timeout(200)
+        assert problems(tab) == []
+
+
+def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, "#tables")
+    tab.get_by_text("Kernels", exact=True).click()
+    kernels = tab.locator("details", has=tab.get_by_text("Kernels", exact=True))
+    names = kernels.locator("tbody tr td:first-child")
+    assert names.first.inner_text() == "gemm 7"
+    header = kernels.get_by_role("button", name="name", exact=True)
+    header.focus()
+    tab.keyboard.press("Enter")
+    assert names.first.inner_text() == "gemm 0"
+    assert kernels.locator("th[aria-sort]").get_attribute("aria-sort") == "ascending"
+    tab.keyboard.press("Enter")
+    assert names.first.inner_text() == "gemm 7"
+    kernels.get_by_role("searchbox").fill("GEMM 3")
+    assert names.all_inner_texts() == ["gemm 3"]
+    assert kernels.get_by_role("status").inner_text() == "1 of 8 rows"
+
+
+def test_the_tree_of_ranges_folds(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, "#ranges")
+    ranges = tab.locator("#ranges")
+    rows = ranges.locator("tbody tr")
+    assert rows.count() == 11  # the loader, forward with 8 blocks, no range
+    toggle = ranges.get_by_role("button", name="Ranges inside forward")
+    assert toggle.get_attribute("aria-expanded") == "true"
+    toggle.focus()
+    tab.keyboard.press("Space")
+    assert rows.count() == 3
+    ranges.get_by_role("searchbox").fill("blocks.5")
+    assert [text.split("\n")[0].strip() for text in rows.all_inner_texts()] != []
+    assert rows.count() == 2  # with the range around it
+    ranges.get_by_role("button", name="By name").click()
+    assert rows.count() == 11
+    assert ranges.get_by_role("button", name="By name").get_attribute("aria-pressed") == "true"
+
+
+def test_findings_unfold_to_evidence_in_the_timeline(
+    opened: Callable[..., Page], written: Path
+) -> None:
+    tab = opened(written)
+    card = tab.locator("#finding-loader-wait")
+    assert card.get_attribute("open") is None
+    card.locator("summary").focus()
+    tab.keyboard.press("Enter")
+    assert "num_workers" in card.inner_text()
+    link = card.get_by_role("link").first
+    assert link.get_attribute("href").startswith("#timeline?from=")
+    link.click()
+    assert tab.evaluate("location.hash").startswith("#timeline?from=")
+
+
+def test_the_theme_can_be_chosen(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written)
+
+    def paper() -> str:
+        found: str = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        return found
+
+    light = paper()
+    tab.get_by_role("button", name="Dark").click()
+    assert paper() != light
+    assert tab.evaluate("themeColour('--ink')") == "rgb(230, 237, 243)"
+    tab.get_by_role("button", name="Light").click()
+    assert paper() == light
+
+
+def test_everything_is_printed(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written)
+    tab.emulate_media(media="print")
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("details:not([open])").count() == 0
+    assert not tab.locator("#contents").is_visible()
+    for title in ("Verdict", "What if", "Ranges", "Tables"):
+        assert tab.get_by_role("heading", name=title).is_visible()
+    assert tab.locator("#tables").get_by_text("gemm 7").count() > 0
+
+
+def test_a_narrow_window_scrolls_only_downwards(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, width=480)
+    tab.click("#open-all")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 480
