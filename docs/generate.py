@@ -25,6 +25,7 @@ from instrument.analysis.coverage_rows import ROWS
 from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.views import VIEWS
 from instrument.cli import command
+from instrument.cli.ls import CAPTURES
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.runs.run import SCHEMAS
@@ -124,7 +125,7 @@ def columns_page() -> str:
             "are tables too. The end of a column's name is its unit: `_ns` nanoseconds, `_bytes` "
             "bytes, `flops` floating-point operations, `share` a fraction of a whole. An unknown "
             "cell is `None`, never 0. `instrument show --sort` and `--columns` take these names, "
-            "and `--json` prints them."
+            "and `--json` and `--csv` print them."
         ),
     ]
     tables = {f"`capture.{name}`": view.schema for name, view in VIEWS.items()}
@@ -134,6 +135,7 @@ def columns_page() -> str:
         "`capture.whatif.slack`": SLACK,
     }
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
+    tables |= {"`instrument ls`": CAPTURES}
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
     depends_on = {f"`capture.{name}`": view.coverage for name, view in VIEWS.items()}
     for title, columns in tables.items():

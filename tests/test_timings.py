@@ -559,6 +559,13 @@ def test_show_prints_the_last_summary_of_a_file_or_folder(
     assert "\nforward      1  1.250 ms" in shown
     assert main(["show", str(tmp_path), "--timings"]) == 0
     assert capsys.readouterr() == (shown, "")
+    assert main(["show", str(path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["timings"]
+    assert (row["name"], row["calls"], row["max_ns"]) == ("forward", 1, 1_250_000)
+    assert main(["show", str(path), "--csv", "--columns", "name,calls"]) == 0
+    assert capsys.readouterr().out == "name,calls\nforward,1\n"
+    assert main(["show", str(path), "--csv", "--sort", "cals"]) == 2
+    assert "no column 'cals'; did you mean 'calls'?" in capsys.readouterr().err
     (tmp_path / "timings_rank1.jsonl").write_text(path.read_text().replace("forward", "other"))
     assert (
         main(["show", str(tmp_path), "--timings", "--sort", "max_ns", "--columns", "name,calls"])

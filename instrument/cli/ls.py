@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.analysis.table import ALL, Schema, Table, known_columns, names_of, schema
+from instrument.analysis.table import Schema, Table, known_columns, names_of, schema
 from instrument.cli.arguments import ROWS, path_or_url, row_count
 from instrument.cli.output import Parts
 from instrument.cli.paths import captures_at
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         CaptureError: there are no captures.
     """
     found = captures_at(arguments.path)
-    newest = found[::-1][: None if arguments.rows == ALL else arguments.rows]
+    newest = found[::-1][: arguments.rows]
     rows = [_row(place, verdicts=not arguments.no_verdict) for place in newest]
     if arguments.json:
         return json.dumps({"captures": rows}, indent=2)
@@ -90,8 +90,10 @@ def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
     from instrument.trace.capture_json import unix_time
 
     row: dict[str, Any] = dict.fromkeys(names_of(CAPTURES))
-    parent, _, row["name"] = str(place).rpartition("/")
-    row["run"] = parent or "."
+    if isinstance(place, str):
+        row["run"], _, row["name"] = place.rpartition("/")
+    else:
+        row["run"], row["name"] = str(place.parent), place.name
     try:
         capture = Capture.load(place)
         about, window = capture.about, capture.about.window

@@ -159,17 +159,15 @@ def _timings(arguments: argparse.Namespace) -> str | Parts:
     from instrument.runs.timings_file import read_timings
 
     table, heading = read_timings(_timings_file(arguments.path))
+    options = {"sort": arguments.sort, "columns": arguments.columns}
+    part = view_part("timings", table, rows=arguments.rows or ROWS, **options)
     if arguments.json or arguments.csv:
         ordered = table.sort(arguments.sort) if arguments.sort else table
         shown = ordered.head(arguments.rows or len(table))
         if arguments.json:
             return json.dumps({"timings": [row._asdict() for row in shown]}, indent=2)
         return chosen_columns("timings", shown, arguments.columns).to_csv().rstrip("\n")
-    rows = arguments.rows or ROWS
-    return [
-        heading,
-        view_part("timings", table, rows=rows, sort=arguments.sort, columns=arguments.columns),
-    ]
+    return [heading, part]
 
 
 def _timings_file(path: Path | str) -> Path:

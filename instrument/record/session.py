@@ -27,6 +27,7 @@ from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.metadata import run_metadata
+from instrument.record.notebook import log_to_stdout
 from instrument.record.one_profiler import require_idle
 from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
@@ -149,6 +150,7 @@ class Session:
         """
         if self.running:
             raise CaptureError("This session is already running: stop it before starting it again.")
+        log_to_stdout()
         config, loop, rank = self.config, self._loop, rank_info()
         if not config.enabled or not distributed.records(config.ranks, rank):
             loop.records_nothing = True

@@ -1,0 +1,31 @@
+"""In a notebook, log messages go to stdout: notebooks show stderr on red, like an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from loguru import logger
+
+# The number of the handler that loguru itself adds, which writes to stderr.
+_DEFAULT_HANDLER = 0
+_FORMAT = "{time:HH:mm:ss} {level: <7} {message}"
+
+
+def log_to_stdout() -> None:
+    """In a notebook, replace loguru's default handler by one that prints below the cell.
+
+    If the program has removed the default handler, its own handlers stay as they are.
+    """
+    if "ipykernel" not in sys.modules:
+        return
+    try:
+        logger.remove(_DEFAULT_HANDLER)
+    except ValueError:
+        return
+    level = os.environ.get("LOGURU_LEVEL", "DEBUG")
+    logger.add(_print, level=level, format=_FORMAT)
+
+
+def _print(message: str) -> None:
+    print(message, end="")  # to the present stdout, which belongs to the running cell

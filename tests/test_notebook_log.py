@@ -1,0 +1,35 @@
+"""In a notebook, nothing that is logged is on stderr, which notebooks show on red."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import sys, types
+from loguru import logger
+from instrument.record.notebook import log_to_stdout
+{before}
+log_to_stdout()
+logger.info("recorded")
+"""
+_NOTEBOOK = "sys.modules['ipykernel'] = types.ModuleType('ipykernel')"
+
+
+@pytest.mark.parametrize(
+    ("before", "in_stdout"),
+    [
+        (_NOTEBOOK, True),
+        (f"{_NOTEBOOK}\nlog_to_stdout()", True),
+        ("", False),
+        (f"{_NOTEBOOK}\nlogger.remove()\nlogger.add(sys.stderr)", False),
+    ],
+    ids=["notebook", "notebook_twice", "script", "own_handler"],
+)
+def test_where_messages_go(before: str, in_stdout: bool) -> None:
+    command = [sys.executable, "-c", _SCRIPT.format(before=before)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8")
+    assert done.stdout.count("recorded") == in_stdout
+    assert done.stderr.count("recorded") == (not in_stdout)
