@@ -25,6 +25,14 @@ from instrument.analysis.coverage_rows import ROWS
 from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.views import VIEWS
 from instrument.cli import command
+from instrument.compare.rows import (
+    COUNTERS_COMPARED,
+    KERNELS_COMPARED,
+    OPERATORS_COMPARED,
+    RANGES_COMPARED,
+    SHAPES_COMPARED,
+)
+from instrument.compare.step_change import PARTS
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.runs.run import SCHEMAS
@@ -134,6 +142,14 @@ def columns_page() -> str:
         "`capture.whatif.slack`": SLACK,
     }
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
+    tables |= {
+        "`diff().step.parts`": PARTS,
+        "`diff().ranges`": RANGES_COMPARED,
+        "`diff().operators`": OPERATORS_COMPARED,
+        "`diff().kernels`": KERNELS_COMPARED,
+        "`diff().shapes`": SHAPES_COMPARED,
+        "`diff().counters`": COUNTERS_COMPARED,
+    }
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
     depends_on = {f"`capture.{name}`": view.coverage for name, view in VIEWS.items()}
     for title, columns in tables.items():

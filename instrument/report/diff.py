@@ -38,6 +38,13 @@ _SIDES = ("before_ns", "after_ns", "change_ns")
 # The least width of the names of ranges beside the parts of a step.
 _LEAST_ROOM = 16
 _MARKDOWN_BYTES, _MARKDOWN_ROWS, _MARKDOWN_NAME = 6_000, 15, 60
+# What is said of a table without rows.
+_NOT_RECORDED: Mapping[By, str] = {
+    "range": "there are none; mark code with @profiled",
+    "operator": "there are none",
+    "kernel": "there is no work of a device",
+    "shape": "a side holds no input shapes; profiler.record_shapes=true records them",
+}
 _LONGEST_WARNING, _MOST_WARNINGS = 300, 6
 _TIMES = {
     "step_ns": "time of the step",
@@ -127,7 +134,7 @@ def _names(captures: Sequence[str]) -> str:
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
-    """The kinds with the largest changes, and the range that has most of each change."""
+    """The kinds with the largest changes in ns; if a range has most of one, the range and its change."""
     of_kind: dict[str, int] = {}
     for row in step.parts:
         of_kind[row.kind] = of_kind.get(row.kind, 0) + row.change_ns
@@ -138,7 +145,7 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
             return
         first = next(row for row in step.parts if row.kind == kind)
         is_most = first.change_ns / change_ns >= _MOSTLY and not first.range.startswith("(")
-        yield kind, first.range if is_most else None, change_ns
+        yield (kind, first.range, first.change_ns) if is_most else (kind, None, change_ns)
 
 
 def _spread(step: Whole) -> str:
@@ -223,7 +230,7 @@ def _percent(share: float) -> str:
 def _ranks(found: Difference) -> Section:
     """The step of each rank, and the part that changed most."""
     wholes = found.wholes[1:]
-    largest = [whole.parts[0] if len(whole.parts) else None for whole in wholes]
+    largest = [whole.parts[0] if any(whole.parts.column("change_ns")) else None for whole in wholes]
     table = Table(
         {
             "rank": [whole.rank for whole in wholes],
@@ -248,6 +255,8 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
     of = f"; {', '.join(counts)}" if counts else "; the same calls on both sides"
     unit = _unit(found.step)
     changed = [row for row in table if abs(getattr(row, f"change_{time}") or 0) >= unit]
+    if not len(table):
+        return f"{title}: {_NOT_RECORDED[by]}."
     if not changed:
         return f"{title}: no time changed{of}."
     changed.sort(key=lambda row: -abs(getattr(row, f"change_{time}") or 0))
