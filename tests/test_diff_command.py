@@ -223,7 +223,7 @@ def report_text(section: Section) -> str:
 
 @pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of real traces")
 def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    command = re.search(r"`instrument diff BEFORE AFTER ([^`]+)`", PAGE)
+    command = re.search(r"`instrument diff BEFORE AFTER (--[^`]+)`", PAGE)
     assert command
     paths = [Path(TRACES or "", f"v100_resnet50_workers{n}.json.gz") for n in (0, 4)]
     shown = PAGE.partition("```text\n")[2].partition("```")[0]

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--by",
         choices=("range", "operator", "kernel", "shape"),
-        help="show only this table below the parts of the step",
+        help="as text, show only this table below the parts of the step",
     )
     add(
         "--rows",

@@ -25,7 +25,7 @@ _FEW_COMMON, _OTHER_PROGRAM = 0.5, 0.05
 _OTHER_INPUTS = 0.25
 # Kernels take other times in each run. With so many, a common factor of this size is no chance.
 _ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
-_SHOWN = 4
+_SHOWN, _LONGEST = 4, 60
 
 
 class Unlike(NamedTuple):
@@ -290,6 +290,6 @@ def _share(name: str, side: Conditions) -> str:
 
 
 def _listed(values: set[str]) -> str:
-    shown = sorted(values)
+    shown = [each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in sorted(values)]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more

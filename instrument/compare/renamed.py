@@ -29,6 +29,8 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
     Cost: the contents of 300 ranges at most are compared with those of 300 others.
     """
     gone, new = _left_over(before, after), _left_over(after, before)
+    if not gone or not new:
+        return {}
     old_calls, new_calls = _contents(before, gone), _contents(after, new)
     below = {(after.contents[path].parent, after.contents[path].name): path for path in new}
     found: dict[str, str] = {}
@@ -49,7 +51,7 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
 def _left_over(totals: Totals, other: Totals) -> list[str]:
     """The first ranges that ran in the steps, and whose path the other side does not have."""
     ran = (path for path in totals.contents if path in totals.ranges)
-    return [path for path in ran if path not in other.ranges][:_MOST]
+    return [path for path in ran if path not in other.contents][:_MOST]
 
 
 def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:

@@ -66,7 +66,8 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
     """
     shown: list[By] = [by] if by else ["operator", "kernel"]
     made: list[str | Section] = [_wrapped(summary(found))]
-    made += [_wrapped(f"Warning: {each.sentence}") for each in found.unlike]
+    if found.unlike:
+        made.append("\n".join(_wrapped(f"Warning: {each.sentence}") for each in found.unlike))
     made.append(_wrapped(_spread(found.step)))
     made.append(_step_table(found, rows))
     if len(found.wholes) > 1:
