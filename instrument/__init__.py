@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from instrument.annotate.modules import instrument_model
     from instrument.annotate.profiled import mark, profiled, range_pop, range_push
     from instrument.capture import Capture
+    from instrument.compare.diff import diff
     from instrument.config.schema import ProfilerConfig
     from instrument.record.session import Session
     from instrument.sinks import Sink
@@ -23,6 +24,7 @@ __all__ = [
     "Session",
     "Sink",
     "Trigger",
+    "diff",
     "instrument_model",
     "mark",
     "profiled",
@@ -36,6 +38,7 @@ _HOMES = {
     "Session": "record.session",
     "Sink": "sinks",
     "Trigger": "triggers",
+    "diff": "compare.diff",
     "instrument_model": "annotate.modules",
     "mark": "annotate.profiled",
     "profiled": "annotate.profiled",

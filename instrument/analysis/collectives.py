@@ -435,6 +435,12 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     return {name: timeline.within(mask, begin, end).tolist() for name, mask in where.items()}
 
 
+def exposed_on_cpu(links: Links) -> Intervals:
+    """When process groups worked on the CPU and no thread ran an operator; see `cpu_waits`."""
+    communicating, working = (timeline := sweep(_cpu_sides(links))).active
+    return timeline.merged(communicating & ~working)
+
+
 def _cpu_sides(links: Links) -> list[Intervals]:
     """The times at which process groups worked on the CPU, and at which other operators ran."""
     events, call_tree = links.events, links.call_tree

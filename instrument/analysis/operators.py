@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +149,30 @@ class OperatorTable(GroupableTable):
         first, *others = names_of(OPERATORS)
         columns = {name: cells[name] for name in (first, what, *others)}
         return self._regrouped(columns, _keys(cells))
+
+    def during(self, start_ns: Ints, end_ns: Ints) -> OperatorTable:
+        """Return the table of only those calls that began within some spans of time.
+
+        The spans are sorted by start and must not overlap. Device work without a launch counts if
+        it began within a span.
+        """
+        calls = self._calls
+        at = np.searchsorted(start_ns, calls.start_ns, "right") - 1
+        inside = (at >= 0) & (calls.start_ns < np.append(end_ns, 0)[at])
+
+        def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
+            return {name: None if c is None else c[inside] for name, c in columns.items()}
+
+        names = ("event", "thread", "start_ns", "node", "after", "name", "kind")
+        return OperatorTable(
+            self._links,
+            replace(
+                calls,
+                **{name: getattr(calls, name)[inside] for name in names},
+                quantities=chosen(calls.quantities),
+                counted=chosen(calls.counted),
+            ),
+        )
 
     @property
     def ops_without_flops(self) -> Table:

@@ -8,8 +8,6 @@ no links, no mentions of people, no HTML.
 from __future__ import annotations
 
 import json
-import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,16 +15,15 @@ from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.findings.places import percent
 from instrument.printable import printable
+from instrument.report.prose import byte_count, code, escaped, shortened, wrapped
 from instrument.units import duration
 
 #: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
 VERSION = 1
 
-_WIDTH = 80
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
 # Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
-_NAME_IN_MARKDOWN = 80
 
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
@@ -44,9 +41,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     if diagnosis.passed:
         parts.append(
             "\n".join(
-                _wrapped(
-                    " ".join(diagnosis.passed), "Passed, or costs too little to matter: ", "  "
-                )
+                wrapped(" ".join(diagnosis.passed), "Passed, or costs too little to matter: ", "  ")
             )
         )
     notes = [("Not checked", diagnosis.not_checked)]
@@ -62,8 +57,8 @@ def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
     of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
     lines = [f"What to change first{of}:"]
     for number, finding in enumerate(findings[:most], 1):
-        lines += _wrapped(f"{finding.title}{_short_saving(finding)}", f"{number}. ")
-        lines += _wrapped(finding.change, "   ")
+        lines += wrapped(f"{finding.title}{_short_saving(finding)}", f"{number}. ")
+        lines += wrapped(finding.change, "   ")
     return "\n".join(lines)
 
 
@@ -114,15 +109,15 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         )
         if sentences
     ]
-    left = _MARKDOWN_BYTES - _bytes([*parts, *tail])
+    left = _MARKDOWN_BYTES - byte_count([*parts, *tail])
     shown = 0
     for number, finding in enumerate(diagnosis.findings, 1):
         full, short = (_markdown_finding(number, finding, rows) for rows in (_MARKDOWN_EVIDENCE, 0))
-        text = full if _bytes([full]) <= left else short
-        if _bytes([text]) > left:
+        text = full if byte_count([full]) <= left else short
+        if byte_count([text]) > left:
             break
         parts.append(text)
-        left -= _bytes([text])
+        left -= byte_count([text])
         shown = number
     if shown < len(diagnosis.findings):
         more = _count(len(diagnosis.findings) - shown, "more finding")
@@ -135,17 +130,17 @@ def _heading(diagnosis: Diagnosis) -> str:
     what = printable(diagnosis.captures[0]) if number == 1 else f"{number} captures"
     found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
-    return "\n".join(_wrapped(f"{what}: {found}{step}"))
+    return "\n".join(wrapped(f"{what}: {found}{step}"))
 
 
 def _finding(number: int, finding: Finding) -> str:
     indent = " " * (len(str(number)) + 2)
-    lines = _wrapped(finding.title, f"{number}. ")
-    lines += _wrapped(_saving(finding), f"{indent}saves   ")
+    lines = wrapped(finding.title, f"{number}. ")
+    lines += wrapped(_saving(finding), f"{indent}saves   ")
     if where := _where(finding):
-        lines += _wrapped(where, f"{indent}where   ")
-    lines += _wrapped(finding.change, f"{indent}change  ")
-    lines += _wrapped(finding.verify, f"{indent}verify  ")
+        lines += wrapped(where, f"{indent}where   ")
+    lines += wrapped(finding.change, f"{indent}change  ")
+    lines += wrapped(finding.verify, f"{indent}verify  ")
     lines += _evidence(finding.evidence, indent)
     return "\n".join(lines)
 
@@ -180,7 +175,7 @@ def _where(finding: Finding) -> str:
 def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
     """The rows of evidence as aligned columns; a detail stands below its row."""
     shown = rows[:_SHOWN_EVIDENCE]
-    names = [_shortened(printable(row.name), _LONGEST_NAME) for row in shown]
+    names = [shortened(printable(row.name), _LONGEST_NAME) for row in shown]
     width = max(map(len, names), default=0)
     calls = [f"{row.calls:,}×" for row in shown]
     wide = max(map(len, calls), default=0)
@@ -188,45 +183,23 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
         total = "" if row.total_ns is None else duration(row.total_ns)
         yield f"{indent}  {name.ljust(width)}  {times.rjust(wide)}  {total.rjust(10)}".rstrip()
         if row.detail:
-            yield from _wrapped(row.detail, f"{indent}    ")
+            yield from wrapped(row.detail, f"{indent}    ")
 
 
 def _listed(title: str, sentences: Sequence[str]) -> str:
     lines = [f"{title}:"]
     for sentence in sentences:
-        lines += _wrapped(sentence, "  - ")
+        lines += wrapped(sentence, "  - ")
     return "\n".join(lines)
-
-
-def _wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]:
-    """The lines of a text: the first begins with the prefix, the others with the indent.
-
-    Without an indent, they begin with as many blanks as the prefix has characters.
-    """
-    return textwrap.wrap(
-        printable(text),
-        _WIDTH,
-        initial_indent=prefix,
-        subsequent_indent=" " * len(prefix) if indent is None else indent,
-        break_on_hyphens=False,
-    ) or [prefix.rstrip()]
-
-
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 12]}…{text[-11:]}"
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _bytes(parts: Sequence[str]) -> int:
-    return sum(len(part.encode("utf-8", "replace")) + 2 for part in parts)
-
-
 def _markdown_heading(diagnosis: Diagnosis) -> str:
     number = len(diagnosis.captures)
-    what = _code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    what = code(diagnosis.captures[0]) if number == 1 else f"{number} captures"
     found = _count(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f" A step takes {duration(diagnosis.step_ns)}." if diagnosis.step_ns else ""
     return (
@@ -239,16 +212,16 @@ def _markdown_heading(diagnosis: Diagnosis) -> str:
 def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
     saving = finding.saving
     saves = "Saving not known" if saving is None else f"Saves {_saving(finding)}"
-    lines = [f"{number}. **{_escaped(_cut(finding.title))}** {_escaped(saves)}."]
-    where = [f"range {_code(finding.range)}"] if finding.range else []
-    where += [_code(finding.source)] if finding.source else []
+    lines = [f"{number}. **{escaped(_cut(finding.title))}** {escaped(saves)}."]
+    where = [f"range {code(finding.range)}"] if finding.range else []
+    where += [code(finding.source)] if finding.source else []
     lines += [f"   - Where: {', '.join(where)}"] if where else []
-    lines.append(f"   - Change: {_code(finding.change, _MARKDOWN_TEXT)}")
-    lines.append(f"   - Verify: {_code(finding.verify, _MARKDOWN_TEXT)}")
+    lines.append(f"   - Change: {code(finding.change, _MARKDOWN_TEXT)}")
+    lines.append(f"   - Verify: {code(finding.verify, _MARKDOWN_TEXT)}")
     for row in finding.evidence[:rows]:
         total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
-        detail = f", {_code(row.detail)}" if row.detail else ""
-        lines.append(f"   - {_code(row.name)}: {row.calls:,} calls{total}{detail}")
+        detail = f", {code(row.detail)}" if row.detail else ""
+        lines.append(f"   - {code(row.name)}: {row.calls:,} calls{total}{detail}")
     return "\n".join(lines)
 
 
@@ -256,8 +229,8 @@ def _few(sentences: Sequence[str]) -> str:
     """The sentences that fit, in their order, and how many more there are."""
     shown: list[str] = []
     for sentence in sentences:
-        text = _escaped(_cut(sentence))
-        if _bytes([" ".join([*shown, text])]) <= _MARKDOWN_LIST:
+        text = escaped(_cut(sentence))
+        if byte_count([" ".join([*shown, text])]) <= _MARKDOWN_LIST:
             shown.append(text)
     left = len(sentences) - len(shown)
     return " ".join([*shown, f"… and {left} more."] if left else shown)
@@ -265,21 +238,3 @@ def _few(sentences: Sequence[str]) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MARKDOWN_TEXT else f"{text[: _MARKDOWN_TEXT - 1]}…"
-
-
-def _code(text: str, width: int = _NAME_IN_MARKDOWN) -> str:
-    """A text as code: inside its marks, Markdown knows no links, mentions or HTML."""
-    plain = _shortened(printable(text), width)
-    longest = max(map(len, re.findall(r"`+", plain)), default=0)
-    marks = "`" * (longest + 1)
-    blank = " " if longest or not plain.strip() else ""
-    return f"{marks}{blank}{plain}{blank}{marks}"
-
-
-def _escaped(text: str) -> str:
-    """A sentence with its markup escaped; links, mentions and issue numbers become plain text."""
-    marked = re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", printable(text))
-    marked = re.sub(r"://", r":\\//", marked)
-    marked = re.sub(r"(?i)\bwww\.", r"www\\.", marked)
-    # A backslash does not stop GitHub from reading a mention or an issue number.
-    return re.sub(r"([@#])(?=\w)", "\\1\u200b", marked)

@@ -107,22 +107,17 @@ class RankSummary(msgspec.Struct, kw_only=True):
 def summarize(capture: Views) -> RankSummary:
     """Make the summary of a capture.
 
-    For a trace file alone, the rank is the number that torch wrote into the trace, or else the
-    number after "rank" in the file's name.
-
     Raises:
         CaptureError: the capture holds no trace.
         TraceError: the trace cannot be read.
     """
     about, events = capture.about, capture.events
     window, numbers = about.window, capture.steps.column("number")
-    in_name = _IN_NAME.search(capture.name)
-    rank = events.rank if about.rank is None else about.rank
     ranges = _chosen_ranges(capture.ranges)
     collectives, collective_groups = _collectives(capture.collective_calls)
     return RankSummary(
         name=_encodable(capture.name),
-        rank=int(in_name[1]) if rank is None and in_name else rank,
+        rank=rank_of(capture),
         world_size=events.world_size if about.world_size is None else about.world_size,
         host=about.host,
         started_at=about.started_at,
@@ -141,6 +136,17 @@ def summarize(capture: Views) -> RankSummary:
         collectives=collectives,
         collective_groups=collective_groups,
     )
+
+
+def rank_of(capture: Views) -> int | None:
+    """The rank of a capture; None if it is not known.
+
+    For a trace file alone, the rank is the number that torch wrote into the trace, or else the
+    number after "rank" in the file's name.
+    """
+    in_name, written = _IN_NAME.search(capture.name), capture.events.rank
+    rank = written if capture.about.rank is None else capture.about.rank
+    return int(in_name[1]) if rank is None and in_name else rank
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:

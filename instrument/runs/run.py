@@ -71,7 +71,9 @@ class Run:
                 trace can be read.
         """
         chosen = [
-            each for path in paths for each in _at(path if storage.is_url(path) else Path(path))
+            each
+            for path in paths
+            for each in paths_at(path if storage.is_url(path) else Path(path))
         ]
         answers = sorted(rank_summary.read_all(chosen), key=lambda answer: str(answer[0]))
         unread = [answer for _, answer in answers if isinstance(answer, str)]
@@ -223,7 +225,12 @@ def captures_below(folder: Path) -> Iterator[Path]:
             yield Path(parent)
 
 
-def _at(path: Path | str) -> Sequence[Path | str]:
+def paths_at(path: Path | str) -> Sequence[Path | str]:
+    """Return the captures at or below a path or URL; the traces in a folder without captures.
+
+    Raises:
+        CaptureError: there are no captures and no traces.
+    """
     if isinstance(path, str):
         return storage.captures(path)
     kind = kind_of(path)

@@ -1,0 +1,295 @@
+"""Conditions under which captures were recorded, and sentences on how two sides differ in them.
+
+A difference is either said, or so large that a comparison would mislead: then `misleads` is True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from instrument.analysis.breakdown import KERNEL, KINDS
+from instrument.analysis.coverage import losses
+from instrument.analysis.views import Views
+from instrument.compare.totals import Rows, Totals
+from instrument.runs.rank_summary import rank_of
+from instrument.trace.capture_json import Environment
+from instrument.trace.events import Events
+
+# The shares of common calls below which this is said, and below which the programs are others: a
+# compiled program has few operators in common with itself before it was compiled.
+_FEW_COMMON, _OTHER_PROGRAM = 0.5, 0.05
+# With a lower share of calls with common input shapes, the inputs are others.
+_OTHER_INPUTS = 0.25
+# Kernels take other times in each run. With so many, a common factor of this size is no chance.
+_ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
+_SHOWN = 4
+
+
+class Unlike(NamedTuple):
+    """One way in which the two sides are unlike.
+
+    Attributes:
+        sentence: what differs, with the values of both sides.
+        misleads: whether a comparison would mislead.
+    """
+
+    sentence: str
+    misleads: bool
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is known of how one side was recorded; empty where the captures do not say.
+
+    Attributes:
+        facts: the values of each fact, such as "device", over all captures.
+        has_device: whether any capture holds device work.
+        recorded: what was recorded beside the operators, such as "input shapes".
+        losses: the rows of the coverage that are too low, with the least share over the captures.
+    """
+
+    facts: dict[str, set[str]]
+    has_device: bool
+    recorded: set[str]
+    losses: dict[str, float | None] = field(default_factory=dict)
+
+
+# The facts by name, and whether a comparison misleads if they differ.
+_FACTS: dict[str, bool] = {
+    "device": True,
+    "machine": False,
+    "phase": True,
+    "world size": True,
+    "clock's resolution": False,
+    "rank": False,
+    "batch size": True,
+    "number of loader workers": False,
+}
+
+
+def conditions(capture: Views) -> Conditions:
+    """Collect the conditions of one capture."""
+    about, events = capture.about, capture.events
+    environment = about.environment or Environment()
+    loaders = [
+        loader
+        for loader in environment.loaders or ()
+        if (loader.phase or "train") == (about.window.phase or "train")
+    ]
+    devices = [device.name for device in events.devices] or about.devices or []
+    world_size = events.world_size if about.world_size is None else about.world_size
+    found: dict[str, Iterable[Any]] = {
+        "device": devices,
+        "machine": [about.host],
+        "phase": [about.window.phase],
+        "world size": [world_size],
+        "clock's resolution": [_resolution(events)],
+        "rank": [rank_of(capture)],
+        "batch size": [loader.batch_size for loader in loaders],
+        "number of loader workers": [loader.workers for loader in loaders],
+        **{f"version of {name}": [version] for name, version in about.versions.items()},
+        **{f"setting {name}": [value] for name, value in _settings(environment)},
+    }
+    facts = {
+        name: {str(value) for value in values if value is not None}
+        for name, values in found.items()
+    }
+    has = {
+        "input shapes": (events.shapes >= 0).any(),
+        "memory": len(events.memory) > 0,
+        "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
+    }
+    return Conditions(
+        facts=facts,
+        has_device=len(capture.work.event) > 0,
+        recorded={name for name, is_there in has.items() if is_there},
+        losses={row["name"]: row["share"] for row in losses(capture)},
+    )
+
+
+def _resolution(events: Events) -> str | None:
+    """The unit of the trace's times; None without events."""
+    if not len(events):
+        return None
+    times = (events.start_ns, events.end_ns)
+    return "1 µs" if all((time % 1000 == 0).all() for time in times) else "1 ns"
+
+
+def _settings(environment: Environment) -> Iterator[tuple[str, Any]]:
+    names = (
+        "grad_enabled",
+        "anomaly_mode",
+        "float32_matmul_precision",
+        "allow_tf32",
+        "cudnn_benchmark",
+        "deterministic_algorithms",
+    )
+    yield from ((name, getattr(environment, name)) for name in names)
+    if environment.threads is not None:
+        yield "intra-op threads", environment.threads.intra_op
+        yield "CPUs", environment.threads.cpus
+
+
+def joined(every: Iterable[Conditions]) -> Conditions:
+    """The conditions of several captures of one side."""
+    listed = list(every)
+    facts: dict[str, set[str]] = {}
+    lost: dict[str, float | None] = {}
+    for each in listed:
+        for name, values in each.facts.items():
+            facts.setdefault(name, set()).update(values)
+        for name, share in each.losses.items():
+            known = lost.get(name, 1.0)
+            lost[name] = None if share is None or known is None else min(share, known)
+    return Conditions(
+        facts=facts,
+        has_device=any(each.has_device for each in listed),
+        recorded=set.union(*(each.recorded for each in listed)),
+        losses=lost,
+    )
+
+
+def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> list[Unlike]:
+    """Return how the two sides are unlike, those that mislead first."""
+    found = [
+        *_kinds(before, after, was, now),
+        *_programs(was, now),
+        *_clocks(was, now),
+        *_facts(before, after),
+        *_recorded(before, after),
+        *_steps(was, now),
+        *_losses(before, after),
+    ]
+    return sorted(found, key=lambda each: not each.misleads)
+
+
+def _kinds(before: Conditions, after: Conditions, was: Totals, now: Totals) -> Iterator[Unlike]:
+    if before.has_device != after.has_device:
+        sides = ("BEFORE", "AFTER")
+        one, other = sides if before.has_device else sides[::-1]
+        yield Unlike(f"{one} holds work of a device, {other} holds none.", True)
+    if was.what != now.what:
+        sides = ("BEFORE", "AFTER")
+        one, other = sides if was.what == "step" else sides[::-1]
+        yield Unlike(
+            f"{one} holds finished steps; {other} holds none, so its whole recording counts.", True
+        )
+
+
+def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
+    one, other = _calls(was, was.operators), _calls(now, now.operators)
+    share = _common(one, other)
+    if share < _FEW_COMMON:
+        has_common_range = not was.contents.keys().isdisjoint(now.contents)
+        yield Unlike(
+            f"The programs differ: {share:.0%} of the operators' calls in a step are common.",
+            misleads=share < _OTHER_PROGRAM and not has_common_range,
+        )
+    names = one.keys() & other.keys()
+    shapes = [
+        {key: number for key, number in _calls(side, side.shapes).items() if key[0] in names}
+        for side in (was, now)
+    ]
+    if min(map(len, shapes)) and (share := _common(*shapes)) < _OTHER_INPUTS:
+        yield Unlike(
+            f"The inputs differ, such as in the batch size: {share:.0%} of the calls of common "
+            "operators have the same input shapes.",
+            misleads=True,
+        )
+
+
+def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
+    """The calls of a step, by the key of the rows."""
+    steps = max(len(totals.steps_ns), 1)
+    return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
+
+
+def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
+    """The calls that both sides have, as a share of all; 1 if there are none."""
+    common = sum(min(number, other.get(key, 0.0)) for key, number in one.items())
+    every = sum(one.values()) + sum(other.values()) - common
+    return common / every if every else 1.0
+
+
+def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
+    """Whether the kernels that ran equally often are all faster or slower.
+
+    Half of their time is in kernels that changed by this factor or more, and half in others.
+    """
+    one, other = was.kernels, now.kernels
+    steps = [max(len(side.steps_ns), 1) for side in (was, now)]
+    factors = []
+    for name, kind in one.keys() & other.keys():
+        calls, device_ns = (
+            [(rows[name, kind][column] or 0) / count for rows, count in zip((one, other), steps)]
+            for column in ("calls", "device_ns")
+        )
+        if kind == KINDS[KERNEL] and calls[0] == calls[1] and min(device_ns) > 0:
+            factors.append((device_ns[1] / device_ns[0], device_ns[0]))
+    if len(factors) < _ENOUGH_KERNELS:
+        return
+    factors.sort()
+    passed = [*accumulate(weight for _, weight in factors)]
+    factor = next(each for (each, _), until in zip(factors, passed) if until >= passed[-1] / 2)
+    if abs(factor - 1) >= _OTHER_CLOCK:
+        yield Unlike(
+            f"The kernels that run equally often take {abs(factor - 1):.0%} "
+            f"{'longer' if factor > 1 else 'less time'} after the change: the clock rate of the "
+            "device may differ.",
+            misleads=False,
+        )
+
+
+def _facts(before: Conditions, after: Conditions) -> Iterator[Unlike]:
+    for name in dict.fromkeys([*_FACTS, *sorted(before.facts | after.facts)]):
+        one, other = before.facts.get(name, set()), after.facts.get(name, set())
+        if one and other and one != other:
+            yield Unlike(
+                f"The {name} differs: {_listed(one)} before, {_listed(other)} after.",
+                _FACTS.get(name, False),
+            )
+
+
+def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
+    for one, other, side in ((before, after, "BEFORE"), (after, before, "AFTER")):
+        if only := sorted(one.recorded - other.recorded):
+            yield Unlike(
+                f"Only {side} was recorded with {' and '.join(only)}, which makes its steps longer.",
+                False,
+            )
+
+
+def _steps(was: Totals, now: Totals) -> Iterator[Unlike]:
+    one, other = len(was.steps_ns), len(now.steps_ns)
+    if was.what == now.what == "step" and one != other:
+        yield Unlike(
+            f"The number of steps differs: {one} before, {other} after; times are means of a step.",
+            False,
+        )
+    if was.what == now.what == "recording":
+        yield Unlike(
+            "There are no finished steps, so the whole recordings are compared, with what happened "
+            "before and after the work.",
+            False,
+        )
+
+
+def _losses(before: Conditions, after: Conditions) -> Iterator[Unlike]:
+    for name in sorted(before.losses | after.losses):
+        one, other = (_share(name, each) for each in (before, after))
+        if one != other:
+            yield Unlike(f"The coverage differs: {name}: {one} before, {other} after.", False)
+
+
+def _share(name: str, side: Conditions) -> str:
+    share = side.losses.get(name, 1.0)
+    return "unknown" if share is None else "enough" if share == 1.0 else f"{share:.0%}"
+
+
+def _listed(values: set[str]) -> str:
+    shown = sorted(values)
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return ", ".join(shown[:_SHOWN]) + more

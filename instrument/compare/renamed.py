@@ -1,0 +1,90 @@
+"""Match ranges that have another path before and after a change.
+
+Ranges with equal paths match. A range below a matched range matches the range of the same name
+there. Any other range matches the one whose contents are most alike: the operators and the ranges
+inside it, with their number of calls in a step. The contents must be alike by three quarters, that
+is, the sum of the smaller numbers is three quarters of the sum of the larger numbers. If several
+ranges are alike, one with the same name is preferred, then the first.
+
+Not matched: a range that holds nothing, and the ranges after the first 300 that are left over. What
+lies more than 200 levels below a range does not count for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from instrument.compare.totals import Totals
+
+_ALIKE = 0.75
+_MOST, _DEEPEST = 300, 200
+# How often each name is called in a step, in a range and all ranges inside it.
+_Calls = Mapping[str, float]
+
+
+def renamed(before: Totals, after: Totals) -> dict[str, str]:
+    """Return the new path of each range that has another path after the change.
+
+    Cost: the contents of 300 ranges at most are compared with those of 300 others.
+    """
+    gone, new = _left_over(before, after), _left_over(after, before)
+    old_calls, new_calls = _contents(before, gone), _contents(after, new)
+    below = {(after.contents[path].parent, after.contents[path].name): path for path in new}
+    found: dict[str, str] = {}
+    for path in gone:  # a range comes after the range around it
+        own = before.contents[path]
+        parent = own.parent if own.parent is None else found.get(own.parent, own.parent)
+        match = below.get((parent, own.name)) or _most_alike(
+            old_calls[path],
+            new_calls,
+            {each for each in new_calls if after.contents[each].name == own.name},
+        )
+        if match in new_calls:
+            found[path] = match
+            del new_calls[match]
+    return found
+
+
+def _left_over(totals: Totals, other: Totals) -> list[str]:
+    """The first ranges that ran in the steps, and whose path the other side does not have."""
+    ran = (path for path in totals.contents if path in totals.ranges)
+    return [path for path in ran if path not in other.ranges][:_MOST]
+
+
+def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:
+    """The path whose contents are most like `calls`; None if none is alike."""
+    scores = {path: _likeness(calls, other) for path, other in others.items()}
+    order = sorted(scores, key=lambda path: (-scores[path], path not in preferred))
+    return order[0] if order and scores[order[0]] >= _ALIKE else None
+
+
+def _likeness(one: _Calls, other: _Calls) -> float:
+    """The sum of the smaller numbers of calls as a fraction of the sum of the larger ones."""
+    fewer, more = sorted((sum(one.values()), sum(other.values())))
+    if fewer < _ALIKE * more or not fewer:
+        return 0.0
+    common = sum(min(number, other.get(name, 0)) for name, number in one.items())
+    return common / (fewer + more - common)
+
+
+def _contents(totals: Totals, paths: list[str]) -> dict[str, _Calls]:
+    """For each of the paths, the calls of a step inside the range and the ranges inside it."""
+    found: dict[str, Counter[str]] = {path: Counter() for path in paths}
+    for path, own in totals.contents.items():
+        calls = Counter({f"operator {name}": number for name, number in own.calls.items()})
+        around: str | None = path
+        for _ in range(_DEEPEST):
+            if around is None:
+                break
+            if around in found:
+                found[around].update(calls)
+            if around == path:
+                opened = totals.ranges.get(path, {}).get("calls") or 0
+                calls[f"range {own.name}"] = opened
+            around = totals.contents[around].parent
+    steps = max(totals.counted_steps, 1)
+    return {
+        path: {name: number / steps for name, number in calls.items() if number}
+        for path, calls in found.items()
+    }

@@ -1,0 +1,224 @@
+"""The tables that compare ranges, operators, kernels and input shapes of two sides, by a mean step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.compare.counters import KIND
+from instrument.compare.step_change import Whole
+from instrument.compare.totals import PEAK, Quantities, Rows, Totals
+
+_STATUS = (
+    "added, removed, renamed (another range with the same contents), changed (another number of "
+    "calls) or same (the same number of calls)"
+)
+_OF_STEP = "in a step"
+
+
+def _compared(status: str, keys: Mapping[str, str], quantities: Mapping[str, str]) -> Schema:
+    """The schema of a table that compares quantities of both sides."""
+    sides = {"before": "before the change", "after": "after the change", "change": "the difference"}
+    return schema(
+        **keys,
+        status=status,
+        **{
+            f"{side}_{name}": f"{doc} {_OF_STEP}; {text}"
+            for name, doc in quantities.items()
+            for side, text in sides.items()
+        },
+    )
+
+
+_CALLS = {"calls": "the number of calls"}
+_OF_OPERATORS = _CALLS | {
+    "self_cpu_ns": "CPU time without the calls inside",
+    "self_device_ns": "device time of the work that the calls themselves launched",
+    "self_cpu_bytes": "memory allocated minus memory freed on the CPU",
+    "self_device_bytes": "memory allocated minus memory freed on devices",
+    "flops": "floating-point operations",
+}
+_OF_RANGES = _CALLS | {
+    "step_ns": "the time of the step that counts for the range and for no other range",
+    "self_cpu_ns": "CPU time of the range and its backward, without the ranges inside",
+    "self_device_ns": "device time of the work that the range and its backward launched, without "
+    "the ranges inside",
+    "flops": "floating-point operations of the range and its backward, without the ranges inside",
+}
+_OF_KERNELS = _CALLS | {
+    "device_ns": "device time",
+    "launch_ns": "CPU time of the calls that launched the kernel; None for copies",
+    "bytes": "bytes moved; None for kernels",
+}
+RANGES_COMPARED = _compared(
+    _STATUS,
+    {
+        "range": "the path of the range after the change, or before it if the range was removed",
+        "before_range": "the path before the change, if the range was renamed; else None",
+    },
+    _OF_RANGES,
+)
+OPERATORS_COMPARED = _compared(_STATUS, {"name": "the operator or runtime call"}, _OF_OPERATORS)
+SHAPES_COMPARED = _compared(
+    _STATUS, {"name": "the operator", "input_shapes": "its input shapes"}, _OF_OPERATORS
+)
+KERNELS_COMPARED = _compared(
+    _STATUS,
+    {"name": "the kernel, copy or memset", "kind": "kernel, communication, or copy (also memset)"},
+    _OF_KERNELS,
+)
+
+COUNTERS_COMPARED: Schema = schema(
+    range="the path of the range after the change, with the ranges inside it; None for whole steps",
+    counter="the counter; see `instrument.compare.counters.COUNTERS`",
+    before="its number in a mean step before the change; the highest of all steps for peak_bytes; "
+    "the sum of the windows for graph_breaks and recompilations. None if it is not known",
+    after="the same after the change",
+    change="`after` minus `before`; None if one of them is not known",
+)
+_OF_WINDOWS = frozenset({PEAK, "graph_breaks", "recompilations"})
+
+
+def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -> Table:
+    """Compare counters: all counters of the whole step, and those of ranges that differ.
+
+    See `COUNTERS_COMPARED`.
+    """
+    old = {paths.get(path, path): row for path, row in before.counters.items()}
+    cells: dict[str, list[Any]] = {name: [] for name in names_of(COUNTERS_COMPARED)}
+    for path in old | after.counters:
+        sides = [(before, old.get(path)), (after, after.counters.get(path))]
+        names = dict.fromkeys(name for _, row in sides for name in row or ())
+        for name in names:
+            was, now = (_counter(totals, row, name) for totals, row in sides)
+            if path is not None and was == now:
+                continue
+            change = None if was is None or now is None else now - was
+            for column, cell in zip(cells, (path, name, was, now, change)):
+                cells[column].append(cell)
+    return Table.of(COUNTERS_COMPARED, cells)
+
+
+def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
+    """A counter of a mean step. A counter that a range does not have is 0 there, if it is known."""
+    whole = totals.counters.get(None, {})
+    known = whole.get("collectives" if name.startswith(KIND) else name) is not None
+    total = (row or {}).get(name)
+    if total is None:
+        return 0 if known else None
+    return total if name in _OF_WINDOWS else _divided(name, total, max(totals.counted_steps, 1))
+
+
+def operators_compared(before: Totals, after: Totals) -> Table:
+    """Compare operators and calls of the runtime; see `OPERATORS_COMPARED`."""
+    keys, sides = _aligned(before, before.operators, after, after.operators)
+    return _table(OPERATORS_COMPARED, {"name": keys}, sides, _OF_OPERATORS)
+
+
+def shapes_compared(before: Totals, after: Totals) -> Table:
+    """Compare operators by their input shapes; see `SHAPES_COMPARED`."""
+    keys, sides = _aligned(before, before.shapes, after, after.shapes)
+    labels = {"name": [name for name, _ in keys], "input_shapes": [shapes for _, shapes in keys]}
+    return _table(SHAPES_COMPARED, labels, sides, _OF_OPERATORS)
+
+
+def kernels_compared(before: Totals, after: Totals) -> Table:
+    """Compare kernels and copies; see `KERNELS_COMPARED`."""
+    keys, sides = _aligned(before, before.kernels, after, after.kernels)
+    labels = {"name": [name for name, _ in keys], "kind": [kind for _, kind in keys]}
+    return _table(KERNELS_COMPARED, labels, sides, _OF_KERNELS)
+
+
+def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
+    """Compare ranges; see `RANGES_COMPARED`.
+
+    The times of the step sum to the step: they are the sums of the parts of `step`.
+    """
+    old_path = {new: old for old, new in paths.items()}
+    moved = {paths.get(path, path): row for path, row in before.ranges.items()}
+    keys, sides = _aligned(before, moved, after, after.ranges)
+    for side, rows in zip(("before_ns", "after_ns"), sides):
+        of_range: dict[str, int] = {}
+        for path, part_ns in zip(step.parts.column("range"), step.parts.column(side)):
+            of_range[path] = of_range.get(path, 0) + part_ns
+        for path, row in zip(keys, rows):
+            if row is not None:
+                row["step_ns"] = of_range.get(path, 0)
+    labels = {"range": keys, "before_range": [old_path.get(path) for path in keys]}
+    return _table(RANGES_COMPARED, labels, sides, _OF_RANGES)
+
+
+_Row = dict[str, Any]
+
+
+def _aligned(
+    before: Totals, old: Rows, after: Totals, new: Rows
+) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
+    """The keys of both sides, and for each key the quantities of a mean step on each side.
+
+    A side that does not have the key has None.
+    """
+    keys = [*(old | new)]
+    sides = []
+    for totals, rows in ((before, old), (after, new)):
+        steps = max(len(totals.steps_ns), 1)
+        sides.append([_mean(rows[key], steps) if key in rows else None for key in keys])
+    return keys, (sides[0], sides[1])
+
+
+def _mean(row: Quantities, steps: int) -> _Row:
+    return {
+        name: None if total is None else _divided(name, total, steps) for name, total in row.items()
+    }
+
+
+def _divided(name: str, total: int, steps: int) -> float:
+    """A quantity of a mean step: times and bytes are rounded to integers, numbers are exact."""
+    if name.endswith(("_ns", "bytes")) or total % steps == 0:
+        return (2 * total + steps) // (2 * steps)
+    return total / steps
+
+
+def _table(
+    columns: Schema,
+    labels: Mapping[str, Sequence[Any]],
+    sides: tuple[list[_Row | None], list[_Row | None]],
+    quantities: Mapping[str, str],
+) -> Table:
+    """The table of all keys, the largest change of a time first."""
+    cells: dict[str, list[Any]] = {name: [*values] for name, values in labels.items()}
+    recorded = [
+        {name for row in side if row for name, value in row.items() if value is not None}
+        for side in sides
+    ]
+    for name in quantities:
+        known = [name in names for names in recorded]
+        was, now = (
+            [_cell(row, name, is_known) for row in side] for side, is_known in zip(sides, known)
+        )
+        cells[f"before_{name}"], cells[f"after_{name}"] = was, now
+        cells[f"change_{name}"] = [
+            None if one is None or other is None else other - one for one, other in zip(was, now)
+        ]
+    moved = labels.get("before_range", [None] * len(sides[0]))
+    cells["status"] = [_status(*rows) for rows in zip(*sides, moved)]
+    changes = [cells[name] for name in cells if name.startswith("change_") and name.endswith("_ns")]
+    sizes = [max((abs(cell or 0) for cell in row), default=0) for row in zip(*changes)]
+    order = sorted(range(len(sizes)), key=lambda k: -sizes[k])
+    return Table.of(columns, {name: [cells[name][k] for k in order] for name in names_of(columns)})
+
+
+def _cell(row: _Row | None, name: str, is_known: bool) -> Any:
+    """The quantity of a row; 0 where the side has no such row, and None where it is not known."""
+    if row is None:
+        return 0 if is_known else None
+    return row.get(name)
+
+
+def _status(before: _Row | None, after: _Row | None, old_path: str | None) -> str:
+    if before is None or after is None:
+        return "added" if before is None else "removed"
+    if old_path is not None:
+        return "renamed"
+    return "same" if before.get("calls") == after.get("calls") else "changed"

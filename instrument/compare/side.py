@@ -1,0 +1,111 @@
+"""One side of a comparison: the sums and the conditions of all its captures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias
+
+from instrument import storage
+from instrument.analysis.views import Views
+from instrument.compare.conditions import Conditions, conditions, joined
+from instrument.compare.totals import Totals, added, totals
+from instrument.errors import CaptureError, TraceError
+from instrument.runs.rank_summary import rank_of
+from instrument.runs.run import Ranks, Run, paths_at
+
+#: What can be compared: a capture, a run, one window of a run, or the path or URL of one of them.
+Comparable: TypeAlias = "str | PathLike[str] | Views | Run | Ranks"
+
+_TRAIN = "train"
+
+
+@dataclass
+class Side:
+    """The captures of one side, by phase and rank.
+
+    Attributes:
+        name: what the user gave, as text.
+        totals: the sums of each phase and rank. Windows of the same phase and rank are added.
+        conditions: the conditions of each phase.
+        notes: a sentence for each capture that could not be read.
+    """
+
+    name: str
+    totals: dict[tuple[str, int | None], Totals] = field(default_factory=dict)
+    conditions: dict[str, Conditions] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, capture: Views) -> None:
+        """Add the sums and the conditions of one capture."""
+        phase = capture.about.window.phase or _TRAIN
+        own, place = totals(capture), (phase, rank_of(capture))
+        self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
+        known = [self.conditions[phase]] if phase in self.conditions else []
+        self.conditions[phase] = joined([*known, conditions(capture)])
+
+    def of_phase(self, phase: str) -> dict[int | None, Totals]:
+        """The sums of one phase, by rank."""
+        return {rank: each for (name, rank), each in self.totals.items() if name == phase}
+
+
+def load(given: Comparable) -> Side:
+    """Sum the captures of one side; they are read one after the other.
+
+    Raises:
+        CaptureError: there are no captures, or none can be read.
+        TraceError: the only trace cannot be read.
+    """
+    if isinstance(given, Views):
+        side = Side(given.name)
+        side.add(given)
+        return side
+    side = Side(given.name if isinstance(given, Ranks) else str(given))
+    paths = [*_paths(given)]
+    for path in paths:
+        try:
+            side.add(Views.load(path))
+        except (CaptureError, TraceError) as error:
+            side.notes.append(f"Left out: {error}")
+            if len(side.notes) == len(paths):
+                raise
+    return side
+
+
+def _paths(given: str | PathLike[str] | Run | Ranks) -> Iterable[Path | str]:
+    if isinstance(given, Run):
+        return [path for window in given.windows for path in window.paths]
+    if isinstance(given, Ranks):
+        return given.paths
+    path = fspath(given)
+    return paths_at(path if storage.is_url(path) else Path(path))
+
+
+def common_phase(before: Side, after: Side) -> str:
+    """The phase that is compared: training, if both sides have it, or else the first common one.
+
+    Raises:
+        CaptureError: the sides have no phase in common.
+    """
+    common = [phase for phase in before.conditions if phase in after.conditions]
+    if not common:
+        was, now = (", ".join(side.conditions) for side in (before, after))
+        raise CaptureError(
+            f"{before.name} and {after.name} cannot be compared: the phase of one is {was}, of the "
+            f"other {now}. Give captures of the same phase."
+        )
+    return _TRAIN if _TRAIN in common else common[0]
+
+
+def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:
+    """A sentence for each capture, phase and rank that has nothing to be compared with."""
+    yield from before.notes
+    yield from after.notes
+    phases = sorted({*before.conditions, *after.conditions} - {phase})
+    if phases:
+        yield f"Only the phase {phase} is compared, and not {', '.join(phases)}."
+    was, now = ({*side.of_phase(phase)} for side in (before, after))
+    if len(was) != len(now):
+        yield f"The number of ranks differs: {len(was)} before, {len(now)} after."

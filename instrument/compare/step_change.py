@@ -1,0 +1,138 @@
+"""The change of the mean step, as a sum of parts.
+
+The mean step of a side is the total time of its steps divided by their number, rounded down to
+whole nanoseconds. The parts of the mean are the parts of the total divided in the same way; the
+nanoseconds that are left over go to the parts with the largest remainders. So the parts of each
+side sum to its step exactly, and their changes sum to the change of the step. No part is rounded by
+more than 1 ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from instrument.analysis.table import Schema, Table, schema
+from instrument.compare.totals import Totals
+
+PARTS: Schema = schema(
+    range="the path of the range; (no range) outside of all ranges; (no launch) for device work "
+    "whose launch is not in the trace. A renamed range has its new path",
+    kind="compute, exposed communication, copy, waiting for data, launch, other CPU or idle; see "
+    "`instrument.compare.step_parts`",
+    before_ns="the part of the step before the change",
+    after_ns="the part of the step after the change",
+    change_ns="`after_ns` minus `before_ns`",
+)
+
+# The time of each range and kind.
+_Parts = dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of one side, in ns.
+
+    Attributes:
+        count: the number of steps; 1 for a whole recording.
+        mean_ns: the mean, rounded down.
+        median_ns: the median, rounded down.
+        deviation_ns: the median of the steps' distances from the median, rounded down; None if
+            there are fewer than three steps.
+    """
+
+    count: int
+    mean_ns: int
+    median_ns: int
+    deviation_ns: int | None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A step that is compared, and its parts.
+
+    Attributes:
+        rank: the rank; None for all captures together.
+        before, after: the steps of both sides.
+        parts: the parts of the step, the largest change first; see `PARTS`. Each column of times
+            sums to the value of the same name exactly.
+    """
+
+    rank: int | None
+    before: Steps
+    after: Steps
+    parts: Table
+
+    @property
+    def before_ns(self) -> int:
+        """The mean step before the change."""
+        return self.before.mean_ns
+
+    @property
+    def after_ns(self) -> int:
+        """The mean step after the change."""
+        return self.after.mean_ns
+
+    @property
+    def change_ns(self) -> int:
+        """How much longer the step takes after the change; negative if it is shorter."""
+        return self.after_ns - self.before_ns
+
+
+def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, str]) -> Whole:
+    """Compare the mean steps of two sides.
+
+    Args:
+        rank: the rank of both sides; None for several.
+        before: the sums before the change.
+        after: the sums after the change.
+        paths: the new path of each renamed range.
+    """
+    old, new = mean_parts(before), mean_parts(after)
+    old = {(paths.get(path, path), kind): ns for (path, kind), ns in old.items()}
+    keys = sorted(
+        old | new, key=lambda key: (-abs(new.get(key, 0) - old.get(key, 0)), -new.get(key, 0), key)
+    )
+    was, now = ([side.get(key, 0) for key in keys] for side in (old, new))
+    parts = Table.of(
+        PARTS,
+        {
+            "range": [path for path, _ in keys],
+            "kind": [kind for _, kind in keys],
+            "before_ns": was,
+            "after_ns": now,
+            "change_ns": [after_ns - before_ns for before_ns, after_ns in zip(was, now)],
+        },
+    )
+    return Whole(rank, _steps(before.steps_ns), _steps(after.steps_ns), parts)
+
+
+def mean_parts(totals: Totals) -> _Parts:
+    """The parts of the mean step in whole ns, which sum to the mean step exactly."""
+    count, every = max(len(totals.steps_ns), 1), [*totals.parts.values()]
+    return dict(zip(totals.parts, divided(every, count, sum(every) // count)))
+
+
+def divided(values: Sequence[int], divisor: int, whole: int) -> list[int]:
+    """Divide integers so that the quotients are integers that sum to `whole`.
+
+    All quotients are rounded down; those with the largest remainders are then increased by 1.
+    `whole` must be the quotient of the sum of the values, rounded up or down.
+    """
+    found = [value // divisor for value in values]
+    order = sorted(range(len(values)), key=lambda k: -(values[k] % divisor))
+    for k in order[: whole - sum(found)]:
+        found[k] += 1
+    return found
+
+
+def _steps(steps_ns: Sequence[int]) -> Steps:
+    middle = int(median(steps_ns)) if steps_ns else 0
+    distances = [abs(each - middle) for each in steps_ns]
+    return Steps(
+        count=len(steps_ns),
+        mean_ns=sum(steps_ns) // max(len(steps_ns), 1),
+        median_ns=middle,
+        deviation_ns=int(median(distances)) if len(distances) > 2 else None,
+    )

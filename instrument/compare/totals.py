@@ -1,0 +1,264 @@
+"""What the steps of a capture did: sums by range, operator, kernel and input shapes.
+
+The sums of several captures, such as the windows of a run, can be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import reduce
+from typing import Any, Literal
+
+import numpy as np
+
+from instrument.analysis.breakdown import COPY, KINDS, Work
+from instrument.analysis.kernels import copies, kernels
+from instrument.analysis.table import Table
+from instrument.analysis.views import Views
+from instrument.compare.counters import Counters, counters
+from instrument.compare.step_parts import compared_steps, plain_path, step_parts
+from instrument.findings.places import Measured
+from instrument.links.flops import UNKNOWN
+from instrument.links.groupby import Groups
+from instrument.links.paths import Paths
+
+#: The quantities of one range, operator or kernel, by name; None stands for unknown.
+Quantities = dict[str, int | None]
+Rows = dict[Any, Quantities]
+
+_OF_OPERATORS = (
+    "calls",
+    "self_cpu_ns",
+    "self_device_ns",
+    "self_cpu_bytes",
+    "self_device_bytes",
+    "flops",
+)
+#: The counter that is a maximum, and not a sum.
+PEAK = "peak_bytes"
+# Ranges, steps and marks are no operators.
+_NO_OPERATORS = frozenset({"range", "step", "mark"})
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What belongs to a range directly; a range with a new name is recognised by it.
+
+    Attributes:
+        name: the last name of the range's path.
+        parent: the path of the range around it; None for an outermost range.
+        calls: the number of calls of each outermost operator that belongs to the range.
+    """
+
+    name: str
+    parent: str | None
+    calls: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the compared steps of one or several captures did.
+
+    Attributes:
+        captures: the names of the captures.
+        what: "step", or "recording" if the captures have no finished steps.
+        steps_ns: the duration of each step.
+        parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
+        ranges: the quantities of each range, by its path.
+        operators: the quantities of each operator and each call of the device's runtime, by name.
+        shapes: the quantities of operators by name and input shapes; empty without shapes.
+        kernels: the quantities of kernels and copies, by name and kind.
+        contents: what belongs to each range, by its path.
+        counters: the counters of each range with the ranges inside it, by its path; None has those of
+            whole steps. See `instrument.compare.counters`.
+        counted_steps: the number of steps that are counted.
+    """
+
+    captures: tuple[str, ...]
+    what: Literal["step", "recording"]
+    steps_ns: tuple[int, ...]
+    parts: dict[tuple[str, str], int]
+    ranges: Rows = field(default_factory=dict)
+    operators: Rows = field(default_factory=dict)
+    shapes: Rows = field(default_factory=dict)
+    kernels: Rows = field(default_factory=dict)
+    contents: dict[str, Contents] = field(default_factory=dict)
+    counters: Rows = field(default_factory=dict)
+    counted_steps: int = 0
+
+
+def totals(capture: Views) -> Totals:
+    """Sum what the compared steps of a capture did.
+
+    Raises:
+        CaptureError: the capture holds no trace.
+        TraceError: the trace cannot be read.
+    """
+    span = compared_steps(capture)
+    parts = step_parts(capture, span)
+    operators = capture.operators.during(span.start_ns, span.end_ns)
+    shapes = operators.by("input_shapes")
+    has_shapes = any(shapes.column("input_shapes"))
+    counted = counters(capture)
+    return Totals(
+        captures=(capture.name,),
+        what=span.what,
+        steps_ns=tuple((span.end_ns - span.start_ns).tolist()),
+        parts=parts,
+        ranges=_ranges(capture, span, parts),
+        operators=_summed(_called(operators), _OF_OPERATORS, lambda row: plain_path(row.name)),
+        shapes=_summed(_called(shapes), _OF_OPERATORS, lambda row: (row.name, row.input_shapes))
+        if has_shapes
+        else {},
+        kernels=_kernels(capture, span),
+        contents=_contents(capture.links.scopes.paths, counted),
+        counters=_counters(counted),
+        counted_steps=counted.steps,
+    )
+
+
+def added(every: Iterable[Totals]) -> Totals:
+    """Add the sums of several captures."""
+    return reduce(_add, every)
+
+
+def _add(one: Totals, other: Totals) -> Totals:
+    return Totals(
+        captures=one.captures + other.captures,
+        what=one.what if one.what == other.what else "recording",
+        steps_ns=one.steps_ns + other.steps_ns,
+        parts={
+            key: one.parts.get(key, 0) + other.parts.get(key, 0) for key in one.parts | other.parts
+        },
+        ranges=_add_rows(one.ranges, other.ranges),
+        operators=_add_rows(one.operators, other.operators),
+        shapes=_add_rows(one.shapes, other.shapes),
+        kernels=_add_rows(one.kernels, other.kernels),
+        contents=_add_contents(one.contents, other.contents),
+        counters=_add_counters(one.counters, other.counters),
+        counted_steps=one.counted_steps + other.counted_steps,
+    )
+
+
+def _add_rows(one: Rows, other: Rows) -> Rows:
+    return {key: plus(one.get(key, {}), other.get(key, {})) for key in one | other}
+
+
+def plus(one: Mapping[str, int | None], other: Mapping[str, int | None]) -> Quantities:
+    """Add quantities by name; a quantity that only one of them knows is taken from it."""
+    found: Quantities = {}
+    for name in {**one, **other}:
+        pair = [each for each in (one.get(name), other.get(name)) if each is not None]
+        found[name] = sum(pair) if pair else None
+    return found
+
+
+def _add_contents(
+    one: Mapping[str, Contents], other: Mapping[str, Contents]
+) -> dict[str, Contents]:
+    found = dict(one)
+    for path, contents in other.items():
+        _put(found, path, contents)
+    return found
+
+
+def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
+    """Add the contents of a range to those of other captures."""
+    calls = dict(contents.calls)
+    for name, number in (found[path].calls if path in found else {}).items():
+        calls[name] = calls.get(name, 0) + number
+    found[path] = Contents(contents.name, contents.parent, calls)
+
+
+def _add_counters(one: Rows, other: Rows) -> Rows:
+    found = _add_rows(one, other)
+    peaks = [row.get(PEAK) for row in (one.get(None, {}), other.get(None, {}))]
+    if known := [peak for peak in peaks if peak is not None]:
+        found[None][PEAK] = max(known)
+    return found
+
+
+def _called(table: Table) -> Table:
+    return table.where(lambda row: row.kind not in _NO_OPERATORS)
+
+
+def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Rows:
+    """The quantities of a table's rows; rows with the same key are added."""
+    found: Rows = {}
+    for row in table:
+        own = {name: getattr(row, name) for name in names}
+        found[key(row)] = plus(found.get(key(row), {}), own)
+    return found
+
+
+def _kernels(capture: Views, span: Measured) -> Rows:
+    """The kernels and copies that the steps launched, by name and kind."""
+    events, work = capture.events, capture.work
+    launch = np.where(work.call >= 0, work.call, work.operator)
+    began_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
+    chosen = span.holds(began_ns) >= 0
+    part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
+    names = ("calls", "device_ns", "launch_ns")
+    found = _summed(kernels(events, part), names, lambda row: (row.name, row.kind))
+    names = ("calls", "device_ns", "bytes")
+    moved = _summed(copies(events, part), names, lambda row: (row.name, KINDS[COPY]))
+    return _add_rows(found, moved)
+
+
+def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]) -> Rows:
+    """The quantities of each range that the steps ran."""
+    events, links = capture.events, capture.links
+    tree, scopes, paths = links.call_tree, links.scopes, links.scopes.paths
+    count = len(paths.texts)
+    path = np.append(scopes.attributed, -1)[scopes.innermost]
+    counts = (span.holds(tree.start_ns) >= 0) & (path >= 0)
+    of_nodes = Groups(path, count)
+    cpu_ns = of_nodes.sum(tree.own(links.spent_ns), counts)
+    calls = Groups(scopes.opened, count).number(span.holds(scopes.ranges.start_ns) >= 0)
+    device, node = links.launched
+    launch = np.where(links.launches.call >= 0, links.launches.call, links.launches.operator)
+    launched = (node >= 0) & (span.holds(events.start_ns[launch]) >= 0)
+    launcher = np.append(path, -1)[node]
+    launched &= launcher >= 0
+    device_ns = Groups(launcher, count).sum(events.duration_ns[device], launched)
+    flops = links.flops
+    known = counts if flops is None else counts & (flops != UNKNOWN)
+    operations = None if flops is None else of_nodes.sum(flops, known)
+    step_ns: dict[str, int] = {}
+    for (text, _), total in parts.items():
+        step_ns[text] = step_ns.get(text, 0) + total
+    found: Rows = {}
+    for k, text in enumerate(map(plain_path, paths.texts)):
+        own = {
+            "calls": int(calls[k]),
+            "step_ns": step_ns.pop(text, 0),
+            "self_cpu_ns": int(cpu_ns[k]),
+            "self_device_ns": int(device_ns[k]) if len(device) else None,
+            "flops": None if operations is None else int(operations[k]),
+        }
+        if any(own.values()):
+            found[text] = plus(found.get(text, {}), own)
+    for text, total in step_ns.items():  # (no range), (no launch), and a loader outside of ranges
+        found[text] = plus(found.get(text, {}), {"step_ns": total})
+    return found
+
+
+def _contents(paths: Paths, counted: Counters) -> dict[str, Contents]:
+    """What belongs to each range, parents first."""
+    texts = [plain_path(text) for text in paths.texts]
+    found: dict[str, Contents] = {}
+    for k, (text, above) in enumerate(zip(texts, paths.above.tolist())):
+        calls = {name: count.total for name, count in counted.calls.get(paths.texts[k], {}).items()}
+        parent = texts[above] if above >= 0 else None
+        _put(found, text, Contents(plain_path(paths.names[k]), parent, calls))
+    return found
+
+
+def _counters(counted: Counters) -> Rows:
+    """The totals of all counters, by the path of the range; None for whole steps."""
+    found: Rows = {None: {name: count and count.total for name, count in counted.counts.items()}}
+    for path, counts in counted.ranges.items():
+        own = {name: count.total for name, count in counts.items()}
+        found[plain_path(path)] = plus(found.get(plain_path(path), {}), own)
+    return found

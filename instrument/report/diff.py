@@ -1,0 +1,373 @@
+"""A comparison as text, as JSON and as Markdown: what a step takes more or less, and where.
+
+The parts of a step are shown with the digits of the step, rounded so that they sum to the step that
+is shown. So a part may be rounded up or down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from instrument.analysis.table import Table
+from instrument.compare.conditions import Unlike
+from instrument.compare.diff import Difference
+from instrument.compare.step_change import Steps, Whole, divided
+from instrument.printable import printable
+from instrument.report.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
+from instrument.report.section import Section
+from instrument.units import count, durations_like, size
+
+By = Literal["range", "operator", "kernel", "shape"]
+
+#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+VERSION = 1
+_TABLES: Mapping[By, str] = {
+    "range": "ranges",
+    "operator": "operators",
+    "kernel": "kernels",
+    "shape": "shapes",
+}
+# A kind is named in the first sentence if its change is at least this part of the largest one.
+_NAMED, _MOST_NAMED = 0.3, 2
+# A range is named with a kind if it has at least this part of the kind's change.
+_MOSTLY = 0.5
+_DIGITS = 4
+_SIDES = ("before_ns", "after_ns", "change_ns")
+# The least width of the names of ranges beside the parts of a step.
+_LEAST_ROOM = 16
+_MARKDOWN_BYTES, _MARKDOWN_ROWS, _MARKDOWN_NAME = 6_000, 15, 60
+_LONGEST_WARNING, _MOST_WARNINGS = 300, 6
+_TIMES = {
+    "step_ns": "time of the step",
+    "device_ns": "device time",
+    "self_device_ns": "device time",
+    "self_cpu_ns": "CPU time",
+}
+_MINUS = "\N{MINUS SIGN}"
+
+
+def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[str | Section]:
+    """Return a comparison as parts: a sentence, warnings, the parts of the step, and tables.
+
+    Args:
+        found: the comparison.
+        rows: the most rows of each table.
+        by: the only table to show below the parts of the step. None shows the operators, the
+            kernels and the counters.
+    """
+    shown: list[By] = [by] if by else ["operator", "kernel"]
+    made: list[str | Section] = [_wrapped(summary(found))]
+    made += [_wrapped(f"Warning: {each.sentence}") for each in found.unlike]
+    made.append(_wrapped(_spread(found.step)))
+    made.append(_step_table(found, rows))
+    if len(found.wholes) > 1:
+        made.append(_ranks(found))
+    made += [_changed(found, each, rows) for each in shown]
+    if not by:
+        made.append(_counters(found, rows))
+    return made
+
+
+def as_json(found: Difference) -> str:
+    """Return a comparison as JSON; docs/compare.md describes the keys."""
+    content = {
+        "version": VERSION,
+        "what": found.what,
+        "before": found.before,
+        "after": found.after,
+        "unlike": [each._asdict() for each in found.unlike],
+        "wholes": [_as_dict(whole) for whole in found.wholes],
+        **{
+            name: [row._asdict() for row in getattr(found, name)]
+            for name in (*_TABLES.values(), "counters")
+        },
+    }
+    return json.dumps(content, indent=2)
+
+
+def _as_dict(whole: Whole) -> dict[str, Any]:
+    return {
+        "rank": whole.rank,
+        "before_ns": whole.before_ns,
+        "after_ns": whole.after_ns,
+        "change_ns": whole.change_ns,
+        "steps": {
+            side: {
+                "count": steps.count,
+                "median_ns": steps.median_ns,
+                "deviation_ns": steps.deviation_ns,
+            }
+            for side, steps in (("before", whole.before), ("after", whole.after))
+        },
+        "parts": [row._asdict() for row in whole.parts],
+    }
+
+
+def summary(found: Difference) -> str:
+    """Return what changed in one sentence, such as "step 118.3 → 94.2 ms (−20.4 %), mostly: …"."""
+    step, what = found.step, found.what
+    text = durations_like(max(step.before_ns, step.after_ns))
+    change = _signed(step.change_ns, text)
+    share = f", {_percent(step.change_ns / step.before_ns)}" if step.before_ns else ""
+    causes = [
+        f"{kind}{f' in {path}' if path else ''} {_signed(change_ns, text)}"
+        for kind, path, change_ns in _causes(step)
+    ]
+    mostly = f", mostly: {', '.join(causes)}" if causes else ""
+    return (
+        f"{_names(found.before)} → {_names(found.after)}: {what} {text(step.before_ns)} → "
+        f"{text(step.after_ns)} ({change}{share}){mostly}"
+    )
+
+
+def _names(captures: Sequence[str]) -> str:
+    return captures[0] if len(captures) == 1 else f"{len(captures)} captures"
+
+
+def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
+    """The kinds with the largest changes, and the range that has most of each change."""
+    of_kind: dict[str, int] = {}
+    for row in step.parts:
+        of_kind[row.kind] = of_kind.get(row.kind, 0) + row.change_ns
+    order = sorted(of_kind, key=lambda kind: -abs(of_kind[kind]))
+    for kind in order[:_MOST_NAMED]:
+        change_ns = of_kind[kind]
+        if not change_ns or abs(change_ns) < _NAMED * abs(of_kind[order[0]]):
+            return
+        first = next(row for row in step.parts if row.kind == kind)
+        is_most = first.change_ns / change_ns >= _MOSTLY and not first.range.startswith("(")
+        yield kind, first.range if is_most else None, change_ns
+
+
+def _spread(step: Whole) -> str:
+    """How much the steps of each side differ from each other, beside the change of their median."""
+    one, other = step.before, step.after
+    if one.deviation_ns is None or other.deviation_ns is None:
+        return (
+            "How much steps vary is not known: a side has fewer than three steps, so the change may "
+            "be chance."
+        )
+    change_ns = other.median_ns - one.median_ns
+    text = durations_like(max(one.median_ns, other.median_ns))
+    where = "within" if abs(change_ns) <= one.deviation_ns + other.deviation_ns else "larger than"
+    return (
+        f"Median step: {_around(one, text)} → {_around(other, text)}. The change of the median is "
+        f"{where} the spread of the steps (their median distance from the median)."
+    )
+
+
+def _around(steps: Steps, text: Any) -> str:
+    noun = "step" if steps.count == 1 else "steps"
+    return f"{text(steps.median_ns)} ± {text(steps.deviation_ns)} ({steps.count} {noun})"
+
+
+def _step_table(found: Difference, rows: int) -> Section:
+    """The parts of the step, the largest changes first; one row for the rest, and one for all."""
+    table, texts = _rounded(found.step, rows), _texts(found)
+    times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
+    kinds = table.column("kind")
+    room = PROSE_WIDTH - 8 - 3 * max(map(len, times)) - max(map(len, kinds))
+    return Section(
+        table,
+        table.columns,
+        f"Parts of the {found.what}{_few(rows, found.step.parts)}",
+        text_width=PROSE_WIDTH,
+        texts={**texts, "range": lambda name: shortened(printable(name), max(room, _LEAST_ROOM))},
+        all_columns="--json",
+    )
+
+
+def _rounded(step: Whole, rows: int) -> Table:
+    """The first parts of a step, the sum of the rest, and the step, rounded so that they add up."""
+    unit = _unit(step)
+    shown = [*step.parts.head(rows)]
+    names, kinds = [row.range for row in shown], [row.kind for row in shown]
+    if left := len(step.parts) - len(shown):
+        names.append(f"({left} smaller {'part' if left == 1 else 'parts'})")
+        kinds.append("")
+    columns: dict[str, list[Any]] = {"range": [*names, "(all)"], "kind": [*kinds, ""]}
+    for side in ("before_ns", "after_ns"):
+        every = step.parts.column(side)
+        values = [*every[: len(shown)], *([sum(every[len(shown) :])] if left else [])]
+        whole = (2 * sum(values) + unit) // (2 * unit)
+        columns[side] = [each * unit for each in (*divided(values, unit, whole), whole)]
+    pairs = zip(columns["before_ns"], columns["after_ns"])
+    return Table({**columns, "change_ns": [after_ns - before_ns for before_ns, after_ns in pairs]})
+
+
+def _unit(step: Whole) -> int:
+    """The last digit that is shown, in ns; see `durations_like`."""
+    digits = len(str(max(step.before_ns, step.after_ns)))
+    return int(10 ** max(digits - _DIGITS, 0))
+
+
+def _texts(found: Difference) -> dict[str, Any]:
+    text = durations_like(max(found.step.before_ns, found.step.after_ns))
+    return {"before_ns": text, "after_ns": text, "change_ns": lambda ns: _signed(ns, text)}
+
+
+def _signed(ns: float, text: Any) -> str:
+    """A change with its sign; 0 has none."""
+    shown: str = text(abs(ns))
+    is_nothing = not any(digit in shown for digit in "123456789")
+    return shown if is_nothing else f"{_MINUS if ns < 0 else '+'}{shown}"
+
+
+def _percent(share: float) -> str:
+    text = f"{abs(share):.1%}".replace("%", " %")
+    return text if text == "0.0 %" else f"{_MINUS if share < 0 else '+'}{text}"
+
+
+def _ranks(found: Difference) -> Section:
+    """The step of each rank, and the part that changed most."""
+    wholes = found.wholes[1:]
+    largest = [whole.parts[0] if len(whole.parts) else None for whole in wholes]
+    table = Table(
+        {
+            "rank": [whole.rank for whole in wholes],
+            "before_ns": [whole.before_ns for whole in wholes],
+            "after_ns": [whole.after_ns for whole in wholes],
+            "change_ns": [whole.change_ns for whole in wholes],
+            "largest": [f"{row.kind} in {row.range}" if row else None for row in largest],
+        }
+    )
+    return Section(table, table.columns, "Ranks", text_width=PROSE_WIDTH, texts=_texts(found))
+
+
+def _changed(found: Difference, by: By, rows: int) -> str | Section:
+    """The rows of a table whose time changed, the largest change first."""
+    table = getattr(found, _TABLES[by])
+    title, time = _TABLES[by].capitalize(), _time_of(table)
+    counts = [
+        f"{number} {status}"
+        for status in ("added", "removed", "renamed", "changed")
+        if (number := len(table.where(status=status)))
+    ]
+    of = f"; {', '.join(counts)}" if counts else "; the same calls on both sides"
+    unit = _unit(found.step)
+    changed = [row for row in table if abs(getattr(row, f"change_{time}") or 0) >= unit]
+    if not changed:
+        return f"{title}: no time changed{of}."
+    changed.sort(key=lambda row: -abs(getattr(row, f"change_{time}") or 0))
+    shown = changed[:rows]
+    columns = {
+        "name": [_label(row, by) for row in shown],
+        "status": [row.status for row in shown],
+        "calls": [_calls(row) for row in shown],
+        **{
+            f"{side}_ns": [getattr(row, f"{side}_{time}") for row in shown]
+            for side in ("before", "after", "change")
+        },
+    }
+    few = "" if len(shown) == len(changed) else f", {len(shown)} of {len(changed)}"
+    return Section(
+        Table(columns),
+        [*columns],
+        f"{title} by {_TIMES[time]}{few}{of}",
+        missable=("calls", "status"),
+        text_width=PROSE_WIDTH,
+        texts=_texts(found),
+        all_columns="--json",
+    )
+
+
+def _time_of(table: Table) -> str:
+    """The time by which a table is shown: of a range that of the step, else the one that changed most."""
+    if "change_step_ns" in table.columns:
+        return "step_ns"
+    times = [name for name in _TIMES if f"change_{name}" in table.columns]
+    return max(times, key=lambda name: sum(abs(ns or 0) for ns in table.column(f"change_{name}")))
+
+
+def _label(row: Any, by: By) -> str:
+    if by == "range":
+        return f"{row.range} (was {row.before_range})" if row.before_range else str(row.range)
+    return f"{row.name} {row.input_shapes}" if by == "shape" else str(row.name)
+
+
+def _calls(row: Any) -> str:
+    one, other = (_number(each) for each in (row.before_calls, row.after_calls))
+    return one if one == other else f"{one} → {other}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _counters(found: Difference, rows: int) -> str | Section:
+    """The counters that differ: first those of the step, then those of ranges."""
+    differ = [
+        row
+        for row in found.counters
+        if _counter(row.counter, row.before) != _counter(row.counter, row.after)
+    ]
+    if not differ:
+        return "Counters: none differs."
+    differ.sort(key=lambda row: row.range is not None)
+    shown = differ[:rows]
+    columns = {
+        "counter": [row.counter for row in shown],
+        "range": [row.range for row in shown],
+        "before": [_counter(row.counter, row.before) for row in shown],
+        "after": [_counter(row.counter, row.after) for row in shown],
+    }
+    few = "" if len(shown) == len(differ) else f", {len(shown)} of {len(differ)}"
+    return Section(
+        Table(columns),
+        [*columns],
+        f"Counters of a {found.what} that differ{few}",
+        text_width=PROSE_WIDTH,
+        all_columns="--json",
+    )
+
+
+def _counter(name: str, value: float | None) -> str:
+    if value is None or not name.endswith(("_bytes", "flops")):
+        return _number(value)
+    return size(value) if name.endswith("_bytes") else count(value)
+
+
+def _few(rows: int, table: Table) -> str:
+    return "" if len(table) <= rows else f", {rows} of {len(table)}"
+
+
+def _wrapped(text: str) -> str:
+    return "\n".join(wrapped(text, indent="  "))
+
+
+def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
+    """Return a comparison as Markdown of at most 6,000 bytes, for a comment on a pull request.
+
+    At most 15 parts of the step are shown. The others are summed in one row.
+    """
+    head = [
+        f"## {escaped(summary(found))}",
+        "Found by `instrument diff`. Names in code marks are data from the traces.",
+        *(f"> {escaped(sentence)}" for sentence in _sentences(found.unlike)),
+        escaped(_spread(found.step)),
+    ]
+    for number in range(min(rows, _MARKDOWN_ROWS), 0, -1):
+        made = [*head, _markdown_table(found, number)]
+        if byte_count(made) <= _MARKDOWN_BYTES:
+            break
+    return "\n\n".join(made)
+
+
+def _sentences(unlike: Sequence[Unlike]) -> list[str]:
+    shown = [f"Warning: {each.sentence}"[:_LONGEST_WARNING] for each in unlike[:_MOST_WARNINGS]]
+    more = len(unlike) - len(shown)
+    return [*shown, f"… and {more} more warnings."] if more else shown
+
+
+def _markdown_table(found: Difference, rows: int) -> str:
+    texts = _texts(found)
+    lines = ["| range | kind | before | after | change |", "|---|---|---:|---:|---:|"]
+    for row in _rounded(found.step, rows):
+        times = [texts[name](getattr(row, name)) for name in _SIDES]
+        name = code(row.range, _MARKDOWN_NAME).replace("|", "\\|")
+        lines.append(f"| {name} | {row.kind} | {' | '.join(times)} |")
+    return "\n".join(lines)

@@ -1,0 +1,136 @@
+"""The parts of the steps: each nanosecond in one range and one kind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from builders import REDUCES, annotation, call, capture, copy, launched, span, step
+
+from compare.painter import LOADER, Program
+from instrument.analysis.views import Views
+from instrument.compare.step_parts import compared_steps, plain_path, step_parts
+
+TRACES = os.environ.get("INSTRUMENT_TRACES")
+REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
+
+
+def parts_of(views: Views) -> dict[tuple[str, str], int]:
+    return step_parts(views, compared_steps(views))
+
+
+def test_each_kind_of_time_in_a_step(tmp_path: Path) -> None:
+    """A step of 1000 µs after one that does not count; all numbers by hand."""
+    events = [
+        step(0, 0, 100),
+        step(1, 100, 1000),
+        annotation(LOADER, 100, 100),
+        annotation("forward", 200, 500),
+        # The call takes 5 µs, the kernel begins 20 µs after it: 25 µs launch, 300 compute.
+        *launched("gemm", 250, 275, 300, 1),
+        # 100 µs of this are beside the kernel, 50 are exposed.
+        *launched(REDUCES, 300, 475, 150, 2, tid=9),
+        call("cudaMemcpyAsync", 310, 5, 3),
+        copy(600, 50, correlation=3),  # 25 µs of it are exposed
+        call("cudaDeviceSynchronize", 650, 50),
+        span("aten::item", 800, 100),
+    ]
+    assert parts_of(capture(tmp_path, events)) == {
+        ("enumerate(DataLoader)", "waiting for data"): 100_000,
+        ("forward", "other CPU"): 50_000,
+        ("forward", "launch"): 25_000,
+        ("forward", "compute"): 300_000,
+        ("forward", "exposed communication"): 50_000,
+        ("forward", "copy"): 25_000,
+        ("forward", "idle"): 50_000,
+        ("(no range)", "other CPU"): 100_000,
+        ("(no range)", "idle"): 300_000,
+    }
+
+
+def test_a_trace_of_the_cpu_alone_has_no_compute(tmp_path: Path) -> None:
+    events = [
+        step(3, 0, 1000),
+        annotation("data", 0, 100),  # in a trace of another program, this may be anything
+        annotation("forward", 100, 400),
+        span("aten::mm", 200, 100),
+        annotation("gloo:all_reduce", 500, 300, tid=2),
+        span(LOADER, 900, 50),
+    ]
+    assert parts_of(capture(tmp_path, events)) == {
+        ("data", "other CPU"): 100_000,
+        ("forward", "other CPU"): 400_000,
+        ("(no range)", "exposed communication"): 300_000,
+        ("(no range)", "idle"): 150_000,
+        ("enumerate(DataLoader)", "waiting for data"): 50_000,
+    }
+
+
+def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
+    events = [step(0, 0, 10), step(1, 10, 100), step(2, 50, 100), span("aten::mm", 60, 30)]
+    views = capture(tmp_path, events)
+    assert compared_steps(views).total_ns == 140_000
+    assert parts_of(views) == {
+        ("(no range)", "other CPU"): 30_000,
+        ("(no range)", "idle"): 110_000,
+    }
+
+
+def test_without_steps_the_whole_recording_counts(tmp_path: Path) -> None:
+    views = capture(tmp_path, [annotation("a", 0, 30), span("aten::mm", 50, 50)])
+    assert parts_of(views) == {
+        ("a", "other CPU"): 30_000,
+        ("(no range)", "idle"): 20_000,
+        ("(no range)", "other CPU"): 50_000,
+    }
+
+
+def test_a_trace_without_events_has_no_parts(tmp_path: Path) -> None:
+    assert parts_of(capture(tmp_path, [])) == {}
+
+
+def test_a_range_with_the_name_of_no_range_is_added_to_it(tmp_path: Path) -> None:
+    views = capture(
+        tmp_path, [step(1, 0, 10), annotation("(no range)", 0, 4), span("aten::mm", 5, 3)]
+    )
+    assert parts_of(views) == {("(no range)", "other CPU"): 7_000, ("(no range)", "idle"): 3_000}
+
+
+@pytest.mark.parametrize(
+    ("path", "plain"),
+    [
+        (f"train/{LOADER}", "train/enumerate(DataLoader)"),
+        ("enumerate(DataPipe)#Mapper", "enumerate(DataPipe)"),
+        ("train/forward", "train/forward"),
+    ],
+)
+def test_a_loader_has_the_same_name_with_and_without_workers(path: str, plain: str) -> None:
+    assert plain_path(path) == plain
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
+    program = Program(Random(seed), length=120).make()
+    assert parts_of(capture(tmp_path, program.events)) == program.painted()
+
+
+@pytest.mark.parametrize("trace", REAL, ids=lambda path: path.name.partition(".")[0])
+def test_the_parts_of_real_steps_sum_to_the_steps(trace: Path) -> None:
+    views = Views.load(trace)
+    span_ns = compared_steps(views)
+    found = step_parts(views, span_ns)
+    assert sum(found.values()) == span_ns.total_ns
+    assert min(found.values()) > 0
+    if len(views.links.steps):
+        # The exposed parts of the devices' work are those of the table of steps, which is made by another sweep.
+        steps = views.steps
+        later = slice(1, None) if len(steps) > 1 else slice(None)
+        for kind, column in (
+            ("compute", "clipped_compute_ns"),
+            ("exposed communication", "clipped_exposed_communication_ns"),
+            ("copy", "clipped_exposed_copy_ns"),
+        ):
+            total = sum(ns for (_, each), ns in found.items() if each == kind)
+            assert total == sum(ns or 0 for ns in steps.column(column)[later]), kind
