@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 
 _TIMES = ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms"))
 
@@ -55,3 +57,24 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
         value /= base
         power += 1
     return f"{value:.2f} {units[power]}" if power else f"{value} {units[0]}".rstrip()
+
+
+#: Units that people write, by what they measure, with their factors.
+BYTES = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+COUNTS = {prefix: 1000**power for power, prefix in enumerate("KMGTP", 1)}
+
+
+def quantity(text: str, units: Mapping[str, int]) -> int:
+    """Read a number with or without a unit, such as "2GB" or "412", rounded to a whole number.
+
+    Raises:
+        ValueError: the text is no number with one of the units.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", text.strip())
+    if found is None or found[2] not in {"", *units}:
+        raise ValueError(text)
+    return round(Fraction(found[1]) * units.get(found[2], 1))

@@ -52,6 +52,8 @@ _KINDS = (
     ("scatter", r"(?<![a-z])scatter(?![a-z])"),
     ("reduce", r"(?<![a-z])reduce(?![a-z])"),
 )
+#: The kinds of collectives.
+KINDS = tuple(kind for kind, _ in _KINDS)
 _PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
 # torch's names of element types, by the bytes that an element takes.
 _SIZES = {

@@ -1,8 +1,8 @@
 """The command `instrument`: its parser, and how errors of commands are shown.
 
 Each command is a module with three members: `HELP`, the command's line in the list of commands;
-`add_arguments`; and `run`, which returns text, or a list of text and tables. Importing these
-modules loads neither torch nor numpy.
+`add_arguments`; and `run`, which returns text, or a list of text and tables, or a `Result`.
+Importing these modules loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,19 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from instrument.cli import cache, diagnose, diff, export, graph, ranks, show, trigger, whatif
-from instrument.cli.output import say, show_result
+from instrument.cli import (
+    baseline,
+    cache,
+    diagnose,
+    diff,
+    export,
+    graph,
+    ranks,
+    show,
+    trigger,
+    whatif,
+)
+from instrument.cli.output import Result, say, show_result
 from instrument.errors import InstrumentError
 
 COMMANDS = {
@@ -22,6 +33,7 @@ COMMANDS = {
     "diagnose": diagnose,
     "whatif": whatif,
     "diff": diff,
+    "baseline": baseline,
     "export": export,
     "ranks": ranks,
     "trigger": trigger,
@@ -34,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     The status is 0, or 2 after an error that the user can fix; stderr then has one line about the
-    error. `argv` does not contain the program's name; None means the arguments of the process.
+    error. `diff` has further statuses. `argv` does not contain the program's name; None means the
+    arguments of the process.
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -48,14 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.options = options
     with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    status = 0
     try:
-        show_result(arguments.run(arguments))
+        made = arguments.run(arguments)
+        shown, status = made if isinstance(made, Result) else Result(made)
+        show_result(shown)
     except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")
         return 2
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,7 +23,7 @@ from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL
 from instrument.analysis.collectives import kind_of
 from instrument.analysis.kernels import moved_bytes
 from instrument.analysis.views import Views
-from instrument.findings.places import Measured, measured, range_codes
+from instrument.findings.places import Measured, measured, nodes_of, range_codes
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.collective_records import records
 from instrument.links.flops import UNKNOWN
@@ -57,6 +57,8 @@ COUNTERS = {
 KIND = "collectives."
 #: The counters that are not known for single ranges.
 OF_WHOLE_STEP = frozenset({"peak_bytes", "graph_breaks", "recompilations"})
+#: The counters that are not known without a device.
+NEED_DEVICE = frozenset({"launches", "kernels", "copies", "copied_bytes"})
 
 # Operators that wait if their tensor is on a device. Others, such as masked_select, call these.
 _SYNCHRONIZING = frozenset(
@@ -210,6 +212,17 @@ class Occurred:
         known = found.event >= 0
         path[known] = range_codes(self.views, found.event[known])
         return path
+
+    def callers_of(self, found: Occurrences) -> Ints:
+        """The outermost operator around each occurrence, or the occurrence itself."""
+        links = self.views.links
+        tree = links.call_tree
+        is_call = np.zeros(len(self.views.events), np.bool_)
+        is_call[self.calls.event] = True
+        nearest = np.append(tree.nearest(is_call[tree.index]), -1)
+        node = nearest[nodes_of(links, np.maximum(found.event, 0))]
+        known = (found.event >= 0) & (node >= 0)
+        return np.where(known, np.append(tree.index, -1)[node], found.event)
 
     @cached_property
     def _dispatched(self) -> Flags:

@@ -29,7 +29,9 @@ _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]|.*[/\\]python\d(?:\.\d+)?[/\\]")
 # Code that a user does not change. Kineto cuts the folders of sys.path from the names of files.
-_LIBRARIES = frozenset({"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm"})
+_LIBRARIES = frozenset(
+    {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
+)
 
 
 class Place(NamedTuple):

@@ -1,0 +1,58 @@
+"""`instrument baseline`: write the counters of a capture to a small file, for reviews and CI."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from instrument.cli.arguments import path_or_url
+from instrument.cli.paths import newest_capture
+from instrument.errors import CaptureError
+
+HELP = "write the counters of a capture to a small JSON file, to keep in the repository"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.description = (
+        "Write the counters of a capture to a small JSON file, such as operators and syncs of a "
+        "step. Keep the file in the repository, and compare new captures with it."
+    )
+    parser.add_argument(
+        "path",
+        metavar="CAPTURE",
+        type=path_or_url,
+        help="a capture, a Chrome trace, a folder that holds captures, or a URL",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="the file to write, such as perf.json (default: print the content)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Write the file and return a line about it, or return the content of the file.
+
+    Raises:
+        CaptureError: there is no capture, it holds no trace, or the file cannot be written.
+        TraceError: the trace cannot be read.
+    """
+    from instrument import files
+    from instrument.compare.baseline import as_text
+    from instrument.compare.counters import counters
+
+    counted = counters(newest_capture(arguments.path))
+    content = as_text(counted)
+    if arguments.output is None:
+        return content.rstrip("\n")
+    try:
+        files.write(arguments.output, content)
+    except OSError as error:
+        raise CaptureError(
+            f"The baseline {arguments.output} cannot be written: {error.strerror}."
+        ) from None
+    known = sum(count is not None for count in counted.counts.values())
+    return f"Wrote {known} counters of {counted.steps} steps to {arguments.output}."

@@ -1,0 +1,140 @@
+"""A baseline: the counters of a capture in a small JSON file, to be kept beside the code.
+
+The file is the same whenever the counters are the same, and each counter has a line of its own, so
+that a review shows what a change costs:
+
+    {
+      "torch_instrument_baseline": 1,
+      "steps": 3,
+      "counters": {
+        "operators": 412,
+        "syncs": 0
+      },
+      "ranges": {
+        "model/attention": {"flops": 786432, "operators": 12}
+      },
+      "calls": {
+        "model/attention": {"aten::bmm": 2}
+      }
+    }
+
+`counters` are those of a step. A counter that varies between steps has three numbers: the lowest
+and the highest value of a step, and the sum of all steps. A counter that was not recorded is left
+out. `calls` counts the outermost operators directly in each range.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from instrument import files
+from instrument.compare.counters import COUNTERS, KIND, OF_WHOLE_STEP, Count, Counters
+from instrument.errors import CaptureError
+from instrument.trace.capture_json import BAD_JSON
+
+FORMAT = 1
+_MOST_BYTES = 16 << 20
+# The sum of a thousand steps fits into 64 bits.
+_Number = Annotated[int, Meta(ge=0, le=2**62)]
+_Cell = _Number | Annotated[list[_Number], Meta(min_length=3, max_length=3)]
+_Rows = dict[str, dict[str, _Cell]]
+
+
+class _Content(Struct):
+    """The content of the file; see the module."""
+
+    torch_instrument_baseline: int
+    steps: Annotated[int, Meta(ge=1, le=2**31)]
+    counters: dict[str, _Cell]
+    ranges: _Rows
+    calls: _Rows
+
+
+def as_text(counted: Counters) -> str:
+    """The content of the file of a baseline."""
+    counts = {name: count for name, count in counted.counts.items() if count is not None}
+    sections = (
+        _section("counters", {name: _cell(count) for name, count in counts.items()}),
+        _section("ranges", {path: _cells(row) for path, row in counted.ranges.items()}),
+        _section("calls", {path: _cells(row) for path, row in counted.calls.items()}),
+    )
+    head = f'  "torch_instrument_baseline": {FORMAT},\n  "steps": {counted.steps},\n'
+    return "{\n" + head + ",\n".join(sections) + "\n}\n"
+
+
+def read(path: Path) -> Counters:
+    """Read the file of a baseline.
+
+    Raises:
+        CaptureError: the file cannot be read, is no baseline, or has a newer format.
+    """
+    try:
+        content = msgspec.json.decode(files.read_bytes(path, _MOST_BYTES), type=_Content)
+    except OSError as error:
+        raise CaptureError(f"The baseline {path} cannot be read: {error.strerror}.") from None
+    except BAD_JSON as error:
+        raise CaptureError(
+            f"The file {path} is no baseline ({error}): write it with `instrument baseline`."
+        ) from None
+    if content.torch_instrument_baseline > FORMAT:
+        raise CaptureError(
+            f"The baseline {path} has format {content.torch_instrument_baseline}, but this version "
+            f"of torch-instrument reads formats up to {FORMAT}: upgrade torch-instrument."
+        )
+    steps = content.steps
+    known: dict[str, Count | None] = dict.fromkeys(COUNTERS)
+    known |= {
+        name: _count(name, cell, steps)
+        for name, cell in content.counters.items()
+        if name in COUNTERS or name.startswith(KIND)
+    }
+    ranges, calls = (
+        {
+            path: {name: _count(name, cell, steps) for name, cell in row.items()}
+            for path, row in rows.items()
+        }
+        for rows in (content.ranges, content.calls)
+    )
+    return Counters(steps, known, ranges, calls)
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether a path is a file of a baseline, of any format, and not a trace."""
+    try:
+        content = msgspec.json.decode(
+            files.read_bytes(path, _MOST_BYTES), type=dict[str, msgspec.Raw]
+        )
+    except (OSError, *BAD_JSON):
+        return False
+    return "torch_instrument_baseline" in content
+
+
+def _count(name: str, cell: _Cell, steps: int) -> Count:
+    if isinstance(cell, list):
+        least, most, total = cell
+        return Count(total, least, most)
+    return Count(cell if name in OF_WHOLE_STEP else cell * steps, cell, cell)
+
+
+def _cell(count: Count) -> _Cell:
+    return [count.least, count.most, count.total] if count.per_step is None else count.per_step
+
+
+def _cells(row: Mapping[str, Count]) -> dict[str, _Cell]:
+    return {name: _cell(row[name]) for name in sorted(row)}
+
+
+def _section(title: str, rows: Mapping[str, object]) -> str:
+    """An object whose entries are sorted, each on a line of its own."""
+    lines = [
+        f"    {json.dumps(files.encodable(name))}: {json.dumps(files.encodable(rows[name]))}"
+        for name in sorted(rows)
+    ]
+    inside = "{\n" + ",\n".join(lines) + "\n  }" if lines else "{}"
+    return f'  "{title}": {inside}'

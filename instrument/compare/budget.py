@@ -1,0 +1,182 @@
+"""Budgets of a test: the limits of counters, and what exceeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from instrument.analysis.collectives import KINDS
+from instrument.analysis.views import Views
+from instrument.compare.counters import COUNTERS, KIND, NEED_DEVICE, Counters, Occurred
+from instrument.compare.gate import RECORD, SHORT, STEP, TIMES, amount_of, fits, units_of
+from instrument.compare.increases import calls_behind, increased_ranges, stack_of
+from instrument.errors import ConfigError, did_you_mean
+from instrument.findings.loader_wait import waits_for_data
+from instrument.findings.places import measured
+from instrument.links.intervals import merged
+from instrument.units import quantity
+
+_DATA = "data"
+# How many ranges and calls a failure names.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a test.
+
+    Attributes:
+        limits: the highest allowed value of a step, by counter.
+        shares: the highest allowed share of the step, by the name of a range.
+    """
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+
+class Excess(NamedTuple):
+    """A counter above its limit, or one that cannot be judged.
+
+    Attributes:
+        counter: the counter; "" for a share of time.
+        sentence: what is wrong.
+    """
+
+    counter: str
+    sentence: str
+
+
+def budget_of(given: Mapping[str, Any]) -> Budget:
+    """Check the arguments of `perf_budget`.
+
+    Raises:
+        ConfigError: a counter does not exist, varies by its nature, or has a limit of a wrong type.
+    """
+    limits: dict[str, int] = {}
+    shares: dict[str, float] = {}
+    for name, value in given.items():
+        if name == "share":
+            shares = _shares(value)
+        elif name == "collectives" and isinstance(value, Mapping):
+            for kind, limit in value.items():
+                if kind not in KINDS:
+                    raise ConfigError(
+                        f"perf_budget has the collective {kind!r}, which does not exist"
+                        f"{did_you_mean(kind, KINDS)}"
+                    )
+                limits[KIND + kind] = _limit(f"collectives of {kind}", KIND + kind, limit)
+        else:
+            counter = SHORT.get(name, name)
+            if counter in {STEP, *TIMES} or counter.endswith("_ns"):
+                raise ConfigError(
+                    f"perf_budget limits {name!r}, which is a time and varies between runs of the "
+                    "same code: limit a counter, or compare times with `instrument diff`."
+                )
+            if counter not in COUNTERS:
+                known = [*COUNTERS, *SHORT, "share"]
+                raise ConfigError(
+                    f"perf_budget limits {name!r}, which is no counter{did_you_mean(name, known)}"
+                )
+            limits[counter] = _limit(name, counter, value)
+    return Budget(limits, shares)
+
+
+def _limit(name: str, counter: str, value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            return quantity(value, units_of(counter))
+        except ValueError:
+            pass
+    elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    raise ConfigError(
+        f"perf_budget limits {name} to {value!r}: give a whole number of 0 or more, or text such as "
+        f"'2{[*units_of(counter)][2]}'."
+    )
+
+
+def _shares(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"perf_budget has share={value!r}: give the range and its share, such as "
+            "share={'data': 0.1}."
+        )
+    for name, share in value.items():
+        if not isinstance(share, int | float) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise ConfigError(
+                f"perf_budget limits the share of {name!r} to {share!r}: give a number from 0 to 1."
+            )
+    return dict(value)
+
+
+def stored_limits(stored: Counters) -> Budget:
+    """The limits of a test without any: the counters that its baseline holds."""
+    known = {name: count for name, count in stored.counts.items() if count is not None}
+    return Budget(
+        {name: count.per_step for name, count in known.items() if count.per_step is not None}
+    )
+
+
+def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Excess]:
+    """Yield what exceeds a budget, or cannot be judged.
+
+    A counter that needs a device is left out where there is none.
+    """
+    for name, limit in budget.limits.items():
+        count, text = counted.count(name), amount_of(name)
+        if count is None and name not in NEED_DEVICE:
+            advice = RECORD.get(name, "record it with the fixture profile_session")
+            yield Excess(name, f"{name} is not known: {advice}.")
+        elif count is not None and count.per_step is None:
+            yield Excess(
+                name,
+                f"{name} varies between the steps, from {text(count.least)} to {text(count.most)}, "
+                "so it cannot have a budget: make the steps alike, or leave it out.",
+            )
+        elif count is not None and count.most > limit:
+            yield Excess(name, f"{name} is {text(count.most)}, and the budget is {text(limit)}.")
+    for name, most in budget.shares.items():
+        share = share_of(capture, name)
+        if share > most:
+            yield Excess("", f"{name} takes {share:.1%} of the step, and the budget is {most:.1%}.")
+
+
+def share_of(capture: Views, name: str) -> float:
+    """The share of the steps that ranges of a name or path take; 0 if there are none.
+
+    Waits for the batches of a `DataLoader` count as "data" too.
+    """
+    ranges, events = capture.links.scopes, capture.events
+    chosen = np.array([fits(name, text) for text in ranges.paths.texts], np.bool_)
+    inside = ranges.ranges.index[np.append(chosen, False)[ranges.opened]]
+    if name == _DATA:
+        inside = np.union1d(inside, waits_for_data(capture))
+    return measured(capture).covered(*merged(events.start_ns[inside], events.end_ns[inside]))
+
+
+def what_is_new(counter: str, occurred: Occurred, before: Counters, after: Counters) -> list[str]:
+    """Lines that name the ranges in which a counter is higher than before, and the new calls there.
+
+    Each call has the stack of its first occurrence. If no range is higher, the calls of the whole
+    step are shown.
+    """
+    text, lines = amount_of(counter), []
+    ranges = increased_ranges(before, after, counter)[:_SHOWN]
+    for each in ranges:
+        lines.append(f"  in {each.path}: {text(each.after)}, before {text(each.before)}")
+        lines += _calls(counter, occurred, before, after, each.path)
+    return lines or _calls(counter, occurred, before, after, None)
+
+
+def _calls(
+    counter: str, occurred: Occurred, before: Counters, after: Counters, path: str | None
+) -> list[str]:
+    lines = []
+    for call in calls_behind(counter, occurred, before, after, path)[:_SHOWN]:
+        was = "" if call.before is None else f", before {call.before:,}"
+        lines.append(f"    {call.name}: {call.after:,} in each step{was}")
+        lines += [f"      {source}" for source in stack_of(occurred.views, call.event)]
+    return lines

@@ -1,0 +1,398 @@
+"""Conditions that make a comparison fail, such as `syncs>0`, and the judgement of each.
+
+A condition is `NAME OPERATOR VALUE`:
+
+- `syncs>0`, `peak>2GB`: the value of the counter after the change.
+- `operators>+5%`, `operators>+10`: its change.
+- `range:attention.operators>0`: a counter of the ranges of this name or path; `*` matches any text.
+- `step>5%`, `range:attention.total>5%`: the change of a time. Times vary from run to run, so they
+  are judged only if both sides have at least three windows; otherwise the condition is undecided.
+
+A counter that varies between steps, or that was not recorded, is undecided too. The exit status of
+a command is 1 if a condition fails, else 3 if one is undecided, else 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from math import comb
+from operator import ge, gt, le, lt
+from typing import Literal, NamedTuple
+
+from instrument.analysis.views import Views
+from instrument.compare.counters import COUNTERS, KIND, Count, Counters, counters
+from instrument.compare.increases import Increase, increased_ranges
+from instrument.errors import ConfigError, did_you_mean
+from instrument.findings.places import measured
+from instrument.runs.rank_summary import rank_of
+from instrument.units import BYTES, COUNTS, duration, quantity
+
+Result = Literal["pass", "fail", "undecided"]
+
+#: Exit statuses of commands. Errors have the status 2.
+FAILED, UNDECIDED = 1, 3
+#: The times of a range, with the columns of `Capture.ranges`; "step" is the time of a step.
+TIMES = {"total": "total_ns", "cpu": "cpu_ns", "device": "device_ns"}
+STEP = "step"
+#: With fewer windows on each side, no order of their times is rarer than `_RARE`.
+LEAST_WINDOWS = 3
+
+_RARE = Fraction(5, 100)
+_MOST_WINDOWS = 50
+_MOST_RANGES = 5
+#: Short names of counters.
+SHORT = {"peak": "peak_bytes"}
+_OPERATORS = {">=": ge, "<=": le, ">": gt, "<": lt}
+_CONDITION = re.compile(
+    r"(?:range:(?P<range>.+)\.)?(?P<name>\w+(?:\.\w+)?) *(?P<operator>[<>]=?) *"
+    r"(?P<sign>\+?)(?P<value>[\d.]+ *\w*)(?P<percent> *%)?"
+)
+#: How to record what a counter needs.
+RECORD = {
+    **dict.fromkeys(
+        ("allocations", "allocated_bytes", "peak_bytes"), "record with profile_memory=True"
+    ),
+    **dict.fromkeys(
+        ("launches", "kernels", "copies", "copied_bytes"),
+        "record with a device among profiler.activities",
+    ),
+    "flops": "record with with_flops=True",
+    **dict.fromkeys(
+        ("graph_breaks", "recompilations"), "record with a session, which writes capture.json"
+    ),
+}
+
+
+class Condition(NamedTuple):
+    """A parsed condition; see the module.
+
+    Attributes:
+        text: what the user wrote.
+        range: a pattern for names or paths of ranges; None for the whole step.
+        name: the counter, or a time.
+        operator: ">", ">=", "<" or "<=".
+        value: the limit; a share of the value before if `kind` is "percent".
+        kind: whether the value is compared, its difference, or its difference in percent.
+    """
+
+    text: str
+    range: str | None
+    name: str
+    operator: str
+    value: Fraction
+    kind: Literal["value", "difference", "percent"]
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the condition judges a time."""
+        return self.name in TIMES or self.name == STEP
+
+
+class Verdict(NamedTuple):
+    """The judgement of one condition.
+
+    Attributes:
+        condition: the condition.
+        result: "fail" if the condition is true.
+        before, after: the values of both sides; None if they are not known or not needed.
+        reason: why the condition is undecided, and what to record; else "".
+        ranges: the innermost ranges in which a counter of the whole step is higher than before, if
+            the condition fails.
+    """
+
+    condition: Condition
+    result: Result
+    before: int | None = None
+    after: int | None = None
+    reason: str = ""
+    ranges: tuple[Increase, ...] = ()
+
+    def __str__(self) -> str:
+        """One line, such as "fail: syncs>0 (before 0, after 3)"."""
+        shown = duration if self.condition.is_time else amount_of(self.condition.name)
+        values = [
+            f"{when} {shown(value)}"
+            for when, value in (("before", self.before), ("after", self.after))
+            if value is not None
+        ]
+        known = f" ({', '.join(values)})" if values else ""
+        return f"{self.result}: {self.condition.text}{known}" + (
+            f": {self.reason}" if self.reason else ""
+        )
+
+
+@dataclass(frozen=True)
+class Side:
+    """What conditions need to know of one side of a comparison.
+
+    Attributes:
+        counters: the counters of each window, or of a baseline.
+        step_ns: the mean step of each window; empty for a baseline.
+        ranges_ns: for each window, the times of each range in a step, by its path and a name in
+            `TIMES`.
+    """
+
+    counters: Sequence[Counters]
+    step_ns: Sequence[int] = ()
+    ranges_ns: Sequence[Mapping[str, Mapping[str, int]]] = ()
+
+
+def side(windows: Iterable[Views]) -> Side:
+    """Count and time the windows of one side, one after the other.
+
+    If there are several ranks or phases, only the windows of the lowest rank count, and of those
+    only the windows of training, if there are any. Ranks of one window are no independent times.
+    """
+    found: dict[tuple[bool, int], list[tuple[Counters, int, dict[str, dict[str, int]]]]] = {}
+    for window in windows:
+        span = measured(window)
+        own = (counters(window), span.total_ns // span.count, _range_times(window))
+        is_other = (window.about.window.phase or "train") != "train"
+        found.setdefault((is_other, rank_of(window) or 0), []).append(own)
+    chosen = found[min(found)]
+    return Side(*([*column] for column in zip(*chosen)))
+
+
+def _range_times(window: Views) -> dict[str, dict[str, int]]:
+    steps = max(len(window.links.steps), 1)
+    return {
+        row.path: {
+            name: getattr(row, column) // steps
+            for name, column in TIMES.items()
+            if getattr(row, column) is not None
+        }
+        for row in window.ranges
+    }
+
+
+def parse(text: str) -> Condition:
+    """Read a condition.
+
+    Raises:
+        ConfigError: the text is no condition, or its counter or unit does not exist.
+    """
+    found = _CONDITION.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(
+            f"{text!r} is no condition: write a counter, a comparison and a number, such as "
+            "'syncs>0', 'operators>+5%' or 'range:attention.total>5%'."
+        )
+    where, name = found["range"], found["name"]
+    if where is not None and f".{where}".endswith(f".{KIND[:-1]}"):
+        where, name = where.removesuffix(KIND[:-1]).removesuffix("."), f"{KIND}{name}"
+    name = SHORT.get(name, name)
+    known = [*COUNTERS, *(TIMES if where is not None else (STEP,))]
+    if name not in known and not name.startswith(KIND):
+        raise ConfigError(f"{text!r} names no counter{did_you_mean(name, known)}")
+    units = {} if found["percent"] else units_of(name)
+    is_time = name in TIMES or name == STEP
+    if is_time and not found["percent"]:
+        raise ConfigError(
+            f"{text!r} judges a time: give its change in percent, such as '{STEP}>5%'."
+        )
+    try:
+        amount = (
+            Fraction(found["value"].strip())
+            if found["percent"]
+            else Fraction(quantity(found["value"], units))
+        )
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} has the limit {found['value']!r}: give a number"
+            + (f" with one of the units {', '.join(units)}." if units else ".")
+        ) from None
+    if found["percent"]:
+        return Condition(text, where, name, found["operator"], amount / 100, "percent")
+    kind: Literal["value", "difference"] = "difference" if found["sign"] else "value"
+    return Condition(text, where, name, found["operator"], amount, kind)
+
+
+def units_of(counter: str) -> Mapping[str, int]:
+    """The units in which a limit of a counter can be given."""
+    return BYTES if counter.endswith("_bytes") else COUNTS
+
+
+def judge(condition: Condition, before: Side, after: Side) -> Verdict:
+    """Judge one condition.
+
+    Raises:
+        ConfigError: no range of either side has the name in the condition.
+    """
+    if condition.range is not None:
+        paths = [path for one in (before, after) for each in one.counters for path in each.ranges]
+        paths += [path for one in (before, after) for each in one.ranges_ns for path in each]
+        if not any(fits(condition.range, path) for path in paths):
+            names = sorted({path.rpartition("/")[2] for path in paths})
+            raise ConfigError(
+                f"{condition.text!r} names no range of either side"
+                f"{did_you_mean(condition.range, names)}"
+            )
+    return (
+        _judge_time(condition, before, after)
+        if condition.is_time
+        else _judge_counter(condition, before, after)
+    )
+
+
+def exit_status(verdicts: Sequence[Verdict]) -> int:
+    """The exit status of a command: 0, `FAILED` or `UNDECIDED`."""
+    results = {each.result for each in verdicts}
+    return FAILED if "fail" in results else UNDECIDED if "undecided" in results else 0
+
+
+def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
+    was, now = (_counted(condition, each) for each in (before, after))
+    needed = [("after", now)] if condition.kind == "value" else [("before", was), ("after", now)]
+    for when, count in needed:
+        if (reason := _unusable(condition.name, when, count)) is not None:
+            return Verdict(condition, "undecided", reason=reason)
+    assert now is not None
+    old, new = (None if was is None else was.per_step), now.most
+    value = Fraction(new)
+    if condition.kind != "value":
+        value -= old or 0
+    limit = condition.value * (old or 0) if condition.kind == "percent" else condition.value
+    result: Result = "fail" if _OPERATORS[condition.operator](value, limit) else "pass"
+    ranges = []
+    if result == "fail" and condition.range is None:
+        ranges = increased_ranges(before.counters[-1], after.counters[-1], condition.name)
+    return Verdict(condition, result, old, new, ranges=tuple(ranges[:_MOST_RANGES]))
+
+
+def _counted(condition: Condition, one: Side) -> Count | None:
+    """The counter of one side: of all its windows, and of all ranges that fit."""
+    found = [_in_window(condition, each) for each in one.counters]
+    known = [count for count in found if count is not None]
+    if not found or len(known) < len(found):
+        return None
+    return Count(
+        sum(each.total for each in known),
+        min(each.least for each in known),
+        max(each.most for each in known),
+    )
+
+
+def _in_window(condition: Condition, counted: Counters) -> Count | None:
+    if condition.range is None:
+        return counted.count(condition.name)
+    every = [counted.count(condition.name, path) for path in _outermost(condition, counted.ranges)]
+    if not every:
+        return counted.count(condition.name, condition.range)
+    known = [count for count in every if count is not None]
+    return Count(*map(sum, zip(*known))) if len(known) == len(every) else None
+
+
+def _outermost(condition: Condition, paths: Mapping[str, object]) -> list[str]:
+    """The paths that fit a condition, without those inside another one."""
+    pattern = condition.range or ""
+    fitting = {path for path in paths if fits(pattern, path)}
+    return [
+        path
+        for path in fitting
+        if not any(letter == "/" and path[:at] in fitting for at, letter in enumerate(path))
+    ]
+
+
+def fits(pattern: str, path: str) -> bool:
+    """Whether a pattern is a range's name or path, or matches one of them."""
+    names = (path, path.rpartition("/")[2])
+    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+
+
+def _unusable(name: str, when: str, count: Count | None) -> str | None:
+    """Why a counter cannot be judged; None if it can."""
+    if count is None:
+        return f"{name} was not recorded {when}: {RECORD.get(name, 'record it again')}"
+    if count.per_step is None:
+        return (
+            f"{name} varies between the steps {when}, from {count.least:,} to {count.most:,}, so no "
+            "limit can be judged: make the steps alike, or leave out the condition"
+        )
+    return None
+
+
+def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
+    was, now = (_times(condition, each) for each in (before, after))
+    if was is None or now is None:
+        return Verdict(condition, "undecided", reason=f"{condition.name} is not known in a window")
+    mean_was, mean_now = (sum(each) // len(each) if each else None for each in (was, now))
+    if not was or not now:
+        reason = "a baseline holds no times: give captures of both sides"
+        return Verdict(condition, "undecided", mean_was, mean_now, reason)
+    if min(len(was), len(now)) < LEAST_WINDOWS:
+        return Verdict(
+            condition,
+            "undecided",
+            mean_was,
+            mean_now,
+            f"times vary from run to run: record at least {LEAST_WINDOWS} windows on each side "
+            "(profiler.repeat=3), and give the folders that hold them",
+        )
+    limit = 1 + condition.value
+    is_above = _is_rare([limit * each for each in was], [Fraction(each) for each in now])
+    is_below = _is_rare([Fraction(each) for each in now], [limit * each for each in was])
+    if not is_above and not is_below:
+        return Verdict(
+            condition,
+            "undecided",
+            mean_was,
+            mean_now,
+            f"the times of the windows ({len(was)} before, {len(now)} after) vary too much: "
+            "record more windows",
+        )
+    is_true = is_above if condition.operator.startswith(">") else is_below
+    return Verdict(condition, "fail" if is_true else "pass", mean_was, mean_now)
+
+
+def _times(condition: Condition, one: Side) -> list[int] | None:
+    """The time of each window; None if a window does not hold it."""
+    if condition.range is None:
+        return [*one.step_ns[:_MOST_WINDOWS]]
+    found = []
+    for times in one.ranges_ns[:_MOST_WINDOWS]:
+        rows = [times[path] for path in _outermost(condition, times)]
+        if any(condition.name not in row for row in rows):
+            return None
+        found.append(sum(row[condition.name] for row in rows))
+    return found
+
+
+def _is_rare(low: Sequence[Fraction], high: Sequence[Fraction]) -> bool:
+    """Whether `high` is above `low`, by the rank-sum test of Mann, Whitney and Wilcoxon.
+
+    True if at most 5 % of all orders of two equally distributed samples have so many pairs in which
+    the value of `high` is above. Ties count as if it were below.
+    """
+    pairs = sum(one < other for one in low for other in high)
+    orders = _orders(len(low), len(high))
+    return Fraction(sum(orders[pairs:]), comb(len(low) + len(high), len(low))) <= _RARE
+
+
+def _orders(low: int, high: int) -> list[int]:
+    """For each number of pairs, how many orders of two samples of these sizes have so many.
+
+    The largest value of all is either of `high`, which makes `low` pairs more, or of `low`. Cost:
+    the square of the product of the sizes.
+    """
+    table: dict[tuple[int, int], list[int]] = {}
+    for i in range(low + 1):
+        for j in range(high + 1):
+            if not i or not j:
+                table[i, j] = [1]
+                continue
+            counts = [0] * (i * j + 1)
+            for number, times in enumerate(table[i - 1, j]):
+                counts[number] += times
+            for number, times in enumerate(table[i, j - 1]):
+                counts[number + i] += times
+            table[i, j] = counts
+    return table[low, high]
+
+
+def amount_of(counter: str) -> Callable[[int], str]:
+    """The function that writes a counter's value as text, without rounding."""
+    return ("{:,} bytes" if counter.endswith("_bytes") else "{:,}").format

@@ -1,0 +1,102 @@
+"""What is new: the ranges and the calls of which a step has more than before, and their stacks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.compare.counters import Counters, Occurred
+from instrument.findings.places import users_source
+from instrument.links.groupby import groupby
+from instrument.trace.events import split_overload
+
+#: How many frames of a stack are shown.
+FRAMES = 5
+
+
+class Increase(NamedTuple):
+    """A range in which a counter is higher than before; the highest values of a step."""
+
+    path: str
+    before: int
+    after: int
+
+
+class Call(NamedTuple):
+    """An outermost operator that a counter counts, or counts something inside of.
+
+    Attributes:
+        name: its name; that of the counted event if no operator is around it.
+        before, after: the calls in a step, in the operator's range. `before` is None if it is not
+            known.
+        event: the first call, as a position among the events.
+    """
+
+    name: str
+    before: int | None
+    after: int
+    event: int
+
+
+def increased_ranges(before: Counters, after: Counters, counter: str) -> list[Increase]:
+    """The innermost ranges in which a counter is higher than before, the largest change first."""
+    found = {}
+    for path in after.ranges:
+        was, now = before.count(counter, path), after.count(counter, path)
+        if was is not None and now is not None and now.most > was.most:
+            found[path] = Increase(path, was.most, now.most)
+    around = {path[:at] for path in found for at, letter in enumerate(path) if letter == "/"}
+    innermost = [each for path, each in found.items() if path not in around]
+    return sorted(innermost, key=lambda each: each.before - each.after)
+
+
+def calls_behind(
+    counter: str, occurred: Occurred, before: Counters, after: Counters, path: str | None
+) -> list[Call]:
+    """The calls that a counter counts in a range, or in the whole step if `path` is None.
+
+    If some of them are new, only these; else all. Those that count most come first.
+    """
+    found = occurred.of(counter)
+    if found is None:
+        return []
+    events, paths = occurred.views.events, occurred.views.links.scopes.paths
+    own = occurred.paths_of(found)
+    is_in_range = np.array([path is None or each == path for each in paths.texts], np.bool_)
+    inside = np.append(paths.at_or_below(is_in_range), path is None)[own]
+    inside &= (occurred.steps_of(found) >= 0) & (found.event >= 0)
+    called, own, weight = occurred.callers_of(found)[inside], own[inside], found.weight[inside]
+    keys, groups = groupby((own + 1) * len(events.names) + events.name[called])
+    firsts = called[groups.sorted_by(events.start_ns[called]).row(0)]
+    calls = []
+    for k in np.argsort(-groups.sum(weight), kind="stable").tolist():
+        code, name = divmod(int(keys[k]), len(events.names))
+        text, operator = (
+            paths.texts[code - 1] if code else "",
+            split_overload(events.names[name])[0],
+        )
+        now = after.calls.get(text, {}).get(operator)
+        was = before.calls.get(text, {}).get(operator)
+        number = int(groups.size[k]) // after.steps if now is None else now.most
+        earlier = None if now is None else was.most if was is not None else 0
+        calls.append(Call(operator, earlier, number, int(firsts[k])))
+    new = [call for call in calls if call.before is None or call.after > call.before]
+    return new or calls
+
+
+def stack_of(views: Views, event: int) -> list[str]:
+    """The user's frames around an event, the innermost first, such as "model.py:31 in forward".
+
+    Empty if the trace holds no Python frames, and for a call of the backward on another thread.
+    """
+    events, frames = views.events, views.links.frames
+    at = np.array([event])
+    node = int(frames.node_at(events.thread[at], events.start_ns[at])[0])
+    found: list[str] = []
+    while node >= 0 and len(found) < FRAMES:
+        source = users_source(events.names[events.name[frames.index[node]]])
+        found += [source] if source is not None else []
+        node = int(frames.parent[node])
+    return found

@@ -1,0 +1,268 @@
+"""The pytest plugin: budgets for what a step of a model does.
+
+    @pytest.mark.perf_budget(operators=412, syncs=0, peak="2GB")
+    def test_a_training_step(profile_session):
+        with profile_session as session:
+            for batch in session.steps(batches):
+                train(batch)
+
+pytest imports this module in each run. So this module imports only pytest and the standard library;
+torch and the rest of this package are loaded by the first test with a budget or the fixture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
+    from instrument.compare.budget import Budget
+    from instrument.compare.counters import Counters
+    from instrument.record.session import Session
+
+MARKER, FIXTURE = "perf_budget", "profile_session"
+FOLDER = "perf"
+
+_SESSION = pytest.StashKey["Session"]()
+_HELP = (
+    f"{MARKER}(operators=…, syncs=…, peak=…, collectives={{…}}, share={{…}}): the most that a step "
+    f"of the test's {FIXTURE} may count; without arguments, what the test's file in {FOLDER}/ holds"
+)
+# How counters travel from a test to the report, also between processes of pytest-xdist.
+_PROPERTY = "perf:"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this plugin."""
+    group = parser.getgroup("torch-instrument")
+    group.addoption(
+        "--perf-update",
+        action="store_true",
+        help=f"write the counters of each test with {FIXTURE} to its file in {FOLDER}/",
+    )
+    group.addoption(
+        "--perf-report",
+        action="store_true",
+        help=f"print the counters of each test with {FIXTURE} at the end",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line("markers", _HELP)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Check the budgets of all collected tests.
+
+    Raises:
+        pytest.UsageError: a budget has a mistake, or its test does not use the fixture.
+    """
+    for item in items:
+        if item.get_closest_marker(MARKER) is None:
+            continue
+        from instrument.errors import ConfigError
+
+        if FIXTURE not in getattr(item, "fixturenames", ()):
+            raise pytest.UsageError(
+                f"{item.nodeid}: {MARKER} needs the fixture {FIXTURE}: add it to the test's "
+                "arguments."
+            )
+        try:
+            _budget(item)
+        except ConfigError as error:
+            raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+
+
+@pytest.fixture
+def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
+    """A session that records what budgets need; start it with `with`, or with `start(model)`.
+
+    With `start(model)`, the model's submodules are ranges, and the plugin stops the session after
+    the test. Everything between the start and the stop is one window. Call `session.step()` after
+    each step, or loop over `session.steps(batches)`. The first step does not count if there are
+    several.
+    """
+    from instrument.record.session import Session
+
+    session = Session(
+        record_shapes=True,
+        profile_memory=True,
+        with_flops=True,
+        with_stack=True,
+        export="inline",
+        output_dir=tmp_path / "profile",
+    )
+    request.node.stash[_SESSION] = session
+    yield session
+    session.stop()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    """Judge the budget of a test that has passed; a budget that is exceeded fails the test."""
+    outcome = yield
+    session = item.stash.get(_SESSION, None)
+    if session is None or outcome.excinfo is not None:
+        return
+    try:
+        _judge(item, session)
+    except pytest.fail.Exception as failure:
+        outcome.force_exception(failure)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the counters of all tests, if asked for."""
+    if not config.getoption("--perf-report"):
+        return
+    rows = [
+        (report.nodeid, name.removeprefix(_PROPERTY), value)
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.getreports(outcome)
+        if report.when == "call"
+        for name, value in report.user_properties
+        if str(name).startswith(_PROPERTY)
+    ]
+    terminalreporter.section("counters of a step")
+    width = max((len(name) for _, name, _ in rows), default=0)
+    test = None
+    for nodeid, name, value in rows:
+        if nodeid != test:
+            terminalreporter.line(nodeid)
+        terminalreporter.line(f"  {name:<{width}}  {value}")
+        test = nodeid
+
+
+class _Measured(NamedTuple):
+    """What a test's session has recorded, and the baseline of the test; None if it has none."""
+
+    capture: Capture
+    counted: Counters
+    stored: Counters | None
+
+
+def _judge(item: pytest.Item, session: Session) -> None:
+    """Compare what a session has recorded with the test's budget, and store it if asked for."""
+    from instrument.compare.baseline import as_text
+    from instrument.files import write
+
+    measured = _measured(item, session)
+    given, path = _budget(item), _file(item, measured.counted)
+    budget = given if given is None or given.limits or given.shares else _stored(item, measured)
+    item.user_properties += _properties(measured.counted, budget)
+    if item.config.getoption("--perf-update"):
+        path.parent.mkdir(exist_ok=True)
+        write(path, as_text(measured.counted))
+        budget = given
+    failures = _failures(budget, measured) if budget is not None else []
+    if failures:
+        pytest.fail("\n".join(failures), pytrace=False)
+
+
+def _measured(item: pytest.Item, session: Session) -> _Measured:
+    """Stop the session, and count what it has recorded."""
+    from instrument.compare.baseline import read
+    from instrument.compare.counters import counters
+
+    session.stop()
+    if not session.captures:
+        pytest.fail(
+            f"{FIXTURE} has recorded nothing: start it with `with {FIXTURE}:`, or see the log for "
+            "what failed.",
+            pytrace=False,
+        )
+    capture = session.captures[-1]
+    counted = counters(capture)
+    path = _file(item, counted)
+    return _Measured(capture, counted, read(path) if path.exists() else None)
+
+
+def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
+    """The budget of a test whose marker has no limits: what its file holds."""
+    from instrument.compare.budget import stored_limits
+
+    if item.config.getoption("--perf-update"):
+        return None
+    if measured.stored is None:
+        path = _file(item, measured.counted)
+        pytest.fail(
+            f"{MARKER} has no limits, and the file {path} does not exist: run pytest with "
+            "--perf-update, and add the file to the repository.",
+            pytrace=False,
+        )
+    return stored_limits(measured.stored)
+
+
+def _failures(budget: Budget, measured: _Measured) -> list[str]:
+    """A sentence for each counter above its limit, and lines that tell what is new."""
+    from instrument.compare.budget import excesses, what_is_new
+    from instrument.compare.counters import Counters, Occurred
+
+    occurred = Occurred(measured.capture)
+    before = measured.stored or Counters(1, measured.counted.counts)
+    lines = []
+    for excess in excesses(budget, measured.capture, measured.counted):
+        lines.append(excess.sentence)
+        if excess.counter:
+            lines += what_is_new(excess.counter, occurred, before, measured.counted)
+    return lines
+
+
+def _properties(counted: Counters, budget: Budget | None) -> list[tuple[str, object]]:
+    """The counters of a test as text, with their limits."""
+    from instrument.compare.gate import amount_of
+
+    limits = {} if budget is None else budget.limits
+    found: list[tuple[str, object]] = []
+    for name, count in counted.counts.items():
+        if count is None:
+            continue
+        text = amount_of(name)
+        value = (
+            text(count.most)
+            if count.per_step is not None
+            else (f"{text(count.least)} to {text(count.most)}, varies")
+        )
+        limit = f", limit {text(limits[name])}" if name in limits else ""
+        found.append((_PROPERTY + name, value + limit))
+    return found
+
+
+def _budget(item: pytest.Item) -> Budget | None:
+    """The budget in the markers of a test; None if it has no marker.
+
+    Raises:
+        ConfigError: the budget has a mistake.
+    """
+    from instrument.compare.budget import budget_of
+    from instrument.errors import ConfigError
+
+    markers = [*item.iter_markers(MARKER)]
+    if not markers:
+        return None
+    for marker in markers:
+        if marker.args:
+            raise ConfigError(
+                f"{MARKER} has the argument {marker.args[0]!r} without a name: name the counter, "
+                "such as syncs=0."
+            )
+    # The marker nearest to the test comes first, and overrides those of its class and module.
+    return budget_of({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
+
+
+def _file(item: pytest.Item, counted: Counters) -> Path:
+    """The file with the counters of a test. With a device, it is another file."""
+    name = item.nodeid.partition("::")[2].replace("::", ".")
+    plain = re.sub(r"[^\w.-]", "-", name)
+    if plain != name:  # names of parameters may differ only in such characters
+        plain += f"-{blake2b(name.encode('utf-8', 'replace'), digest_size=3).hexdigest()}"
+    device = "" if counted.counts["kernels"] is None else ".device"
+    return item.path.parent / FOLDER / f"{item.path.stem}.{plain}{device}.json"

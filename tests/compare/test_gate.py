@@ -1,0 +1,275 @@
+"""Conditions: how they are read, and how counters and times are judged."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from builders import annotation, capture, is_harmless, span, step, write_capture
+
+from instrument.cli.command import main
+from instrument.compare.counters import COUNTERS, Count, Counters
+from instrument.compare.gate import Side, exit_status, judge, parse, side
+from instrument.compare.gate import _is_rare as is_rare
+from instrument.errors import ConfigError
+
+
+def counted(*, varying: tuple[int, int] | None = None, **values: int) -> Counters:
+    """Counters of one step, with those of the range `model/attention`."""
+    counts: dict[str, Count | None] = dict.fromkeys(COUNTERS)
+    counts |= {name: Count(value, value, value) for name, value in values.items()}
+    if varying is not None:
+        counts["operators"] = Count(sum(varying), *varying)
+    known = {name: count for name, count in counts.items() if count is not None}
+    return Counters(1, counts, {"model": known, "model/attention": known})
+
+
+def result(text: str, before: Counters, after: Counters) -> str:
+    return judge(parse(text), Side([before]), Side([after])).result
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("syncs>0", (None, "syncs", ">", 0, "value")),
+        (" operators >= 412 ", (None, "operators", ">=", 412, "value")),
+        ("peak>2GB", (None, "peak_bytes", ">", 2 * 10**9, "value")),
+        ("peak_bytes>1.5GiB", (None, "peak_bytes", ">", 3 * 2**29, "value")),
+        ("flops>1.5G", (None, "flops", ">", 1_500_000_000, "value")),
+        ("operators>+5%", (None, "operators", ">", Fraction(1, 20), "percent")),
+        ("operators>+10", (None, "operators", ">", 10, "difference")),
+        ("collectives.all_reduce>1", (None, "collectives.all_reduce", ">", 1, "value")),
+        ("range:layers.0.attn.operators>0", ("layers.0.attn", "operators", ">", 0, "value")),
+        ("range:a.collectives.all_reduce>0", ("a", "collectives.all_reduce", ">", 0, "value")),
+        ("range:attention.total>2.5%", ("attention", "total", ">", Fraction(1, 40), "percent")),
+        ("step<5%", (None, "step", "<", Fraction(1, 20), "percent")),
+    ],
+)
+def test_a_condition_is_read(text: str, expected: tuple[object, ...]) -> None:
+    assert parse(text)[1:] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("syncs", "is no condition"),
+        ("syncs=0", "is no condition"),
+        ("operators>__import__('os')", "is no condition"),
+        ("sync>0", "names no counter; did you mean 'syncs'"),
+        ("total>5%", "names no counter"),
+        ("peak>2Gb", "give a number with one of the units"),
+        ("operators>2GB", "give a number with one of the units"),
+        ("operators>1.2.3", "give a number"),
+        ("operators>1.2.3%", "give a number"),
+        ("step>5ms", "judges a time: give its change in percent"),
+    ],
+)
+def test_a_wrong_condition_is_one_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
+        parse(text)
+    assert sentence in str(caught.value)
+
+
+def test_a_counter_is_judged_by_its_value_or_its_change() -> None:
+    before, after = counted(operators=100, syncs=0), counted(operators=105, syncs=1)
+    assert result("syncs>0", before, after) == "fail"
+    assert result("syncs>1", before, after) == "pass"
+    assert result("operators>104", before, after) == "fail"
+    assert result("operators>=105", before, after) == "fail"
+    assert result("operators>105", before, after) == "pass"
+    assert result("operators>+4", before, after) == "fail"
+    assert result("operators>+5", before, after) == "pass"
+    assert result("operators>4.9%", before, after) == "fail"
+    assert result("operators>+5%", before, after) == "pass"
+    assert result("syncs>5%", before, after) == "fail"  # from none to one
+    assert result("operators<106", before, after) == "fail"
+
+
+def test_ranges_that_fit_are_summed_without_those_inside_others() -> None:
+    after = counted(operators=7)
+    assert result("range:model.operators>6", counted(operators=7), after) == "fail"
+    assert result("range:model/attention.operators>6", counted(operators=7), after) == "fail"
+    assert result("range:*.operators>7", counted(operators=7), after) == "pass"
+    with pytest.raises(ConfigError, match="names no range of either side; did you mean 'model'"):
+        result("range:modle.operators>7", counted(operators=7), after)
+
+
+def test_a_range_that_is_gone_counts_nothing() -> None:
+    gone = Counters(1, counted(operators=1).counts)
+    assert result("range:model.operators>0", counted(operators=7), gone) == "pass"
+    assert result("range:model.operators>+0", gone, counted(operators=7)) == "fail"
+
+
+def test_what_varies_or_is_unknown_is_undecided_and_says_why() -> None:
+    steady = counted(operators=5)
+    verdict = judge(parse("operators>9"), Side([steady]), Side([counted(varying=(4, 6))]))
+    assert verdict.result == "undecided"
+    assert "varies between the steps after, from 4 to 6" in str(verdict)
+    assert result("operators>9", counted(varying=(4, 6)), steady) == "pass"
+    assert result("operators>+9", counted(varying=(4, 6)), steady) == "undecided"
+    verdict = judge(parse("flops>9"), Side([steady]), Side([steady]))
+    assert str(verdict).endswith("flops was not recorded after: record with with_flops=True")
+
+
+def test_windows_that_differ_vary() -> None:
+    after = Side([counted(operators=5), counted(operators=6)])
+    assert judge(parse("operators>9"), after, after).result == "undecided"
+
+
+def times(*steps: int) -> Side:
+    return Side([counted(operators=1)], steps)
+
+
+def test_a_time_needs_several_windows_on_each_side() -> None:
+    verdict = judge(parse("step>5%"), times(100, 101), times(200, 201, 202))
+    assert (verdict.result, verdict.before, verdict.after) == ("undecided", 100, 201)
+    assert "record at least 3 windows on each side" in verdict.reason
+    verdict = judge(parse("step>5%"), times(), times(1, 2, 3))
+    assert str(verdict).endswith("a baseline holds no times: give captures of both sides")
+
+
+def test_a_time_fails_passes_or_stays_undecided() -> None:
+    before = times(100, 101, 102)
+    assert judge(parse("step>5%"), before, times(110, 111, 112)).result == "fail"
+    assert judge(parse("step>5%"), before, times(100, 101, 102)).result == "pass"
+    assert judge(parse("step>5%"), before, times(103, 108, 112)).result == "undecided"
+    # equal values are no evidence of a change
+    assert judge(parse("step>0%"), before, before).result == "undecided"
+
+
+@pytest.mark.parametrize(("low", "high"), [(3, 3), (4, 3), (5, 4)])
+def test_the_test_of_ranks_counts_all_orders(low: int, high: int) -> None:
+    every = [
+        ([k for k in range(low + high) if k not in chosen], [*chosen])
+        for chosen in combinations(range(low + high), high)
+    ]
+    pairs = [sum(a < b for a in one for b in other) for one, other in every]
+    for (one, other), own in zip(every, pairs):
+        share = Fraction(sum(each >= own for each in pairs), len(every))
+        found = is_rare([Fraction(k) for k in one], [Fraction(k) for k in other])
+        assert found == (share <= Fraction(5, 100))
+
+
+def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
+    def window(name: str, lasts_us: float) -> Side:
+        (tmp_path / name).mkdir()
+        events = [
+            event
+            for number in range(3)
+            for event in (
+                step(number, 1000 * number, 1000),
+                annotation("model", 1000 * number, lasts_us),
+                span("aten::mm", 1000 * number, lasts_us),
+            )
+        ]
+        return side([capture(tmp_path / name, events)] * 3)
+
+    before, after = window("before", 100), window("after", 200)
+    verdict = judge(parse("range:model.total>50%"), before, after)
+    assert (verdict.result, verdict.before, verdict.after) == ("fail", 100_000, 200_000)
+    assert judge(parse("range:model.total>150%"), before, after).result == "pass"
+    assert judge(parse("range:model.device>5%"), before, after).result == "undecided"
+    assert judge(parse("step>5%"), before, after).result == "pass"
+
+
+def test_the_exit_status_tells_a_failure_from_an_open_question() -> None:
+    after = counted(operators=5)
+    verdicts = {
+        text: judge(parse(text), Side([after]), Side([after]))
+        for text in ("operators>9", "operators>1", "flops>1")
+    }
+    passed, failed, open_ = verdicts.values()
+    assert exit_status([]) == exit_status([passed]) == 0
+    assert exit_status([passed, open_]) == 3
+    assert exit_status([open_, failed]) == 1
+
+
+def run(folder: Path, name: str, items: int, *, windows: int = 3, rank: int = 0) -> Path:
+    """Some windows of three steps, each step with a range that has `.item()` some times."""
+    events = []
+    for number in range(3):
+        start = 1000 * number
+        events += [step(number, start, 1000), annotation("lo`ss", start, 500)]
+        for k in range(items):
+            events += [
+                span("aten::item", start + 20 * k, 10),
+                span("aten::_local_scalar_dense", start + 20 * k + 1, 5),
+            ]
+    for window in range(windows):
+        write_capture(folder / name, events, f"window{window}_rank{rank}", rank=rank)
+    return folder / name
+
+
+def test_the_command_fails_on_a_condition_and_names_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
+    assert main(["diff", before, after, "--fail-on", "syncs>2", "--fail-on", "step>5%"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("pass: syncs>2 (before 1, after 2)\npass: step>5% (before 1.000 ms")
+    assert "Parts of the step" in printed
+    assert main(["diff", before, after, "--fail-on", "syncs>1"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("fail: syncs>1 (before 1, after 2)\n  in lo`ss: 2, before 1\n")
+    assert main(["diff", before, after, "--fail-on", "allocations>1"]) == 3
+    assert "record with profile_memory=True" in capsys.readouterr().out.replace("\n    ", " ")
+    assert main(["diff", before, after, "--fail-on", "nothing>1"]) == 2
+    assert "names no counter" in capsys.readouterr().err
+
+
+def test_json_and_markdown_hold_the_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
+    assert main(["diff", before, after, "--fail-on", "syncs>1", "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["what"] == "step"
+    assert content["conditions"] == [
+        {
+            "condition": "syncs>1",
+            "result": "fail",
+            "before": 1,
+            "after": 2,
+            "reason": None,
+            "ranges": [{"path": "lo`ss", "before": 1, "after": 2}],
+        }
+    ]
+    assert main(["diff", before, after, "--fail-on", "syncs>1", "--markdown"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "- **fail** `syncs>1` (before 1, after 2)\n  - in `` lo`ss ``: 2, before 1\n\n## "
+    )
+    assert is_harmless(printed)
+
+
+def test_a_baseline_stands_for_the_side_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
+    baseline = str(tmp_path / "perf.json")
+    assert main(["baseline", before, "-o", baseline]) == 0
+    capsys.readouterr()
+    assert main(["diff", baseline, after, "--fail-on", "syncs>+0"]) == 1
+    assert capsys.readouterr().out == (
+        "fail: syncs>+0 (before 1, after 2)\n  in lo`ss: 2, before 1\n"
+    )
+    assert main(["diff", baseline, before, "--fail-on", "range:lo`ss.syncs>+0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["conditions"][0]["result"] == "pass"
+    assert main(["diff", baseline, before, "--fail-on", "step>5%"]) == 3
+    assert main(["diff", baseline, before]) == 2
+    assert "holds only counters: add a condition" in capsys.readouterr().err
+
+
+def test_only_the_lowest_rank_and_the_windows_of_training_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run(tmp_path, "before", 1, windows=1)
+    run(tmp_path, "before", 5, windows=2, rank=1)
+    events = [step(0, 0, 1000), step(1, 1000, 1000)]
+    write_capture(tmp_path / "before", events, "validation", window={"phase": "validation"})
+    assert main(["diff", str(before), str(before), "--fail-on", "syncs>0", "--json"]) == 1
+    (verdict,) = json.loads(capsys.readouterr().out)["conditions"]
+    assert (verdict["before"], verdict["after"]) == (1, 1)

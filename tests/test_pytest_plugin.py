@@ -1,0 +1,271 @@
+"""The pytest plugin, run by pytest on small test files: in this process where nothing is asked of a bare one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from instrument import Session
+from instrument.compare.counters import counters
+
+pytest_plugins = ["pytester"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _everything_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """pytester unloads what a run inside this process loads, and torch cannot be loaded twice."""
+    where = tmp_path_factory.mktemp("warm")
+    with Session(output_dir=where, export="inline", with_stack=True, with_flops=True) as session:
+        torch.ones(2, requires_grad=True).sum().backward()
+    counters(session.captures[0])
+
+
+TRAINING = """
+import pytest, torch
+from torch import nn
+from instrument import profiled
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+BATCHES = [torch.ones(8, 16)] * 3
+extra = []
+
+def step(batch):
+    with profiled("forward"):
+        out = model(batch)
+    with profiled("loss"):
+        loss = out.square().mean()
+        #FAULT#
+    loss.backward()
+"""
+TEST = """
+@pytest.mark.perf_budget(#BUDGET#)
+def test_a_step(profile_session):
+    with profile_session as session:
+        for batch in session.steps(BATCHES):
+            step(batch)
+"""
+
+
+def write(pytester: pytest.Pytester, budget: str = "", fault: str = "pass", more: str = "") -> None:
+    source = (TRAINING + TEST).replace("#BUDGET#", budget).replace("#FAULT#", fault)
+    pytester.makepyfile(test_train=source + more)
+
+
+def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
+    return pytester.runpytest_inprocess("-p", "instrument.pytest_plugin", *options)
+
+
+def test_a_budget_that_is_kept_passes(pytester: pytest.Pytester) -> None:
+    write(pytester, 'operators=100, syncs=0, peak="1MB", collectives={"all_reduce": 0}')
+    run(pytester).assert_outcomes(passed=1)
+    assert not (pytester.path / "perf").exists()
+
+
+def test_a_budget_that_is_exceeded_fails_and_names_the_range_and_the_stack(
+    pytester: pytest.Pytester,
+) -> None:
+    write(pytester, "syncs=0")
+    run(pytester, "--perf-update").assert_outcomes(passed=1)
+    write(pytester, "syncs=0", "loss.item()")
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*_ test_a_step _*",
+            "syncs is 1, and the budget is 0.",
+            "  in loss: 1, before 0",
+            "    aten::item: 1 in each step, before 0",
+            "      *test_train.py:* in step",
+            "      *test_train.py:* in test_a_step",
+        ]
+    )
+
+
+def test_without_a_baseline_the_failure_still_names_the_call(pytester: pytest.Pytester) -> None:
+    write(pytester, "syncs=0", "loss.item()")
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        ["syncs is 1, and the budget is 0.", "    aten::item: 1 in each step*", "*in step"]
+    )
+
+
+def test_a_marker_without_limits_takes_those_of_the_file(pytester: pytest.Pytester) -> None:
+    write(pytester)
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["perf_budget has no limits, and the file *does not exist: run *"])
+    run(pytester, "--perf-update").assert_outcomes(passed=1)
+    stored = pytester.path / "perf" / "test_train.test_a_step.json"
+    before = stored.read_text()
+    run(pytester).assert_outcomes(passed=1)
+    write(pytester, fault="loss = loss.abs()")
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["operators is *, and the budget is *.", "*aten::abs: 1 in each*"])
+    run(pytester, "--perf-update").assert_outcomes(passed=1)
+    more = json.loads(stored.read_text())["counters"]["operators"]
+    # abs itself; sgn and mul are its backward
+    assert more == json.loads(before)["counters"]["operators"] + 3
+
+
+def test_an_update_does_not_hide_a_limit_in_the_code(pytester: pytest.Pytester) -> None:
+    write(pytester, "syncs=0", "loss.item()")
+    run(pytester, "--perf-update").assert_outcomes(failed=1)
+
+
+def test_a_counter_that_varies_is_refused_by_name(pytester: pytest.Pytester) -> None:
+    write(pytester, "operators=1000", "[loss.abs() for _ in extra]; extra.append(0)")
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["operators varies between the steps, from * to *"])
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [
+        ("sync=0", "*perf_budget limits 'sync', which is no counter; did you mean 'syncs'?"),
+        ("syncs=-1", "*perf_budget limits syncs to -1: give a whole number of 0 or more*"),
+        ("syncs=True", "*perf_budget limits syncs to True: give a whole number*"),
+        ("syncs=0.5", "*perf_budget limits syncs to 0.5: give a whole number*"),
+        ('peak="2 cows"', "*perf_budget limits peak to '2 cows': *such as '2MB'*"),
+        ("step=5", "*'step', which is a time and varies between runs of the same code*"),
+        ("cpu_ns=5", "*'cpu_ns', which is a time and varies*"),
+        ('collectives={"allreduce": 1}', "*'allreduce'*did you mean 'all_reduce'?"),
+        ("share=0.1", "*share=0.1: give the range and its share*"),
+        ('share={"data": 2}', "*share of 'data' to 2: give a number from 0 to 1."),
+        ("412", "*has the argument 412 without a name: name the counter*"),
+    ],
+)
+def test_a_mistake_in_a_budget_is_one_sentence_at_collection(
+    pytester: pytest.Pytester, budget: str, sentence: str
+) -> None:
+    pytester.makepyfile(
+        f"import pytest\n@pytest.mark.perf_budget({budget})\ndef test_a_step(profile_session): pass"
+    )
+    result = run(pytester)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *::test_a_step: {sentence}"])
+
+
+def test_a_budget_without_the_fixture_is_an_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.perf_budget(syncs=0)\ndef test_it(): pass")
+    result = run(pytester)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*perf_budget needs the fixture profile_session: add it*"])
+
+
+def test_a_session_that_was_never_started_fails_the_test(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        "import pytest\n@pytest.mark.perf_budget(syncs=0)\ndef test_it(profile_session): pass"
+    )
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["profile_session has recorded nothing: start it*"])
+
+
+def test_a_test_that_fails_by_itself_is_not_judged(pytester: pytest.Pytester) -> None:
+    write(pytester, "syncs=0", "loss.item(); assert False")
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.no_fnmatch_line("*the budget is*")
+
+
+def test_the_markers_of_a_class_are_overridden_by_those_of_a_test(
+    pytester: pytest.Pytester,
+) -> None:
+    more = """
+@pytest.mark.perf_budget(syncs=0, operators=1)
+class TestSteps:
+    @pytest.mark.perf_budget(operators=1000)
+    @pytest.mark.parametrize("size", ["a/b", "a:b"])
+    def test_many(self, profile_session, size):
+        with profile_session as session:
+            for batch in session.steps(BATCHES):
+                step(batch)
+"""
+    write(pytester, "operators=1000", more=more)
+    run(pytester, "--perf-update").assert_outcomes(passed=3)
+    names = [path.name for path in (pytester.path / "perf").iterdir()]
+    assert len(names) == 3
+    assert sum(name.startswith("test_train.TestSteps.test_many-a-b-") for name in names) == 2
+
+
+def test_a_share_of_the_step_is_judged(pytester: pytest.Pytester) -> None:
+    sleeps = "import time; time.sleep(0.05)"
+    write(pytester, 'share={"loss": 0.99, "data": 0.99}', sleeps)
+    run(pytester).assert_outcomes(passed=1)
+    write(pytester, 'share={"loss": 0.001}', sleeps)
+    result = run(pytester)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["loss takes *% of the step, and the budget is 0.1%."])
+
+
+def test_the_report_prints_each_counter_and_its_limit(pytester: pytest.Pytester) -> None:
+    write(pytester, "syncs=0")
+    result = run(pytester, "--perf-report")
+    result.stdout.fnmatch_lines(
+        [
+            "*counters of a step*",
+            "test_train.py::test_a_step",
+            "  operators *",
+            "  syncs *0, limit 0",
+        ]
+    )
+    run(pytester).stdout.no_fnmatch_line("*counters of a step*")
+
+
+def test_a_model_gets_ranges(pytester: pytest.Pytester) -> None:
+    write(pytester, "operators=1000")
+    source = (pytester.path / "test_train.py").read_text()
+    source = source.replace(
+        "with profile_session as session:", "session = profile_session.start(model)\n    if True:"
+    )
+    (pytester.path / "test_train.py").write_text(source)
+    run(pytester, "--perf-update").assert_outcomes(passed=1)
+    stored = json.loads((pytester.path / "perf" / "test_train.test_a_step.json").read_text())
+    assert stored["ranges"]["forward/Sequential/0"]["flops"] > 0
+
+
+def test_the_plugin_loads_nothing_until_a_test_uses_it(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_nothing_is_loaded():
+            loaded = {name for name in sys.modules if name.split(".")[0] == "instrument"}
+            assert loaded == {"instrument", "instrument.pytest_plugin"}
+            others = {"torch", "numpy", "pydantic", "loguru", "msgspec", "jinja2"}
+            assert others.isdisjoint(sys.modules)
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "instrument.pytest_plugin", "--perf-report")
+    result.assert_outcomes(passed=1)
+
+
+def test_a_budget_is_checked_without_torch(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest, sys
+
+        def test_first():
+            assert "torch" not in sys.modules
+
+        @pytest.mark.perf_budget(syncs=0)
+        def test_a_step(profile_session): pass
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "instrument.pytest_plugin", "-k", "first")
+    result.assert_outcomes(passed=1, deselected=1)
+
+
+def test_the_entry_point_is_the_plugin() -> None:
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    entry = (
+        '[project.entry-points.pytest11]\n"instrument.pytest_plugin" = "instrument.pytest_plugin"'
+    )
+    assert entry in project
