@@ -13,7 +13,8 @@ lies more than 200 levels below a range does not count for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from instrument.compare.totals import Totals
 
@@ -75,18 +76,22 @@ def _contents(totals: Totals, paths: list[str]) -> dict[str, _Calls]:
     found: dict[str, Counter[str]] = {path: Counter() for path in paths}
     for path, own in totals.contents.items():
         calls = Counter({f"operator {name}": number for name, number in own.calls.items()})
-        around: str | None = path
-        for _ in range(_DEEPEST):
-            if around is None:
-                break
+        if path in found:
+            found[path].update(calls)
+        calls[f"range {own.name}"] = totals.ranges.get(path, {}).get("calls") or 0
+        for around in islice(_around(totals, path), _DEEPEST):
             if around in found:
                 found[around].update(calls)
-            if around == path:
-                opened = totals.ranges.get(path, {}).get("calls") or 0
-                calls[f"range {own.name}"] = opened
-            around = totals.contents[around].parent
     steps = max(totals.counted_steps, 1)
     return {
         path: {name: number / steps for name, number in calls.items() if number}
         for path, calls in found.items()
     }
+
+
+def _around(totals: Totals, path: str) -> Iterator[str]:
+    """The paths of the ranges around a range, the innermost first."""
+    parent = totals.contents[path].parent
+    while parent is not None:
+        yield parent
+        parent = totals.contents[parent].parent

@@ -33,11 +33,13 @@ _TABLES: Mapping[By, str] = {
 _NAMED, _MOST_NAMED = 0.3, 2
 # A range is named with a kind if it has at least this part of the kind's change.
 _MOSTLY = 0.5
+# The longest name in a sentence and in Markdown.
+_LONGEST_NAME = 60
 _DIGITS = 4
 _SIDES = ("before_ns", "after_ns", "change_ns")
 # The least width of the names of ranges beside the parts of a step.
 _LEAST_ROOM = 16
-_MARKDOWN_BYTES, _MARKDOWN_ROWS, _MARKDOWN_NAME = 6_000, 15, 60
+_MARKDOWN_BYTES, _MARKDOWN_ROWS = 6_000, 15
 # What is said of a table without rows.
 _NOT_RECORDED: Mapping[By, str] = {
     "range": "there are none; mark code with @profiled",
@@ -120,7 +122,7 @@ def summary(found: Difference) -> str:
     change = _signed(step.change_ns, text)
     share = f", {_percent(step.change_ns / step.before_ns)}" if step.before_ns else ""
     causes = [
-        f"{kind}{f' in {path}' if path else ''} {_signed(change_ns, text)}"
+        f"{kind}{f' in {shortened(path, _LONGEST_NAME)}' if path else ''} {_signed(change_ns, text)}"
         for kind, path, change_ns in _causes(step)
     ]
     mostly = f", mostly: {', '.join(causes)}" if causes else ""
@@ -131,7 +133,8 @@ def summary(found: Difference) -> str:
 
 
 def _names(captures: Sequence[str]) -> str:
-    return captures[0] if len(captures) == 1 else f"{len(captures)} captures"
+    first = shortened(captures[0], _LONGEST_NAME)
+    return first if len(captures) == 1 else f"{len(captures)} captures"
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
@@ -378,6 +381,6 @@ def _markdown_table(found: Difference, rows: int) -> str:
     lines = ["| range | kind | before | after | change |", "|---|---|---:|---:|---:|"]
     for row in _rounded(found.step, rows):
         times = [texts[name](getattr(row, name)) for name in _SIDES]
-        name = code(row.range, _MARKDOWN_NAME).replace("|", "\\|")
+        name = code(row.range, _LONGEST_NAME).replace("|", "\\|")
         lines.append(f"| {name} | {row.kind} | {' | '.join(times)} |")
     return "\n".join(lines)
