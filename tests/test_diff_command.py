@@ -74,6 +74,25 @@ def test_the_first_sentence_says_what_changed_most(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_captures_of_the_same_name_are_told_apart_by_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("old", "new"):
+        write_capture(Path(name), steps(100, 700))
+    assert said(capsys, "old", "new").startswith("old → new: step ")
+
+
+def test_without_a_device_no_kernels_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_capture(tmp_path, [step(1, 0, 100), span("aten::mm", 0, 50)]).folder
+    assert "Kernels" not in said(capsys, folder, folder)
+    assert "Kernels: there is no work of a device." in said(
+        capsys, folder, folder, "--by", "kernel"
+    )
+
+
 def test_the_parts_that_are_shown_sum_to_the_step(
     before: Path, after: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,7 +66,8 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
         by: the only table to show below the parts of the step. None shows the operators, the
             kernels and the counters.
     """
-    shown: list[By] = [by] if by else ["operator", "kernel"]
+    has_kernels = len(found.kernels) > 0
+    usual: tuple[By, ...] = ("operator", "kernel") if has_kernels else ("operator",)
     made: list[str | Section] = [_wrapped(summary(found))]
     if found.unlike:
         made.append("\n".join(_wrapped(f"Warning: {each.sentence}") for each in found.unlike))
@@ -74,7 +75,7 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
     made.append(_step_table(found, rows))
     if len(found.wholes) > 1:
         made.append(_ranks(found))
-    made += [_changed(found, each, rows) for each in shown]
+    made += [_changed(found, each, rows) for each in ((by,) if by else usual)]
     if not by:
         made.append(_counters(found, rows))
     return made
@@ -85,6 +86,7 @@ def as_json(found: Difference) -> str:
     content = {
         "version": VERSION,
         "what": found.what,
+        "given": found.given,
         "before": found.before,
         "after": found.after,
         "unlike": [each._asdict() for each in found.unlike],
@@ -119,22 +121,23 @@ def summary(found: Difference) -> str:
     """Return what changed in one sentence, such as "step 118.3 → 94.2 ms (−20.4 %), mostly: …"."""
     step, what = found.step, found.what
     text = durations_like(max(step.before_ns, step.after_ns))
-    change = _signed(step.change_ns, text)
+    was, now = (_round(ns, _unit(step)) for ns in (step.before_ns, step.after_ns))
+    change = _signed(now - was, text)
     share = f", {_percent(step.change_ns / step.before_ns)}" if step.before_ns else ""
     causes = [
         f"{kind}{f' in {shortened(path, _LONGEST_NAME)}' if path else ''} {_signed(change_ns, text)}"
         for kind, path, change_ns in _causes(step)
     ]
     mostly = f", mostly: {', '.join(causes)}" if causes else ""
-    return (
-        f"{_names(found.before)} → {_names(found.after)}: {what} {text(step.before_ns)} → "
-        f"{text(step.after_ns)} ({change}{share}){mostly}"
-    )
+    sides = " → ".join(shortened(name, _LONGEST_NAME) for name in _names(found))
+    return f"{sides}: {what} {text(was)} → {text(now)} ({change}{share}){mostly}"
 
 
-def _names(captures: Sequence[str]) -> str:
-    first = shortened(captures[0], _LONGEST_NAME)
-    return first if len(captures) == 1 else f"{len(captures)} captures"
+def _names(found: Difference) -> tuple[str, str]:
+    """The names of both sides: of their captures, or what was given if these names do not tell."""
+    if len(found.before) == len(found.after) == 1 and found.before != found.after:
+        return found.before[0], found.after[0]
+    return found.given
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
@@ -202,8 +205,8 @@ def _rounded(step: Whole, rows: int) -> Table:
     for side in ("before_ns", "after_ns"):
         every = step.parts.column(side)
         values = [*every[: len(shown)], *([sum(every[len(shown) :])] if left else [])]
-        whole = (2 * sum(values) + unit) // (2 * unit)
-        columns[side] = [each * unit for each in (*divided(values, unit, whole), whole)]
+        whole = _round(sum(values), unit)
+        columns[side] = [*(each * unit for each in divided(values, unit, whole // unit)), whole]
     pairs = zip(columns["before_ns"], columns["after_ns"])
     return Table({**columns, "change_ns": [after_ns - before_ns for before_ns, after_ns in pairs]})
 
@@ -212,6 +215,10 @@ def _unit(step: Whole) -> int:
     """The last digit that is shown, in ns; see `durations_like`."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
+
+
+def _round(ns: int, unit: int) -> int:
+    return (2 * ns + unit) // (2 * unit) * unit
 
 
 def _texts(found: Difference) -> dict[str, Any]:
