@@ -26,6 +26,14 @@ from instrument.analysis.events_to_arrow import EVENTS
 from instrument.analysis.views import VIEWS
 from instrument.cli import command
 from instrument.cli.ls import CAPTURES
+from instrument.compare.rows import (
+    COUNTERS_COMPARED,
+    KERNELS_COMPARED,
+    OPERATORS_COMPARED,
+    RANGES_COMPARED,
+    SHAPES_COMPARED,
+)
+from instrument.compare.step_change import PARTS
 from instrument.config.presets import preset, presets, shipped
 from instrument.config.schema import ModulesConfig, ProfilerConfig, TimingsConfig
 from instrument.runs.run import SCHEMAS
@@ -136,6 +144,14 @@ def columns_page() -> str:
     }
     tables |= {f"`window.{name}` of ranks": columns for name, columns in SCHEMAS.items()}
     tables |= {"`instrument ls`": CAPTURES}
+    tables |= {
+        "`diff().step.parts`": PARTS,
+        "`diff().ranges`": RANGES_COMPARED,
+        "`diff().operators`": OPERATORS_COMPARED,
+        "`diff().kernels`": KERNELS_COMPARED,
+        "`diff().shapes`": SHAPES_COMPARED,
+        "`diff().counters`": COUNTERS_COMPARED,
+    }
     tables |= {"`session.timings.table()`": TIMINGS, "The Parquet dataset": EVENTS}
     depends_on = {f"`capture.{name}`": view.coverage for name, view in VIEWS.items()}
     for title, columns in tables.items():

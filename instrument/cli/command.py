@@ -1,8 +1,8 @@
 """The command `instrument`: its parser, and how errors of commands are shown.
 
 Each command is a module with three members: `HELP`, the command's line in the list of commands;
-`add_arguments`; and `run`, which returns text, or a list of text and tables. Importing these
-modules loads neither torch nor numpy.
+`add_arguments`; and `run`, which returns text, or a list of text and tables, or a `Result`.
+Importing these modules loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from instrument.cli import (
     trigger,
     whatif,
 )
-from instrument.cli.output import say, show_result
+from instrument.cli.output import Result, say, show_result
 from instrument.errors import InstrumentError
 
 COMMANDS = {
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     The status is 0, or 2 after an error that the user can fix; stderr then has one line about the
-    error. `argv` does not contain the program's name; None means the arguments of the process.
+    error. `diff` has further statuses. `argv` does not contain the program's name; None means the
+    arguments of the process.
     """
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
@@ -67,16 +68,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.options = options
     with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    status = 0
     try:
         with progress.shown():
-            result = arguments.run(arguments)
-        show_result(result)
+            made = arguments.run(arguments)
+        shown, status = made if isinstance(made, Result) else Result(made)
+        show_result(shown)
     except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")
         return 2
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from instrument.cli.arguments import ROWS, path_or_url, row_count
-from instrument.cli.output import Parts
+from instrument.cli.output import Parts, Result
+from instrument.errors import ConfigError
+
+if TYPE_CHECKING:
+    from instrument.compare.gate import Side, Verdict
 
 HELP = "compare two captures or runs: what a step takes more or less, and where"
 
@@ -20,12 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     of = "a capture, a Chrome trace, the folder of a run, or a URL"
-    add("before", metavar="BEFORE", type=path_or_url, help=of)
+    baseline = "; with --fail-on also a file written by `instrument baseline`"
+    add("before", metavar="BEFORE", type=path_or_url, help=of + baseline)
     add("after", metavar="AFTER", type=path_or_url, help="the same, after the change")
     add(
         "--by",
         choices=("range", "operator", "kernel", "shape"),
-        help="show only this table below the parts of the step",
+        help="as text, show only this table below the parts of the step",
     )
     add(
         "--rows",
@@ -39,6 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare captures that are too unlike as well, such as those of different devices",
     )
+    add(
+        "--fail-on",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help="a condition on a counter or a time, such as 'syncs>0', 'operators>+5%%' or "
+        "'range:attention.total>5%%'; can be given several times. The exit status is 1 if a "
+        "condition is true, else 3 if one is undecided",
+    )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(
         "--json", action="store_true", help="print JSON, with all rows and times in nanoseconds"
@@ -48,13 +65,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the comparison as text, JSON or Markdown.
+def run(arguments: argparse.Namespace) -> Result:
+    """Return the comparison as text, JSON or Markdown, and whether a condition is true.
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
+        ConfigError: a condition cannot be understood, or names no counter or range.
         TraceError: the only trace of a side cannot be read.
     """
+    from instrument.compare import gate
+    from instrument.compare.baseline import is_baseline
+
+    conditions = [gate.parse(text) for text in arguments.fail_on]
+    has_baseline = not isinstance(arguments.before, str) and is_baseline(arguments.before)
+    if has_baseline and not conditions:
+        raise ConfigError(
+            f"{arguments.before} holds only counters: add a condition, such as "
+            "--fail-on 'operators>+0', or give the capture."
+        )
+    shown = "" if has_baseline else _comparison(arguments)
+    if not conditions:
+        return Result(shown)
+    sides = [_side(path) for path in (arguments.before, arguments.after)]
+    verdicts = [gate.judge(condition, *sides) for condition in conditions]
+    return Result(_with_verdicts(arguments, shown, verdicts), gate.exit_status(verdicts))
+
+
+def _comparison(arguments: argparse.Namespace) -> str | Parts:
     from instrument.compare.diff import diff
     from instrument.report import diff as report
 
@@ -64,3 +101,27 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if arguments.markdown:
         return report.as_markdown(found, rows=arguments.rows)
     return report.parts(found, rows=arguments.rows, by=arguments.by)
+
+
+def _side(path: Path | str) -> Side:
+    from instrument.analysis.views import Views
+    from instrument.cli.paths import captures_at
+    from instrument.compare.baseline import is_baseline, read
+    from instrument.compare.gate import Side, side
+
+    if isinstance(path, Path) and is_baseline(path):
+        return Side([read(path)])
+    return side(Views.load(each) for each in captures_at(path))
+
+
+def _with_verdicts(
+    arguments: argparse.Namespace, shown: str | Parts, verdicts: Sequence[Verdict]
+) -> str | Parts:
+    """The comparison with the verdicts: before the tables, or under the key "conditions"."""
+    from instrument.report import gate as report
+
+    if arguments.json:
+        return report.as_json(verdicts, shown if isinstance(shown, str) else "")
+    if arguments.markdown:
+        return report.as_markdown(verdicts) + (f"\n\n{shown}" if shown else "")
+    return [report.as_text(verdicts), *([] if isinstance(shown, str) else shown)]

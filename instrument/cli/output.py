@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from instrument.printable import printable_lines
 
@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 # The result of a command that shows tables: text and tables, in the order of printing.
 Parts: TypeAlias = "Sequence[str | Section]"
+
+
+class Result(NamedTuple):
+    """What a command shows, and its exit status."""
+
+    shown: str | Parts
+    status: int = 0
 
 
 def show_result(result: str | Parts) -> None:

@@ -25,7 +25,8 @@ _FEW_COMMON, _OTHER_PROGRAM = 0.5, 0.05
 _OTHER_INPUTS = 0.25
 # Kernels take other times in each run. With so many, a common factor of this size is no chance.
 _ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
-_SHOWN = 4
+_SIDES = ("BEFORE", "AFTER")
+_SHOWN, _LONGEST = 4, 60
 
 
 class Unlike(NamedTuple):
@@ -61,7 +62,6 @@ class Conditions:
 _FACTS: dict[str, bool] = {
     "device": True,
     "machine": False,
-    "phase": True,
     "world size": True,
     "clock's resolution": False,
     "rank": False,
@@ -72,20 +72,34 @@ _FACTS: dict[str, bool] = {
 
 def conditions(capture: Views) -> Conditions:
     """Collect the conditions of one capture."""
+    events = capture.events
+    has = {
+        "input shapes": (events.shapes >= 0).any(),
+        "memory": len(events.memory) > 0,
+        "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
+    }
+    return Conditions(
+        facts={
+            name: {str(value) for value in values if value is not None}
+            for name, values in _values(capture).items()
+        },
+        has_device=len(capture.work.event) > 0,
+        recorded={name for name, is_there in has.items() if is_there},
+        losses={row["name"]: row["share"] for row in losses(capture)},
+    )
+
+
+def _values(capture: Views) -> dict[str, Iterable[Any]]:
+    """The values of each fact; None stands for unknown."""
     about, events = capture.about, capture.events
     environment = about.environment or Environment()
-    loaders = [
-        loader
-        for loader in environment.loaders or ()
-        if (loader.phase or "train") == (about.window.phase or "train")
-    ]
-    devices = [device.name for device in events.devices] or about.devices or []
-    world_size = events.world_size if about.world_size is None else about.world_size
-    found: dict[str, Iterable[Any]] = {
-        "device": devices,
+    phase = about.window.phase or "train"
+    loaders = [each for each in environment.loaders or () if (each.phase or "train") == phase]
+    devices = [device.name for device in events.devices]
+    return {
+        "device": devices or about.devices or (),
         "machine": [about.host],
-        "phase": [about.window.phase],
-        "world size": [world_size],
+        "world size": [events.world_size if about.world_size is None else about.world_size],
         "clock's resolution": [_resolution(events)],
         "rank": [rank_of(capture)],
         "batch size": [loader.batch_size for loader in loaders],
@@ -93,21 +107,6 @@ def conditions(capture: Views) -> Conditions:
         **{f"version of {name}": [version] for name, version in about.versions.items()},
         **{f"setting {name}": [value] for name, value in _settings(environment)},
     }
-    facts = {
-        name: {str(value) for value in values if value is not None}
-        for name, values in found.items()
-    }
-    has = {
-        "input shapes": (events.shapes >= 0).any(),
-        "memory": len(events.memory) > 0,
-        "Python stacks": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
-    }
-    return Conditions(
-        facts=facts,
-        has_device=len(capture.work.event) > 0,
-        recorded={name for name, is_there in has.items() if is_there},
-        losses={row["name"]: row["share"] for row in losses(capture)},
-    )
 
 
 def _resolution(events: Events) -> str | None:
@@ -168,14 +167,13 @@ def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> l
 
 def _kinds(before: Conditions, after: Conditions, was: Totals, now: Totals) -> Iterator[Unlike]:
     if before.has_device != after.has_device:
-        sides = ("BEFORE", "AFTER")
-        one, other = sides if before.has_device else sides[::-1]
-        yield Unlike(f"{one} holds work of a device, {other} holds none.", True)
+        one, other = _SIDES if before.has_device else _SIDES[::-1]
+        yield Unlike(f"{one} holds work of a device, {other} holds none.", misleads=True)
     if was.what != now.what:
-        sides = ("BEFORE", "AFTER")
-        one, other = sides if was.what == "step" else sides[::-1]
+        one, other = _SIDES if was.what == "step" else _SIDES[::-1]
         yield Unlike(
-            f"{one} holds finished steps; {other} holds none, so its whole recording counts.", True
+            f"{one} holds finished steps; {other} holds none, so its whole recording counts.",
+            misleads=True,
         )
 
 
@@ -254,7 +252,7 @@ def _facts(before: Conditions, after: Conditions) -> Iterator[Unlike]:
 
 
 def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
-    for one, other, side in ((before, after, "BEFORE"), (after, before, "AFTER")):
+    for one, other, side in zip((before, after), (after, before), _SIDES):
         if only := sorted(one.recorded - other.recorded):
             yield Unlike(
                 f"Only {side} was recorded with {' and '.join(only)}, which makes its steps longer.",
@@ -290,6 +288,6 @@ def _share(name: str, side: Conditions) -> str:
 
 
 def _listed(values: set[str]) -> str:
-    shown = sorted(values)
+    shown = [each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in sorted(values)]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more

@@ -29,6 +29,7 @@ class Difference:
     """What changed from one capture or run to another. All quantities are means of a step.
 
     Attributes:
+        given: what was compared, as text, such as two paths.
         before, after: the names of the captures of each side.
         what: "step", or "recording" if a side has no finished steps.
         wholes: the mean step of all captures; then, if both sides have several ranks, that of each
@@ -42,6 +43,7 @@ class Difference:
         unlike: how the conditions of both sides differ, those that mislead first.
     """
 
+    given: tuple[str, str]
     before: tuple[str, ...]
     after: tuple[str, ...]
     what: Literal["step", "recording"]
@@ -96,6 +98,7 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     step = whole(None, old, new, paths)
     ranks = [rank for rank in of_was if rank in of_now] if len(of_was) > 1 < len(of_now) else []
     return Difference(
+        given=(was.name, now.name),
         before=old.captures,
         after=new.captures,
         what="step" if old.what == new.what == "step" else "recording",

@@ -15,7 +15,7 @@ a command is 1 if a condition fails, else 3 if one is undecided, else 0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -25,8 +25,10 @@ from typing import Literal, NamedTuple
 
 from instrument.analysis.views import Views
 from instrument.compare.counters import COUNTERS, KIND, Count, Counters, counters
+from instrument.compare.increases import Increase, increased_ranges
 from instrument.errors import ConfigError, did_you_mean
 from instrument.findings.places import measured
+from instrument.runs.rank_summary import rank_of
 from instrument.units import BYTES, COUNTS, duration, quantity
 
 Result = Literal["pass", "fail", "undecided"]
@@ -41,6 +43,7 @@ LEAST_WINDOWS = 3
 
 _RARE = Fraction(5, 100)
 _MOST_WINDOWS = 50
+_MOST_RANGES = 5
 #: Short names of counters.
 SHORT = {"peak": "peak_bytes"}
 _OPERATORS = {">=": ge, "<=": le, ">": gt, "<": lt}
@@ -97,6 +100,8 @@ class Verdict(NamedTuple):
         result: "fail" if the condition is true.
         before, after: the values of both sides; None if they are not known or not needed.
         reason: why the condition is undecided, and what to record; else "".
+        ranges: the innermost ranges in which a counter of the whole step is higher than before, if
+            the condition fails.
     """
 
     condition: Condition
@@ -104,6 +109,7 @@ class Verdict(NamedTuple):
     before: int | None = None
     after: int | None = None
     reason: str = ""
+    ranges: tuple[Increase, ...] = ()
 
     def __str__(self) -> str:
         """One line, such as "fail: syncs>0 (before 0, after 3)"."""
@@ -135,14 +141,20 @@ class Side:
     ranges_ns: Sequence[Mapping[str, Mapping[str, int]]] = ()
 
 
-def side(windows: Sequence[Views]) -> Side:
-    """Count and time the windows of one side."""
-    spans = [measured(each) for each in windows]
-    return Side(
-        [counters(each) for each in windows],
-        [span.total_ns // span.count for span in spans],
-        [_range_times(each) for each in windows],
-    )
+def side(windows: Iterable[Views]) -> Side:
+    """Count and time the windows of one side, one after the other.
+
+    If there are several ranks or phases, only the windows of the lowest rank count, and of those
+    only the windows of training, if there are any. Ranks of one window are no independent times.
+    """
+    found: dict[tuple[bool, int], list[tuple[Counters, int, dict[str, dict[str, int]]]]] = {}
+    for window in windows:
+        span = measured(window)
+        own = (counters(window), span.total_ns // span.count, _range_times(window))
+        is_other = (window.about.window.phase or "train") != "train"
+        found.setdefault((is_other, rank_of(window) or 0), []).append(own)
+    chosen = found[min(found)]
+    return Side(*([*column] for column in zip(*chosen)))
 
 
 def _range_times(window: Views) -> dict[str, dict[str, int]]:
@@ -245,7 +257,10 @@ def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
         value -= old or 0
     limit = condition.value * (old or 0) if condition.kind == "percent" else condition.value
     result: Result = "fail" if _OPERATORS[condition.operator](value, limit) else "pass"
-    return Verdict(condition, result, old, new)
+    ranges = []
+    if result == "fail" and condition.range is None:
+        ranges = increased_ranges(before.counters[-1], after.counters[-1], condition.name)
+    return Verdict(condition, result, old, new, ranges=tuple(ranges[:_MOST_RANGES]))
 
 
 def _counted(condition: Condition, one: Side) -> Count | None:
@@ -305,6 +320,9 @@ def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
     if was is None or now is None:
         return Verdict(condition, "undecided", reason=f"{condition.name} is not known in a window")
     mean_was, mean_now = (sum(each) // len(each) if each else None for each in (was, now))
+    if not was or not now:
+        reason = "a baseline holds no times: give captures of both sides"
+        return Verdict(condition, "undecided", mean_was, mean_now, reason)
     if min(len(was), len(now)) < LEAST_WINDOWS:
         return Verdict(
             condition,

@@ -13,7 +13,8 @@ lies more than 200 levels below a range does not count for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from instrument.compare.totals import Totals
 
@@ -29,6 +30,8 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
     Cost: the contents of 300 ranges at most are compared with those of 300 others.
     """
     gone, new = _left_over(before, after), _left_over(after, before)
+    if not gone or not new:
+        return {}
     old_calls, new_calls = _contents(before, gone), _contents(after, new)
     below = {(after.contents[path].parent, after.contents[path].name): path for path in new}
     found: dict[str, str] = {}
@@ -49,7 +52,7 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
 def _left_over(totals: Totals, other: Totals) -> list[str]:
     """The first ranges that ran in the steps, and whose path the other side does not have."""
     ran = (path for path in totals.contents if path in totals.ranges)
-    return [path for path in ran if path not in other.ranges][:_MOST]
+    return [path for path in ran if path not in other.contents][:_MOST]
 
 
 def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:
@@ -73,18 +76,22 @@ def _contents(totals: Totals, paths: list[str]) -> dict[str, _Calls]:
     found: dict[str, Counter[str]] = {path: Counter() for path in paths}
     for path, own in totals.contents.items():
         calls = Counter({f"operator {name}": number for name, number in own.calls.items()})
-        around: str | None = path
-        for _ in range(_DEEPEST):
-            if around is None:
-                break
+        if path in found:
+            found[path].update(calls)
+        calls[f"range {own.name}"] = totals.ranges.get(path, {}).get("calls") or 0
+        for around in islice(_around(totals, path), _DEEPEST):
             if around in found:
                 found[around].update(calls)
-            if around == path:
-                opened = totals.ranges.get(path, {}).get("calls") or 0
-                calls[f"range {own.name}"] = opened
-            around = totals.contents[around].parent
     steps = max(totals.counted_steps, 1)
     return {
         path: {name: number / steps for name, number in calls.items() if number}
         for path, calls in found.items()
     }
+
+
+def _around(totals: Totals, path: str) -> Iterator[str]:
+    """The paths of the ranges around a range, the innermost first."""
+    parent = totals.contents[path].parent
+    while parent is not None:
+        yield parent
+        parent = totals.contents[parent].parent

@@ -10,25 +10,21 @@ from instrument.compare.counters import KIND
 from instrument.compare.step_change import Whole
 from instrument.compare.totals import PEAK, Quantities, Rows, Totals
 
-_STATUS = (
-    "added, removed, renamed (another range with the same contents), changed (another number of "
+_STATUS = "added, removed, changed (another number of calls) or same (the same number of calls)"
+_STATUS_OF_RANGES = (
+    "added, removed, renamed (another path with the same contents), changed (another number of "
     "calls) or same (the same number of calls)"
 )
-_OF_STEP = "in a step"
 
 
 def _compared(status: str, keys: Mapping[str, str], quantities: Mapping[str, str]) -> Schema:
     """The schema of a table that compares quantities of both sides."""
-    sides = {"before": "before the change", "after": "after the change", "change": "the difference"}
-    return schema(
-        **keys,
-        status=status,
-        **{
-            f"{side}_{name}": f"{doc} {_OF_STEP}; {text}"
-            for name, doc in quantities.items()
-            for side, text in sides.items()
-        },
-    )
+    columns = {**keys, "status": status}
+    for name, doc in quantities.items():
+        columns[f"before_{name}"] = f"in a mean step before the change: {doc}"
+        columns[f"after_{name}"] = f"in a mean step after the change: {doc}"
+        columns[f"change_{name}"] = f"`after_{name}` minus `before_{name}`"
+    return schema(**columns)
 
 
 _CALLS = {"calls": "the number of calls"}
@@ -40,7 +36,7 @@ _OF_OPERATORS = _CALLS | {
     "flops": "floating-point operations",
 }
 _OF_RANGES = _CALLS | {
-    "step_ns": "the time of the step that counts for the range and for no other range",
+    "step_ns": "the time of the step that counts for this range and for no other range",
     "self_cpu_ns": "CPU time of the range and its backward, without the ranges inside",
     "self_device_ns": "device time of the work that the range and its backward launched, without "
     "the ranges inside",
@@ -52,7 +48,7 @@ _OF_KERNELS = _CALLS | {
     "bytes": "bytes moved; None for kernels",
 }
 RANGES_COMPARED = _compared(
-    _STATUS,
+    _STATUS_OF_RANGES,
     {
         "range": "the path of the range after the change, or before it if the range was removed",
         "before_range": "the path before the change, if the range was renamed; else None",

@@ -22,6 +22,7 @@ from instrument.findings.places import Measured
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups
 from instrument.links.paths import Paths
+from instrument.trace.events import Flags
 
 #: The quantities of one range, operator or kernel, by name; None stands for unknown.
 Quantities = dict[str, int | None]
@@ -192,12 +193,21 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
     return found
 
 
-def _kernels(capture: Views, span: Measured) -> Rows:
-    """The kernels and copies that the steps launched, by name and kind."""
+def _launched_in(capture: Views, span: Measured) -> Flags:
+    """A mask of the device events that the steps launched.
+
+    If the launch of a device event is not in the trace, the start of the device event decides.
+    """
     events, work = capture.events, capture.work
     launch = np.where(work.call >= 0, work.call, work.operator)
-    began_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
-    chosen = span.holds(began_ns) >= 0
+    time_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
+    found: Flags = span.holds(time_ns) >= 0
+    return found
+
+
+def _kernels(capture: Views, span: Measured) -> Rows:
+    """The kernels and copies that the steps launched, by name and kind."""
+    events, work, chosen = capture.events, capture.work, _launched_in(capture, span)
     part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
     names = ("calls", "device_ns", "launch_ns")
     found = _summed(kernels(events, part), names, lambda row: (row.name, row.kind))
@@ -208,40 +218,40 @@ def _kernels(capture: Views, span: Measured) -> Rows:
 
 def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]) -> Rows:
     """The quantities of each range that the steps ran."""
-    events, links = capture.events, capture.links
-    tree, scopes, paths = links.call_tree, links.scopes, links.scopes.paths
-    count = len(paths.texts)
-    path = np.append(scopes.attributed, -1)[scopes.innermost]
-    counts = (span.holds(tree.start_ns) >= 0) & (path >= 0)
-    of_nodes = Groups(path, count)
-    cpu_ns = of_nodes.sum(tree.own(links.spent_ns), counts)
-    calls = Groups(scopes.opened, count).number(span.holds(scopes.ranges.start_ns) >= 0)
-    device, node = links.launched
-    launch = np.where(links.launches.call >= 0, links.launches.call, links.launches.operator)
-    launched = (node >= 0) & (span.holds(events.start_ns[launch]) >= 0)
-    launcher = np.append(path, -1)[node]
-    launched &= launcher >= 0
-    device_ns = Groups(launcher, count).sum(events.duration_ns[device], launched)
-    flops = links.flops
-    known = counts if flops is None else counts & (flops != UNKNOWN)
-    operations = None if flops is None else of_nodes.sum(flops, known)
+    columns = _columns_of_ranges(capture, span)
     step_ns: dict[str, int] = {}
     for (text, _), total in parts.items():
         step_ns[text] = step_ns.get(text, 0) + total
     found: Rows = {}
-    for k, text in enumerate(map(plain_path, paths.texts)):
-        own = {
-            "calls": int(calls[k]),
-            "step_ns": step_ns.pop(text, 0),
-            "self_cpu_ns": int(cpu_ns[k]),
-            "self_device_ns": int(device_ns[k]) if len(device) else None,
-            "flops": None if operations is None else int(operations[k]),
-        }
+    for k, text in enumerate(map(plain_path, capture.links.scopes.paths.texts)):
+        own: Quantities = {name: cells[k] for name, cells in columns.items()}
+        own["step_ns"] = step_ns.pop(text, 0)
         if any(own.values()):
             found[text] = plus(found.get(text, {}), own)
     for text, total in step_ns.items():  # (no range), (no launch), and a loader outside of ranges
         found[text] = plus(found.get(text, {}), {"step_ns": total})
     return found
+
+
+def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | None]]:
+    """The quantities of each path, without those of the ranges inside it."""
+    events, links = capture.events, capture.links
+    tree, scopes, count = links.call_tree, links.scopes, len(links.scopes.paths.texts)
+    path = np.append(scopes.attributed, -1)[scopes.innermost]
+    of_nodes, counts = Groups(path, count), (span.holds(tree.start_ns) >= 0) & (path >= 0)
+    device, node = links.launched
+    of_work = np.append(path, -1)[node]
+    launched = _launched_in(capture, span) & (of_work >= 0)
+    device_ns = Groups(of_work, count).sum(events.duration_ns[device], launched)
+    flops = None if links.flops is None else np.where(links.flops == UNKNOWN, 0, links.flops)
+    return {
+        "calls": Groups(scopes.opened, count)
+        .number(span.holds(scopes.ranges.start_ns) >= 0)
+        .tolist(),
+        "self_cpu_ns": of_nodes.sum(tree.own(links.spent_ns), counts).tolist(),
+        "self_device_ns": of_nodes.cells(device_ns if len(device) else None),
+        "flops": of_nodes.cells(None if flops is None else of_nodes.sum(flops, counts)),
+    }
 
 
 def _contents(paths: Paths, counted: Counters) -> dict[str, Contents]:

@@ -33,11 +33,20 @@ _TABLES: Mapping[By, str] = {
 _NAMED, _MOST_NAMED = 0.3, 2
 # A range is named with a kind if it has at least this part of the kind's change.
 _MOSTLY = 0.5
+# The longest name in a sentence and in Markdown.
+_LONGEST_NAME = 60
 _DIGITS = 4
 _SIDES = ("before_ns", "after_ns", "change_ns")
 # The least width of the names of ranges beside the parts of a step.
 _LEAST_ROOM = 16
-_MARKDOWN_BYTES, _MARKDOWN_ROWS, _MARKDOWN_NAME = 6_000, 15, 60
+_MARKDOWN_BYTES, _MARKDOWN_ROWS = 6_000, 15
+# What is said of a table without rows.
+_NOT_RECORDED: Mapping[By, str] = {
+    "range": "there are none; mark code with @profiled",
+    "operator": "there are none",
+    "kernel": "there is no work of a device",
+    "shape": "a side holds no input shapes; profiler.record_shapes=true records them",
+}
 _LONGEST_WARNING, _MOST_WARNINGS = 300, 6
 _TIMES = {
     "step_ns": "time of the step",
@@ -57,14 +66,16 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
         by: the only table to show below the parts of the step. None shows the operators, the
             kernels and the counters.
     """
-    shown: list[By] = [by] if by else ["operator", "kernel"]
+    has_kernels = len(found.kernels) > 0
+    usual: tuple[By, ...] = ("operator", "kernel") if has_kernels else ("operator",)
     made: list[str | Section] = [_wrapped(summary(found))]
-    made += [_wrapped(f"Warning: {each.sentence}") for each in found.unlike]
+    if found.unlike:
+        made.append("\n".join(_wrapped(f"Warning: {each.sentence}") for each in found.unlike))
     made.append(_wrapped(_spread(found.step)))
     made.append(_step_table(found, rows))
     if len(found.wholes) > 1:
         made.append(_ranks(found))
-    made += [_changed(found, each, rows) for each in shown]
+    made += [_changed(found, each, rows) for each in ((by,) if by else usual)]
     if not by:
         made.append(_counters(found, rows))
     return made
@@ -75,6 +86,7 @@ def as_json(found: Difference) -> str:
     content = {
         "version": VERSION,
         "what": found.what,
+        "given": found.given,
         "before": found.before,
         "after": found.after,
         "unlike": [each._asdict() for each in found.unlike],
@@ -109,25 +121,27 @@ def summary(found: Difference) -> str:
     """Return what changed in one sentence, such as "step 118.3 → 94.2 ms (−20.4 %), mostly: …"."""
     step, what = found.step, found.what
     text = durations_like(max(step.before_ns, step.after_ns))
-    change = _signed(step.change_ns, text)
+    was, now = (_round(ns, _unit(step)) for ns in (step.before_ns, step.after_ns))
+    change = _signed(now - was, text)
     share = f", {_percent(step.change_ns / step.before_ns)}" if step.before_ns else ""
     causes = [
-        f"{kind}{f' in {path}' if path else ''} {_signed(change_ns, text)}"
+        f"{kind}{f' in {shortened(path, _LONGEST_NAME)}' if path else ''} {_signed(change_ns, text)}"
         for kind, path, change_ns in _causes(step)
     ]
     mostly = f", mostly: {', '.join(causes)}" if causes else ""
-    return (
-        f"{_names(found.before)} → {_names(found.after)}: {what} {text(step.before_ns)} → "
-        f"{text(step.after_ns)} ({change}{share}){mostly}"
-    )
+    sides = " → ".join(shortened(name, _LONGEST_NAME) for name in _names(found))
+    return f"{sides}: {what} {text(was)} → {text(now)} ({change}{share}){mostly}"
 
 
-def _names(captures: Sequence[str]) -> str:
-    return captures[0] if len(captures) == 1 else f"{len(captures)} captures"
+def _names(found: Difference) -> tuple[str, str]:
+    """The names of both sides: of their captures, or what was given if these names do not tell."""
+    if len(found.before) == len(found.after) == 1 and found.before != found.after:
+        return found.before[0], found.after[0]
+    return found.given
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
-    """The kinds with the largest changes, and the range that has most of each change."""
+    """The kinds with the largest changes in ns; if a range has most of one, the range and its change."""
     of_kind: dict[str, int] = {}
     for row in step.parts:
         of_kind[row.kind] = of_kind.get(row.kind, 0) + row.change_ns
@@ -138,7 +152,7 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
             return
         first = next(row for row in step.parts if row.kind == kind)
         is_most = first.change_ns / change_ns >= _MOSTLY and not first.range.startswith("(")
-        yield kind, first.range if is_most else None, change_ns
+        yield (kind, first.range, first.change_ns) if is_most else (kind, None, change_ns)
 
 
 def _spread(step: Whole) -> str:
@@ -191,8 +205,8 @@ def _rounded(step: Whole, rows: int) -> Table:
     for side in ("before_ns", "after_ns"):
         every = step.parts.column(side)
         values = [*every[: len(shown)], *([sum(every[len(shown) :])] if left else [])]
-        whole = (2 * sum(values) + unit) // (2 * unit)
-        columns[side] = [each * unit for each in (*divided(values, unit, whole), whole)]
+        whole = _round(sum(values), unit)
+        columns[side] = [*(each * unit for each in divided(values, unit, whole // unit)), whole]
     pairs = zip(columns["before_ns"], columns["after_ns"])
     return Table({**columns, "change_ns": [after_ns - before_ns for before_ns, after_ns in pairs]})
 
@@ -201,6 +215,10 @@ def _unit(step: Whole) -> int:
     """The last digit that is shown, in ns; see `durations_like`."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
+
+
+def _round(ns: int, unit: int) -> int:
+    return (2 * ns + unit) // (2 * unit) * unit
 
 
 def _texts(found: Difference) -> dict[str, Any]:
@@ -223,7 +241,7 @@ def _percent(share: float) -> str:
 def _ranks(found: Difference) -> Section:
     """The step of each rank, and the part that changed most."""
     wholes = found.wholes[1:]
-    largest = [whole.parts[0] if len(whole.parts) else None for whole in wholes]
+    largest = [whole.parts[0] if any(whole.parts.column("change_ns")) else None for whole in wholes]
     table = Table(
         {
             "rank": [whole.rank for whole in wholes],
@@ -248,6 +266,8 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
     of = f"; {', '.join(counts)}" if counts else "; the same calls on both sides"
     unit = _unit(found.step)
     changed = [row for row in table if abs(getattr(row, f"change_{time}") or 0) >= unit]
+    if not len(table):
+        return f"{title}: {_NOT_RECORDED[by]}."
     if not changed:
         return f"{title}: no time changed{of}."
     changed.sort(key=lambda row: -abs(getattr(row, f"change_{time}") or 0))
@@ -368,6 +388,6 @@ def _markdown_table(found: Difference, rows: int) -> str:
     lines = ["| range | kind | before | after | change |", "|---|---|---:|---:|---:|"]
     for row in _rounded(found.step, rows):
         times = [texts[name](getattr(row, name)) for name in _SIDES]
-        name = code(row.range, _MARKDOWN_NAME).replace("|", "\\|")
+        name = code(row.range, _LONGEST_NAME).replace("|", "\\|")
         lines.append(f"| {name} | {row.kind} | {' | '.join(times)} |")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from builders import allocation, annotation, call, capture, frame, kernel, read, span
@@ -658,3 +659,23 @@ def test_on_real_traces_every_grouping_holds_every_call_once(name) -> None:
             totals = [sum(value or 0 for value in each.column(column)) for each in (grouped, table)]
             assert totals[0] == totals[1], (what, column)
         assert all(row.self_cpu_ns <= row.cpu_ns for row in grouped if row.cpu_ns is not None)
+
+
+def test_during_keeps_the_calls_that_began_within_the_spans(tmp_path: Path) -> None:
+    events = [
+        span("aten::mm", 0, 10),
+        span("aten::add", 20, 100),  # contains the next two
+        span("aten::mm", 30, 10, Input_Dims=[[2, 2]]),
+        span("aten::mm", 60, 10),
+        span("aten::mm", 200, 10),
+    ]
+    table = operators(Links(read(tmp_path, events)))
+    starts, ends = np.array([20_000, 60_000]), np.array([50_000, 61_000])
+    rows = {
+        row.name: (row.calls, row.self_cpu_ns, row.cpu_ns) for row in table.during(starts, ends)
+    }
+    assert rows == {"aten::add": (1, 80_000, 100_000), "aten::mm": (2, 20_000, 20_000)}
+    by_shapes = table.during(starts, ends).by("input_shapes").where(name="aten::mm")
+    assert sorted(by_shapes.column("input_shapes")) == ["[[2, 2]]", "[]"]
+    assert len(table.during(starts[:0], ends[:0])) == 0
+    assert len(table) == 2

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
 
 import pytest
-from builders import annotation, capture, span, step
+from builders import annotation, capture, is_harmless, span, step, write_capture
 
+from instrument.cli.command import main
 from instrument.compare.counters import COUNTERS, Count, Counters
 from instrument.compare.gate import Side, exit_status, judge, parse, side
 from instrument.compare.gate import _is_rare as is_rare
@@ -125,7 +127,8 @@ def test_a_time_needs_several_windows_on_each_side() -> None:
     verdict = judge(parse("step>5%"), times(100, 101), times(200, 201, 202))
     assert (verdict.result, verdict.before, verdict.after) == ("undecided", 100, 201)
     assert "record at least 3 windows on each side" in verdict.reason
-    assert judge(parse("step>5%"), times(), times()).result == "undecided"
+    verdict = judge(parse("step>5%"), times(), times(1, 2, 3))
+    assert str(verdict).endswith("a baseline holds no times: give captures of both sides")
 
 
 def test_a_time_fails_passes_or_stays_undecided() -> None:
@@ -182,3 +185,91 @@ def test_the_exit_status_tells_a_failure_from_an_open_question() -> None:
     assert exit_status([]) == exit_status([passed]) == 0
     assert exit_status([passed, open_]) == 3
     assert exit_status([open_, failed]) == 1
+
+
+def run(folder: Path, name: str, items: int, *, windows: int = 3, rank: int = 0) -> Path:
+    """Some windows of three steps, each step with a range that has `.item()` some times."""
+    events = []
+    for number in range(3):
+        start = 1000 * number
+        events += [step(number, start, 1000), annotation("lo`ss", start, 500)]
+        for k in range(items):
+            events += [
+                span("aten::item", start + 20 * k, 10),
+                span("aten::_local_scalar_dense", start + 20 * k + 1, 5),
+            ]
+    for window in range(windows):
+        write_capture(folder / name, events, f"window{window}_rank{rank}", rank=rank)
+    return folder / name
+
+
+def test_the_command_fails_on_a_condition_and_names_the_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
+    assert main(["diff", before, after, "--fail-on", "syncs>2", "--fail-on", "step>5%"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("pass: syncs>2 (before 1, after 2)\npass: step>5% (before 1.000 ms")
+    assert "Parts of the step" in printed
+    assert main(["diff", before, after, "--fail-on", "syncs>1"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("fail: syncs>1 (before 1, after 2)\n  in lo`ss: 2, before 1\n")
+    assert main(["diff", before, after, "--fail-on", "allocations>1"]) == 3
+    assert "record with profile_memory=True" in capsys.readouterr().out.replace("\n    ", " ")
+    assert main(["diff", before, after, "--fail-on", "nothing>1"]) == 2
+    assert "names no counter" in capsys.readouterr().err
+
+
+def test_json_and_markdown_hold_the_verdicts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
+    assert main(["diff", before, after, "--fail-on", "syncs>1", "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["what"] == "step"
+    assert content["conditions"] == [
+        {
+            "condition": "syncs>1",
+            "result": "fail",
+            "before": 1,
+            "after": 2,
+            "reason": None,
+            "ranges": [{"path": "lo`ss", "before": 1, "after": 2}],
+        }
+    ]
+    assert main(["diff", before, after, "--fail-on", "syncs>1", "--markdown"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "- **fail** `syncs>1` (before 1, after 2)\n  - in `` lo`ss ``: 2, before 1\n\n## "
+    )
+    assert is_harmless(printed)
+
+
+def test_a_baseline_stands_for_the_side_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = (str(run(tmp_path, name, k)) for name, k in (("before", 1), ("after", 2)))
+    baseline = str(tmp_path / "perf.json")
+    assert main(["baseline", before, "-o", baseline]) == 0
+    capsys.readouterr()
+    assert main(["diff", baseline, after, "--fail-on", "syncs>+0"]) == 1
+    assert capsys.readouterr().out == (
+        "fail: syncs>+0 (before 1, after 2)\n  in lo`ss: 2, before 1\n"
+    )
+    assert main(["diff", baseline, before, "--fail-on", "range:lo`ss.syncs>+0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["conditions"][0]["result"] == "pass"
+    assert main(["diff", baseline, before, "--fail-on", "step>5%"]) == 3
+    assert main(["diff", baseline, before]) == 2
+    assert "holds only counters: add a condition" in capsys.readouterr().err
+
+
+def test_only_the_lowest_rank_and_the_windows_of_training_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = run(tmp_path, "before", 1, windows=1)
+    run(tmp_path, "before", 5, windows=2, rank=1)
+    events = [step(0, 0, 1000), step(1, 1000, 1000)]
+    write_capture(tmp_path / "before", events, "validation", window={"phase": "validation"})
+    assert main(["diff", str(before), str(before), "--fail-on", "syncs>0", "--json"]) == 1
+    (verdict,) = json.loads(capsys.readouterr().out)["conditions"]
+    assert (verdict["before"], verdict["after"]) == (1, 1)

@@ -1,0 +1,54 @@
+"""The verdicts on conditions as text, JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from instrument.compare.gate import Verdict, amount_of
+from instrument.report.prose import code, escaped, wrapped
+
+
+def as_text(verdicts: Sequence[Verdict]) -> str:
+    """Return a line for each verdict, and below it the ranges in which a counter is higher."""
+    lines: list[str] = []
+    for verdict in verdicts:
+        lines += wrapped(str(verdict), indent="    ")
+        for where in _places(verdict):
+            lines += wrapped(f"in {where[0]}: {where[1]}", prefix="  ", indent="    ")
+    return "\n".join(lines)
+
+
+def as_json(verdicts: Sequence[Verdict], comparison: str = "") -> str:
+    """Return the JSON of a comparison with the verdicts added as "conditions"."""
+    content: dict[str, Any] = json.loads(comparison) if comparison else {}
+    content["conditions"] = [
+        {
+            "condition": verdict.condition.text,
+            "result": verdict.result,
+            "before": verdict.before,
+            "after": verdict.after,
+            "reason": verdict.reason or None,
+            "ranges": [each._asdict() for each in verdict.ranges],
+        }
+        for verdict in verdicts
+    ]
+    return json.dumps(content, indent=2)
+
+
+def as_markdown(verdicts: Sequence[Verdict]) -> str:
+    """Return a list of the verdicts, for a comment on a pull request."""
+    lines = []
+    for verdict in verdicts:
+        rest = str(verdict).partition(verdict.condition.text)[2]
+        lines.append(f"- **{verdict.result}** {code(verdict.condition.text)}{escaped(rest)}")
+        lines += [f"  - in {code(path)}: {escaped(values)}" for path, values in _places(verdict)]
+    return "\n".join(lines)
+
+
+def _places(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """The ranges in which the counter is higher, and its values there."""
+    text = amount_of(verdict.condition.name)
+    for each in verdict.ranges:
+        yield each.path, f"{text(each.after)}, before {text(each.before)}"
