@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.compare.budget import Budget
     from instrument.compare.counters import Counters
+    from instrument.record.environment import DynamoCounts
     from instrument.record.session import Session
 
 MARKER, FIXTURE = "perf_budget", "profile_session"
 FOLDER = "perf"
 
-_SESSION = pytest.StashKey["Session"]()
+_RECORDING = pytest.StashKey["_Recording"]()
 _HELP = (
     f"{MARKER}(operators=…, syncs=…, peak=…, collectives={{…}}, share={{…}}): the most that a step "
     f"of the test's {FIXTURE} may count; without arguments, what the test's file in {FOLDER}/ holds"
@@ -85,13 +86,16 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     """A session that records what budgets need; start it with `with`, or with `start(model)`.
 
     With `start(model)`, the model's submodules are ranges, and the plugin stops the session after
-    the test. Everything between the start and the stop is one window. Call `session.step()` after
-    each step, or loop over `session.steps(batches)`. The first step does not count if there are
-    several.
+    the test. Call `session.step()` after each step, or loop over `session.steps(batches)`. The
+    first step warms up and is not recorded; torch.compile compiles in it. Of the recorded steps,
+    the first does not count if there are several. So take at least four steps: then two count, and
+    a counter that varies is found.
     """
+    from instrument.record.environment import dynamo_counts
     from instrument.record.session import Session
 
     session = Session(
+        warmup=1,
         record_shapes=True,
         profile_memory=True,
         with_flops=True,
@@ -99,7 +103,7 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
         export="inline",
         output_dir=tmp_path / "profile",
     )
-    request.node.stash[_SESSION] = session
+    request.node.stash[_RECORDING] = _Recording(session, dynamo_counts())
     yield session
     session.stop()
 
@@ -108,13 +112,13 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """Judge the budget of a test that has passed; a budget that is exceeded fails the test."""
     outcome = yield
-    session = item.stash.get(_SESSION, None)
-    if session is None or outcome.excinfo is not None:
+    recording = item.stash.get(_RECORDING, None)
+    if recording is None or outcome.excinfo is not None:
         return
     try:
-        _judge(item, session)
-    except pytest.fail.Exception as failure:
-        outcome.force_exception(failure)
+        _judge(item, recording)
+    except (Exception, pytest.fail.Exception) as error:
+        outcome.force_exception(error)
 
 
 def pytest_terminal_summary(
@@ -149,12 +153,23 @@ class _Measured(NamedTuple):
     stored: Counters | None
 
 
-def _judge(item: pytest.Item, session: Session) -> None:
+class _Recording(NamedTuple):
+    """The session of a test, and what Dynamo had counted before the test."""
+
+    session: Session
+    compiled_before: DynamoCounts
+
+
+def _judge(item: pytest.Item, recording: _Recording) -> None:
     """Compare what a session has recorded with the test's budget, and store it if asked for."""
     from instrument.compare.baseline import as_text
+    from instrument.errors import InstrumentError
     from instrument.files import write
 
-    measured = _measured(item, session)
+    try:
+        measured = _measured(item, recording)
+    except InstrumentError as error:
+        pytest.fail(str(error), pytrace=False)
     given, path = _budget(item), _file(item, measured.counted)
     budget = given if given is None or given.limits or given.shares else _stored(item, measured)
     item.user_properties += _properties(measured.counted, budget)
@@ -167,20 +182,27 @@ def _judge(item: pytest.Item, session: Session) -> None:
         pytest.fail("\n".join(failures), pytrace=False)
 
 
-def _measured(item: pytest.Item, session: Session) -> _Measured:
-    """Stop the session, and count what it has recorded."""
-    from instrument.compare.baseline import read
-    from instrument.compare.counters import counters
+def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
+    """Stop the session, and count what it has recorded.
 
+    Graph breaks and recompilations count from the start of the test, because torch.compile compiles
+    in the first step, which is not recorded.
+    """
+    from instrument.compare.baseline import read
+    from instrument.compare.counters import counters, with_compilations
+    from instrument.record.environment import compilations, dynamo_counts
+
+    session = recording.session
     session.stop()
     if not session.captures:
         pytest.fail(
-            f"{FIXTURE} has recorded nothing: start it with `with {FIXTURE}:`, or see the log for "
-            "what failed.",
+            f"{FIXTURE} has recorded nothing: start it with `with {FIXTURE} as session:`, and take "
+            "at least two steps. If it did so, the log says what failed.",
             pytrace=False,
         )
     capture = session.captures[-1]
-    counted = counters(capture)
+    compiled = compilations(recording.compiled_before, dynamo_counts())
+    counted = with_compilations(counters(capture), compiled)
     path = _file(item, counted)
     return _Measured(capture, counted, read(path) if path.exists() else None)
 

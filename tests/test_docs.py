@@ -36,7 +36,8 @@ TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.
 def run(command: list[str] | str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
-    env = {**os.environ, **own, **ONE_THREAD}
+    # pages run pytest, which finds the plugin by itself only where this package is installed
+    env = {**os.environ, **own, **ONE_THREAD, "PYTEST_PLUGINS": "instrument.pytest_plugin"}
     if command[0].endswith(".py"):
         done = warm.run(command, folder, env)
     else:

@@ -100,6 +100,14 @@ def test_public_names_are_sorted_and_importable() -> None:
             "import instrument.report.whatif, instrument.whatif.scenario, instrument.cli.whatif",
             {"torch", "pydantic", "hydra"},
         ),
+        (
+            "import instrument.compare.budget, instrument.report.gate, instrument.cli.baseline",
+            {"torch", "pydantic", "hydra"},
+        ),
+        (
+            "import instrument.pytest_plugin",
+            {"torch", "numpy", "msgspec", "pydantic", "hydra", "instrument.errors"},
+        ),
         ("import instrument.fx, instrument.cli.graph", {"torch", "numpy"}),
         ("import instrument.worker.process", {"torch"}),
         (

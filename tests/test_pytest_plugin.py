@@ -30,7 +30,7 @@ from instrument import profiled
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-BATCHES = [torch.ones(8, 16)] * 3
+BATCHES = [torch.ones(8, 16)] * 4
 extra = []
 
 def step(batch):

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from instrument.links.collective_records import records
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.range_names import REGION
+from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, split_overload
 
 #: Each counter, and what it counts.
@@ -417,14 +418,24 @@ def _compilations(views: Views) -> dict[str, Count | None]:
     """The graph breaks and recompilations that `capture.json` counts for the window."""
     environment = views.about.environment
     compiles = views.events.named(lambda name: name.startswith(REGION)).any()
-    breaks = recompilations = None
     if environment is not None and environment.dynamo is not None:
-        reasons = environment.dynamo.graph_breaks
-        breaks = None if reasons is None else sum(reasons.values())
-        recompilations = environment.dynamo.recompilations
-    elif environment is not None and not compiles:
-        breaks = recompilations = 0  # torch.compile was never loaded
+        return _of_dynamo(environment.dynamo)
+    was_never_loaded = environment is not None and not compiles
+    none: dict[str, int] = {}
+    return _of_dynamo(Dynamo(0, none, 0) if was_never_loaded else Dynamo())
+
+
+def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
+    breaks = None if found.graph_breaks is None else sum(found.graph_breaks.values())
     return {
         name: None if number is None else Count(number, number, number)
-        for name, number in (("graph_breaks", breaks), ("recompilations", recompilations))
+        for name, number in (("graph_breaks", breaks), ("recompilations", found.recompilations))
     }
+
+
+def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
+    """The same counters, with what torch.compile did in another time than the window.
+
+    `dynamo` has the keys of `environment.dynamo` in `capture.json`.
+    """
+    return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

@@ -23,6 +23,7 @@ from math import comb
 from operator import ge, gt, le, lt
 from typing import Literal, NamedTuple
 
+from instrument.analysis.collectives import KINDS
 from instrument.analysis.views import Views
 from instrument.compare.counters import COUNTERS, KIND, Count, Counters, counters
 from instrument.compare.increases import Increase, increased_ranges
@@ -185,8 +186,8 @@ def parse(text: str) -> Condition:
     if where is not None and f".{where}".endswith(f".{KIND[:-1]}"):
         where, name = where.removesuffix(KIND[:-1]).removesuffix("."), f"{KIND}{name}"
     name = SHORT.get(name, name)
-    known = [*COUNTERS, *(TIMES if where is not None else (STEP,))]
-    if name not in known and not name.startswith(KIND):
+    known = [*COUNTERS, *(KIND + kind for kind in KINDS), *(TIMES if where else (STEP,))]
+    if name not in known:
         raise ConfigError(f"{text!r} names no counter{did_you_mean(name, known)}")
     units = {} if found["percent"] else units_of(name)
     is_time = name in TIMES or name == STEP

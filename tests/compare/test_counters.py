@@ -303,3 +303,9 @@ def test_the_calls_of_real_traces_are_those_that_a_loop_counts(name: str) -> Non
 def test_a_kernel_without_a_launch_counts_when_it_runs(tmp_path: Path) -> None:
     events = steps_of(lambda start, _: [kernel("orphan", start + 10, 5)])
     assert per_step(capture(tmp_path, events), "kernels", "launches") == [1, 0]
+
+
+def test_the_documentation_lists_all_counters() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "ci.md").read_text("utf-8")
+    rows = [f"| `{name}` | {what} |" for name, what in COUNTERS.items()]
+    assert "\n".join(rows) in page

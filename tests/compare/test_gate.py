@@ -60,6 +60,8 @@ def test_a_condition_is_read(text: str, expected: tuple[object, ...]) -> None:
         ("operators>__import__('os')", "is no condition"),
         ("sync>0", "names no counter; did you mean 'syncs'"),
         ("total>5%", "names no counter"),
+        ("collectives.allreduce>1", "did you mean 'collectives.all_reduce'?"),
+        ("range:a.collectives.allreduce>1", "did you mean 'collectives.all_reduce'?"),
         ("peak>2Gb", "give a number with one of the units"),
         ("operators>2GB", "give a number with one of the units"),
         ("operators>1.2.3", "give a number"),
