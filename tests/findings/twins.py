@@ -92,11 +92,15 @@ def recorded(twin: Twin, folder: Path) -> Recorded:
 
 def found(capture: Capture, code: str) -> list[Finding]:
     """The findings of one kind in a capture; none where the capture lacks what the check needs."""
-    check: Check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
     try:
-        return list(check.find(capture, capture.whatif))
+        return list(check_of(code).find(capture, capture.whatif))
     except NotRecorded:
         return []
+
+
+def check_of(code: str) -> Check:
+    check: Check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
+    return check
 
 
 def assert_command_runs(finding: Finding) -> None:
