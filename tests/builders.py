@@ -22,6 +22,9 @@ Event = dict[str, Any]
 
 CPU, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}
 ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync"}
+SINGLE_PROCESS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
 ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 REDUCES = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)"
@@ -86,8 +89,7 @@ def kernel(name: str, start_us: float, duration_us: float, **more: Any) -> Event
 
 def copy(start_us: float, duration_us: float, **more: Any) -> Event:
     """A copy to the device, on stream 8."""
-    name = "Memcpy HtoD (Pinned -> Device)"
-    return span(name, start_us, duration_us, "gpu_memcpy", **{"tid": 8, **more})
+    return span(PINNED, start_us, duration_us, "gpu_memcpy", **{"tid": 8, **more})
 
 
 def synchronisation(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import annotation, call, capture, frame, kernel, span, step
+from builders import SINGLE_PROCESS, WORKERS, annotation, call, capture, frame, kernel, span, step
 from torch.utils.data import DataLoader
 
 from instrument import Session
@@ -25,15 +25,13 @@ TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(
     TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces"
 )
-MULTI = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-SINGLE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 COMPILE = "_compile.compile_inner (dynamo_timed)"
 
 TRAINING = [
     step(1, 0, 1000),
     step(2, 1000, 1000),
     step(3, 2000, 500, finished=False),
-    annotation(MULTI, 0, 100),
+    annotation(WORKERS, 0, 100),
     annotation("enumerate(DataPipe)#MapperIterDataPipe", 10, 50),  # inside the loader
     frame("Python GC", 20, 30),
     frame("Python GC", 30, 40, tid=5),  # on another thread, partly at the same time
@@ -47,7 +45,7 @@ TRAINING = [
     span(COMPILE, 1200, 400),
     span("backend_compile (dynamo_timed)", 1250, 100),
     span("Driver Compiler", 1300, 20, "overhead", pid=-1, tid=0),
-    annotation(MULTI, 1900, 200),  # 100 of it in step 2
+    annotation(WORKERS, 1900, 200),  # 100 of it in step 2
     call("cudaMalloc", 2200, 7),  # in no finished step
 ]
 
@@ -57,7 +55,7 @@ def test_every_column_by_hand(tmp_path: Path) -> None:
     none = (None, None)
     assert rows == [
         ("compilation", COMPILE, 1, 400_000, 400_000, 1, 400_000, 1, 0.2, *none),
-        ("loader", MULTI, 2, 300_000, 200_000, 1, 200_000, 2, 0.1, True,
+        ("loader", WORKERS, 2, 300_000, 200_000, 1, 200_000, 2, 0.1, True,
          "_MultiProcessingDataLoaderIter"),
         ("compilation", "b (dynamo_timed)", 1, 100_000, 100_000, 1, 100_000, 1, 0.05, *none),
         ("garbage collection", "Python GC", 2, 70_000, 40_000, 2, 50_000, 1, 0.025, *none),
@@ -118,7 +116,7 @@ def test_names_times_steps_are_not_held_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("category", "name", "kind"),
     [
-        ("Operator", SINGLE, "loader"),
+        ("Operator", SINGLE_PROCESS, "loader"),
         ("user_annotation", "enumerate(DataPipe)#Shuffler", "loader"),
         ("user_annotation", "enumerate(batches)", None),
         ("python_function", "collect.py(3): Python GC", None),
@@ -163,7 +161,7 @@ def recorded(tmp_path: Path, step: Callable[[], Any], **options: Any) -> tuple[C
     return made, json.loads(text, strict=False)["traceEvents"]
 
 
-@pytest.mark.parametrize(("workers", "name"), [(0, SINGLE), (2, MULTI)])
+@pytest.mark.parametrize(("workers", "name"), [(0, SINGLE_PROCESS), (2, WORKERS)])
 def test_the_loader_as_torch_records_it(tmp_path: Path, workers: int, name: str) -> None:
     loader = iter(DataLoader(torch.ones(24, 2), batch_size=4, num_workers=workers))  # type: ignore[arg-type]
     made, events = recorded(tmp_path, lambda: next(loader).sum())
@@ -228,8 +226,8 @@ def by_name(path: Path, *names: str) -> dict[str, tuple[int, int, int]]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("v100_resnet50_workers0", {SINGLE: ("loader", False)}),
-        ("v100_resnet50_workers4", {MULTI: ("loader", True)}),
+        ("v100_resnet50_workers0", {SINGLE_PROCESS: ("loader", False)}),
+        ("v100_resnet50_workers4", {WORKERS: ("loader", True)}),
         (
             "b200_eager",
             {
@@ -244,7 +242,7 @@ def by_name(path: Path, *names: str) -> dict[str, tuple[int, int, int]]:
         ),
         (
             "a100_megatron_tp8_rank1",
-            {MULTI: ("loader", True), "TorchDynamo Cache Lookup": ("guards", None)},
+            {WORKERS: ("loader", True), "TorchDynamo Cache Lookup": ("guards", None)},
         ),
         ("mtia_rank0", {}),
     ],

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from builders import REDUCES, Event, annotation, call, copy, kernel, launched, span, step
+from builders import PAGEABLE, REDUCES, Event, annotation, call, copy, kernel, launched, span, step
 
 STEPS = (3, 4, 5, 6)
 V100 = {"id": 0, "name": "Tesla V100-SXM2-32GB", "totalGlobalMem": 2**35, "numSms": 80}
 A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 2**36, "numSms": 108}
-BOTH_COPIES = "Memcpy HtoD (Pageable -> Device)"
 _Numbers = Callable[[], int]
 
 
@@ -90,7 +89,7 @@ def copies(*, blocking: bool) -> list[Event]:
                 call("cudaMemcpyAsync", start + 5, 305, first),
                 {
                     **copy(start + 8, 300, correlation=first, bytes=2**20, tid=7),
-                    "name": BOTH_COPIES,
+                    "name": PAGEABLE,
                 },
                 call("cudaStreamSynchronize", start + 312, 10),
             ]

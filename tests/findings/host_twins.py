@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 from findings.twins import Twin
 from instrument import profiled
 
-LOADS_S, WORKS_S = 0.05, 0.08
+LOADS_S, WORKS_S = 0.05, 0.08  # with worker processes, which a busy machine may start late
+SHORT_S = 0.03
 
 
 class Slow(Dataset[float]):
@@ -51,14 +52,14 @@ def generated(seconds: float) -> Callable[[], object]:
             if seconds:
                 time.sleep(seconds)
         with profiled("train"):
-            time.sleep(WORKS_S)
+            time.sleep(SHORT_S)
             return torch.ones(4).sum()
 
     return step
 
 
 def _rows() -> torch.Tensor:
-    return torch.ones(400, 8)
+    return torch.ones(150, 8)
 
 
 def row_by_row() -> object:
@@ -76,7 +77,7 @@ def updated(**options: bool) -> Callable[[], object]:
 
     @cache
     def optimizer() -> torch.optim.Optimizer:
-        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(200)]
+        parameters = [torch.nn.Parameter(torch.ones(8)) for _ in range(80)]
         for parameter in parameters:
             parameter.grad = torch.ones(8)
         return torch.optim.Adam(parameters, **options)  # type: ignore[arg-type]
@@ -88,14 +89,14 @@ def updated(**options: bool) -> Callable[[], object]:
 
 
 def without_range() -> object:
-    time.sleep(WORKS_S)
+    time.sleep(SHORT_S)
     with profiled("train"):
         return torch.ones(4).sum()
 
 
 def within_range() -> object:
     with profiled("train"):
-        time.sleep(WORKS_S)
+        time.sleep(SHORT_S)
         return torch.ones(4).sum()
 
 
@@ -108,7 +109,7 @@ TWINS = (
         turns="window",
         steps=3,
     ),
-    Twin("an iterator", generated(LOADS_S), generated(0.0), "loader-wait", steps=3),
+    Twin("an iterator", generated(SHORT_S), generated(0.0), "loader-wait", steps=3),
     Twin("rows", row_by_row, all_rows, "operator-storm"),
     Twin("parameters", updated(foreach=False), updated(fused=True), "operator-storm"),
     Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3),

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import (
+    SINGLE_PROCESS,
     Event,
     annotation,
     call,
@@ -115,9 +116,8 @@ def test_the_range_of_launches_is_named(tmp_path: Path) -> None:
 
 
 def test_a_gap_that_the_loader_explains_is_not_told_twice(tmp_path: Path) -> None:
-    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     events = [
-        {**event, "name": name} if event["name"] == "tokenize" else event
+        {**event, "name": SINGLE_PROCESS} if event["name"] == "tokenize" else event
         for event in cpu_between_kernels(1000)
     ]
     assert not found(capture(tmp_path, events), "device-idle")

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from builders import (
+    PAGEABLE,
+    SINGLE_PROCESS,
+    WORKERS,
     annotation,
     call,
     capture,
@@ -29,8 +32,6 @@ from instrument.report.diagnosis import as_text
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")
-LOADER = "enumerate(DataLoader)#_{}Iter.__next__"
-IN_PROCESS, IN_WORKERS = LOADER.format("SingleProcessDataLoader"), LOADER.format("MultiProcessing")
 CHECKS = (loader_wait.CHECK, synchronizing_calls.CHECK, operator_storm.CHECK, unmarked_time.CHECK)
 
 
@@ -39,7 +40,7 @@ def findings(check: Check, found: Capture) -> list[Finding]:
 
 
 def loading(
-    name: str = IN_PROCESS, waits_us: float = 400, *, cat: str = "user_annotation", **more: Any
+    name: str = SINGLE_PROCESS, waits_us: float = 400, *, cat: str = "user_annotation", **more: Any
 ) -> list[dict[str, Any]]:
     """Four steps of 1000 µs, each with a wait for its batch, then an operator."""
     events = []
@@ -68,8 +69,8 @@ def test_a_wait_for_data_is_told_with_its_share_and_saving(tmp_path: Path) -> No
         "40 % of the step waits for data: 400.000 µs each, loaded in the training process"
     )
     assert found.change == "DataLoader(..., num_workers=4, persistent_workers=True)"
-    assert (found.source, found.range) == ("train.py:7 in main", IN_PROCESS)
-    assert found.evidence[0][:3] == (IN_PROCESS, 3, 1_200_000)
+    assert (found.source, found.range) == ("train.py:7 in main", SINGLE_PROCESS)
+    assert found.evidence[0][:3] == (SINGLE_PROCESS, 3, 1_200_000)
     assert found.saving is not None
     assert found.saving.saving_ns == 400_000
 
@@ -86,7 +87,7 @@ def test_the_recorded_settings_choose_the_number_of_workers(tmp_path: Path) -> N
 def test_with_workers_the_saving_is_not_known(tmp_path: Path) -> None:
     own = settings(workers=2, persistent_workers=True)
     (found,) = findings(
-        loader_wait.CHECK, write_capture(tmp_path, loading(IN_WORKERS), environment=own)
+        loader_wait.CHECK, write_capture(tmp_path, loading(WORKERS), environment=own)
     )
     assert "though worker processes load it" in found.title
     assert found.saving is None
@@ -96,14 +97,14 @@ def test_with_workers_the_saving_is_not_known(tmp_path: Path) -> None:
 def test_as_many_workers_as_cpus_cannot_be_more(tmp_path: Path) -> None:
     own = settings(workers=3, persistent_workers=True)
     (found,) = findings(
-        loader_wait.CHECK, write_capture(tmp_path, loading(IN_WORKERS), environment=own)
+        loader_wait.CHECK, write_capture(tmp_path, loading(WORKERS), environment=own)
     )
     assert found.change.startswith("Make a batch cheaper")
 
 
 def test_one_long_wait_is_the_start_of_the_workers(tmp_path: Path) -> None:
-    events = loading(IN_WORKERS, 10)
-    long = [step(4, 4000, 2000), annotation(IN_WORKERS, 4000, 1500)]
+    events = loading(WORKERS, 10)
+    long = [step(4, 4000, 2000), annotation(WORKERS, 4000, 1500)]
     own = settings(workers=2, persistent_workers=False)
     (found,) = findings(
         loader_wait.CHECK, write_capture(tmp_path, [*events, *long], environment=own)
@@ -151,9 +152,7 @@ def synchronizing(works_us: float = 300, *, to_device: bool = False) -> list[dic
         start, first = 1000.0 * number, 10 * number + 1
         until = start + 20 + works_us
         copied = {"tid": 7, "correlation": first + 1}
-        copy = (
-            "Memcpy HtoD (Pageable -> Device)" if to_device else "Memcpy DtoH (Device -> Pageable)"
-        )
+        copy = PAGEABLE if to_device else "Memcpy DtoH (Device -> Pageable)"
         events += [
             step(number, start, 1000),
             annotation("train", start, 900),
@@ -198,7 +197,7 @@ def test_waiting_for_a_busy_device_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_idle_time_in_the_loader_is_the_loaders(tmp_path: Path) -> None:
-    loads = [annotation(IN_PROCESS, 1000 * k + 325, 490) for k in range(4)]
+    loads = [annotation(SINGLE_PROCESS, 1000 * k + 325, 490) for k in range(4)]
     assert not findings(synchronizing_calls.CHECK, capture(tmp_path, [*synchronizing(), *loads]))
 
 
@@ -367,7 +366,7 @@ def test_loader_and_backward_of_ranges_are_marked(tmp_path: Path) -> None:
 
     events = [
         step(0, 0, 1000),
-        annotation(IN_PROCESS, 0, 200),
+        annotation(SINGLE_PROCESS, 0, 200),
         annotation("forward", 200, 300),
         made("aten::mul", 210, 280, sequence=1),
         node("MulBackward0", 510, 480, sequence=1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,14 @@ import builders
 import pytest
 from builders import accumulation, annotation, call, frame, kernel, made, node, span, step
 
+from findings.twins import check_of
 from instrument import Capture
 from instrument.findings.finding import Finding, NotRecorded
 
 
 def check(capture: Capture, code: str) -> list[Finding]:
     """The findings of a check, which may raise `NotRecorded`."""
-    module = import_module(f"instrument.findings.{code.replace('-', '_')}")
-    return list(module.CHECK.find(capture, capture.whatif))
+    return list(check_of(code).find(capture, capture.whatif))
 
 
 def steps(count: int, duration_us: float = 1000, first_us: float | None = None) -> list[Any]:

@@ -18,7 +18,7 @@ WIDTH = 16
 
 
 @cache
-def _deep(layers: int = 100) -> nn.Module:
+def _deep(layers: int = 50) -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
 
 
@@ -33,7 +33,7 @@ def _train(model: nn.Module, x: torch.Tensor) -> None:
 
 def makes_objects() -> int:
     """More objects than the collector waits for, so that it runs again and again."""
-    return len([[number] for number in range(60_000)])
+    return len([[number] for number in range(30_000)])
 
 
 def makes_objects_without_collector() -> int:
@@ -59,7 +59,7 @@ def validates() -> None:
 @cache
 def _hooked() -> nn.Module:
     """Layers that keep statistics of all outputs and gradients, as debugging tools do."""
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(20)))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(7)))
     for layer in model[1:]:  # torch warns of a backward hook whose input needs no gradient
         layer.register_forward_hook(keeps_outputs)
         layer.register_full_backward_hook(keeps_gradients)
@@ -87,11 +87,11 @@ def looks_for_anomalies() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.autograd.detect_anomaly():
-            _train(_deep(20), _deep_input())
+            _train(_deep(10), _deep_input())
 
 
 def looks_for_none() -> None:
-    _train(_deep(20), _deep_input())
+    _train(_deep(10), _deep_input())
 
 
 @cache
@@ -201,24 +201,26 @@ TWINS = (
         makes_objects_without_collector,
         "garbage-collection",
         turns="window",
+        steps=4,
     ),
     Twin(
         "validation with gradients",
         validates_with_gradients,
         validates,
         "unused-autograd",
-        steps=20,
+        steps=10,
     ),
-    Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes", steps=16),
+    Twin("detect_anomaly", looks_for_anomalies, looks_for_none, "debug-modes"),
     Twin(
         "histograms of all outputs and gradients",
         runs_hooks,
         looks_for_none,
         "hooks",
+        steps=5,
         options={"with_stack": True},
         model=_hooked,
     ),
-    Twin("set_to_none=False", fills_gradients, drops_gradients, "zero-grad", steps=20),
+    Twin("set_to_none=False", fills_gradients, drops_gradients, "zero-grad", steps=12),
     Twin(
         "Conv2d with bias before BatchNorm2d",
         adds_a_bias,

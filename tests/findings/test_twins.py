@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from findings.twins import Twin, all_twins, assert_command_runs, found, predicted_ns, recorded
-
-ATTEMPTS = 3  # other programs can spoil a measurement
+from findings.twins import (
+    ATTEMPTS,
+    Twin,
+    all_twins,
+    assert_command_runs,
+    found,
+    predicted_ns,
+    recorded,
+)
 
 
 @pytest.mark.parametrize("twin", all_twins(), ids=str)

@@ -21,13 +21,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
 import torch
 
 from instrument import Capture, Session
 from instrument.cli.command import main
 from instrument.findings.finding import Check, Finding, NotRecorded
 
-WINDOWS = 3  # of each kind, where whole windows take turns
+ATTEMPTS = 3  # other programs can spoil a measurement
+WINDOWS = 2  # of each kind, where whole windows take turns
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,15 @@ def recorded(twin: Twin, folder: Path) -> Recorded:
 
 def found(capture: Capture, code: str) -> list[Finding]:
     """The findings of one kind in a capture; none where the capture lacks what the check needs."""
-    check: Check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
     try:
-        return list(check.find(capture, capture.whatif))
+        return list(check_of(code).find(capture, capture.whatif))
     except NotRecorded:
         return []
+
+
+def check_of(code: str) -> Check:
+    check: Check = import_module(f"instrument.findings.{code.replace('-', '_')}").CHECK
+    return check
 
 
 def assert_command_runs(finding: Finding) -> None:
@@ -132,8 +138,11 @@ def _step_by_step(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture
             (twin.slow if slow else twin.fixed)()
             session.step()
     (both,) = session.captures
-    slow = steps_of(both, folder / "slow", is_slow.__getitem__)
-    return [slow], [steps_of(both, folder / "fixed", lambda number: not is_slow[number])]
+    assert both.trace_path is not None
+    document = msgspec.json.decode(gzip.decompress(both.trace_path.read_bytes()))
+    slow = _part(both, document, folder / "slow", is_slow.__getitem__)
+    fixed = _part(both, document, folder / "fixed", lambda number: not is_slow[number])
+    return [slow], [fixed]
 
 
 def _window_by_window(twin: Twin, folder: Path) -> tuple[list[Capture], list[Capture]]:
@@ -156,26 +165,25 @@ def _median_ns(captures: list[Capture]) -> float:
     )
 
 
-def steps_of(capture: Capture, folder: Path, wanted: Callable[[int], bool]) -> Capture:
+def _part(
+    capture: Capture, document: dict[str, Any], folder: Path, wanted: Callable[[int], bool]
+) -> Capture:
     """The capture that a recording of the wanted steps alone would have given.
 
-    `wanted` tells from a step's number whether the step is wanted. No time passes between the start of an unwanted step
-    and the start of the next one: the events inside are left out, and everything later is earlier by that time.
+    `document` is the content of the capture's trace. `wanted` tells from a step's number whether the step is wanted. No
+    time passes between the start of an unwanted step and the start of the next one: the events inside are left out, and
+    everything later is earlier by that time.
     """
-    assert capture.folder is not None
-    assert capture.trace_path is not None
-    document = json.loads(gzip.decompress(capture.trace_path.read_bytes()))
     steps = [(row.start_ns, wanted(row.number)) for row in capture.steps]
     last = capture.steps[-1]
     kept = _Kept([*steps, (last.start_ns + last.duration_ns, True)])
-    document["traceEvents"] = [
-        event for given in document["traceEvents"] if (event := kept.event(given)) is not None
-    ]
+    moved = (kept.event(event) for event in document["traceEvents"])
+    part = {**document, "traceEvents": [event for event in moved if event is not None]}
     folder.mkdir(parents=True)
     metadata = {**capture.metadata, "environment": _settings(capture.metadata["environment"])}
     (folder / "capture.json").write_text(json.dumps(metadata))
-    trace = json.dumps(document).encode()
-    (folder / "trace.json.gz").write_bytes(gzip.compress(trace, compresslevel=1))
+    trace = gzip.compress(msgspec.json.encode(part), compresslevel=1)
+    (folder / "trace.json.gz").write_bytes(trace)
     return Capture.load(folder)
 
 

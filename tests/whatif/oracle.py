@@ -22,15 +22,24 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from builders import ENGINE, Event, annotation, call, made, node, span, synchronisation
+from builders import (
+    ENGINE,
+    PAGEABLE,
+    PINNED,
+    WORKERS,
+    Event,
+    annotation,
+    call,
+    made,
+    node,
+    span,
+    synchronisation,
+)
 from builders import copy as copy_event
 from builders import kernel as kernel_event
 
 DELAY, GAP, CROSS, LAG, QUEUE_LAG = 7_000, 1_000, 2_000, 3_200, 600
 MAIN = 1
-SINGLE_PROCESS = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from builders import ENGINE
+from builders import ENGINE, SINGLE_PROCESS
 
 from whatif.oracle import (
     MAIN,
-    SINGLE_PROCESS,
     Batch,
     Hand,
     Launch,

@@ -7,13 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import REDUCES, Event, annotation, call, capture, copy, kernel, launched, span, step
+from builders import (
+    REDUCES,
+    SINGLE_PROCESS,
+    Event,
+    annotation,
+    call,
+    capture,
+    copy,
+    kernel,
+    launched,
+    span,
+    step,
+)
 
 from instrument.errors import CaptureError, ConfigError
 from instrument.whatif.model import CROSS, HANDOVER, KINDS, LOADER, QUEUE
 from instrument.whatif.scenario import Scenario
 from whatif import oracle
-from whatif.oracle import SINGLE_PROCESS, Launch, Op, Program, Sync, Work
+from whatif.oracle import Launch, Op, Program, Sync, Work
 
 EVIL = "evil\x1b[31m\nname"
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import Event, annotation, capture, is_harmless, span, synchronous_steps
+from builders import WORKERS, Event, annotation, capture, is_harmless, span, synchronous_steps
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.whatif.scenario import Scenario
-from whatif.oracle import WORKERS, run
+from whatif.oracle import run
 from whatif.programs import Author, Features
 
 QUIET = settings(

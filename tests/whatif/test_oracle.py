@@ -38,7 +38,7 @@ FEATURES = {
     "copies, streams and an unrelated thread": Features(copies=True, streams=True, alone=True),
     "all": Features(streams=True, backward=True, helper=True, syncs=True, copies=True, loader=True),
 }
-SEEDS = 8
+SEEDS = 4
 
 
 class Edit(NamedTuple):
