@@ -16,7 +16,7 @@ from instrument.analysis.breakdown import Work
 from instrument.links.groupby import group_rows
 from instrument.links.intervals import Intervals
 from instrument.links.links import Links
-from instrument.trace.events import Flags, Ints
+from instrument.trace.events import Flags, Ints, is_runtime
 from instrument.whatif.cpu_time import CpuTime, joined
 from instrument.whatif.program import NEVER, Program
 
@@ -180,13 +180,36 @@ class Model:
 
     def weights(self, costs: Costs) -> Ints:
         """The weight of each arc in nanoseconds."""
-        spent = self.spent_ns + self.axis.changed(self.places, costs.cpu)
-        weights = costs.fixed_ns + np.append(costs.device_ns, 0)[self.lasting]
-        on_cpu = np.flatnonzero(self.arcs.kind == CPU)
-        target, source = self.arcs.target[on_cpu], self.arcs.source[on_cpu]
-        before = np.where(source >= 0, np.append(spent, 0)[source], 0)
-        weights[on_cpu] += spent[target] - before + costs.added_ns[target]
-        return np.where(costs.fixed_ns == NEVER, NEVER, weights)
+        weights = costs.fixed_ns.copy()
+        weights[self._work_arcs] += costs.device_ns[self.lasting[self._work_arcs]]
+        target, (at, recorded) = self.arcs.target[self._cpu_arcs], self._cpu_ends
+        spent = self.axis.spent(at, costs.cpu, recorded)
+        # Until the first moment of a thread, all of its CPU time counts.
+        has_before = self.arcs.source[self._cpu_arcs] >= 0
+        weights[self._cpu_arcs] += spent + costs.added_ns[target]
+        weights[self._cpu_arcs[1:]] -= np.where(has_before[1:], spent[:-1], 0)
+        weights[costs.fixed_ns == NEVER] = NEVER
+        return weights
+
+    @cached_property
+    def _work_arcs(self) -> Ints:
+        """The arcs that add the duration of device work."""
+        return np.flatnonzero(self.lasting >= 0)
+
+    @cached_property
+    def _cpu_arcs(self) -> Ints:
+        """The arcs of CPU time, sorted by the positions of their targets on the axis.
+
+        So each of them follows the arc that ends at its source.
+        """
+        arcs = np.flatnonzero(self.arcs.kind == CPU)
+        return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
+
+    @cached_property
+    def _cpu_ends(self) -> tuple[Ints, Ints]:
+        """The position on the axis at which each arc of CPU time ends, and the time until there."""
+        at = self.places[self.arcs.target[self._cpu_arcs]]
+        return at, self.axis.recorded(at)
 
     @cached_property
     def places(self) -> Ints:
@@ -196,9 +219,23 @@ class Model:
         return self.axis.place(moments.thread, moments.time_ns[:count] + self.axis.begin_ns)
 
     @cached_property
-    def spent_ns(self) -> Ints:
-        """The CPU time of its thread until each CPU moment, as recorded."""
-        return self.axis.spent(self.places)
+    def node_spans(self) -> Intervals:
+        """The start and the end of each node of the call tree, on the axis."""
+        tree, place = self.links.call_tree, self.axis.place
+        return place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
+
+    @cached_property
+    def calls(self) -> Flags:
+        """A mask of the events that are runtime calls."""
+        return self.links.events.among(is_runtime)
+
+    @cached_property
+    def has_parts(self) -> Flags:
+        """A mask of the events that are nodes of the call tree or device work."""
+        found = np.zeros(len(self.links.events), np.bool_)
+        found[self.links.call_tree.index] = True
+        found[self.work.event] = True
+        return found
 
     def ends_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
         """When each step ends, from the times of the moments.
@@ -229,11 +266,12 @@ class Model:
         return int(self.moments.time_ns.max(initial=0) - self.moments.time_ns.min(initial=0))
 
     @cached_property
-    def ranks_row(self) -> Ints:
-        """For each arc from other ranks, the device row of its collective; -1 for other arcs."""
+    def ranks_arcs(self) -> tuple[Ints, Ints]:
+        """The arcs from other ranks, and the device rows of their collectives."""
+        arcs = np.flatnonzero(self.arcs.kind == RANKS)
         row_of = np.full(len(self.moments.time_ns), -1)
         row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
-        return np.where(self.arcs.kind == RANKS, row_of[self.arcs.target], -1)
+        return arcs, row_of[self.arcs.target[arcs]]
 
     @cached_property
     def transfer_ns(self) -> Ints:

@@ -91,7 +91,7 @@ class Program:
 
     def _late(self, demand: NDArray[Any]) -> NDArray[Any]:
         """How late the chain of each instruction is in each scenario, from what its arc demands."""
-        late = np.zeros((len(demand), self._chains.length), demand.dtype)
+        late = np.zeros_like(demand)
         source = self._chains.source
         for begin, end, is_first in self._segments:
             part = late[:, begin:end]
@@ -177,10 +177,10 @@ class _Chains:
         place: the place of each moment.
         link: for each place, the arc from the place before; -1 at the first place of a chain.
         begin: the first place of each chain.
-        arc: for each instruction, its arc; -1 for none, which has the weight 0.
-        at, start: the places at which the arc of each instruction ends and starts; a start of -1 is
-            the origin.
+        arc: for each instruction but the origin, its arc; -1 for none, which has the weight 0.
+        at, start: the places at which these arcs end and start; a start of -1 is the origin.
         decided: for each place, the last instruction until there.
+        source: for each instruction, the one that says how late its source is.
     """
 
     place: Ints
@@ -190,6 +190,7 @@ class _Chains:
     at: Ints
     start: Ints
     decided: Ints
+    source: Ints
 
     @classmethod
     def of(cls, program: Program) -> _Chains:
@@ -206,47 +207,32 @@ class _Chains:
         link[at[links]] = arcs[links]
         arcs, at, start = arcs[~links], at[~links], start[~links]
         # A chain that nothing begins, begins at the origin.
-        free = (link < 0) & (np.bincount(at, minlength=count) == 0)
-        free_at = np.flatnonzero(free)
-        nothing = np.full(len(free_at), -1)
-        arcs, at = np.append(arcs, nothing), np.append(at, free_at)
-        start = np.append(start, nothing)
+        free = np.flatnonzero((link < 0) & (np.bincount(at, minlength=count) == 0))
+        arcs, start = (np.append(each, np.full(len(free), -1)) for each in (arcs, start))
+        at = np.append(at, free)
         by_place = np.argsort(at, kind="stable")
-        return cls(
-            place=place,
-            link=link,
-            begin=np.flatnonzero(link < 0),
-            arc=arcs[by_place],
-            at=at[by_place],
-            start=start[by_place],
-            decided=np.cumsum(np.bincount(at, minlength=count)),
-        )
+        arcs, at, start = arcs[by_place], at[by_place], start[by_place]
+        decided = np.cumsum(np.bincount(at, minlength=count))
+        source = np.append(0, np.append(decided, 0)[start])
+        return cls(place, link, np.flatnonzero(link < 0), arcs, at, start, decided, source)
 
-    @property
-    def length(self) -> int:
-        """The number of instructions, with the origin."""
-        return len(self.arc) + 1
-
-    @property
-    def source(self) -> Ints:
-        """For each instruction, the one that says how late its source is."""
-        of_arcs = np.append(self.decided, 0)[self.start]
-        return np.append(0, of_arcs)
-
-    def split(self, of_arcs: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def split(self, of_arcs: Ints) -> tuple[Ints, Ints]:
         """Split the weights of arcs into an offset for each place and a demand for each instruction.
 
-        Both are sums of weights: the weights of a sum of scenarios have the sums as their parts.
+        Both are sums of weights. So what is added to the weights adds its parts to these parts.
         """
-        links = np.append(of_arcs, 0)[self.link]
+        weights = np.append(of_arcs, 0)
+        links = weights[self.link]
         links[self.begin] = 0
-        total = np.cumsum(links)
+        offset = np.cumsum(links)
         # Each chain has its own offsets, so that they stay small.
-        lengths = np.diff(np.append(self.begin, len(total)))
-        offset = total - np.repeat(total[self.begin], lengths)
-        weights = np.append(of_arcs, 0)[self.arc]
-        demand = weights + np.append(offset, 0)[self.start] - offset[self.at]
-        return offset, np.append(0, demand).astype(of_arcs.dtype)
+        lengths = np.diff(np.append(self.begin, len(offset)))
+        offset -= np.repeat(offset[self.begin], lengths)
+        demand = np.zeros(len(self.source), np.int64)
+        demand[1:] = weights[self.arc]
+        demand[1:] -= offset[self.at]
+        demand[1:] += np.append(offset, 0)[self.start]
+        return offset, demand
 
     def segments(self) -> list[tuple[int, int, bool]]:
         """The instructions cut into segments whose sources lie in earlier segments.
@@ -304,11 +290,6 @@ class _Chains:
         return [
             (int(first_of[begin]), int(first_of[end]), is_first) for begin, end, is_first in found
         ]
-
-
-def build(order: Ints, target: Ints, source: Ints, chain: Ints, follows: Flags) -> Program:
-    """Build a program of moments and arcs; see `Program` for what it takes."""
-    return Program(order, target, source, in_order(order, target, source), chain, follows)
 
 
 def in_order(order: Ints, target: Ints, source: Ints) -> Flags:

@@ -95,29 +95,26 @@ class Scenario:
     @cached_property
     def baseline_ns(self) -> int:
         """The median simulated step without edits, and without the first step."""
-        steps = self.window.recorded_steps[0]
+        steps = self.window.recorded_steps(0)
         return int(median(steps[_counted(steps)]))
 
-    @property
+    @cached_property
     def saving_ns(self) -> int:
         """How much shorter a step is than without edits; negative if it is longer.
 
         This is the mean over the steps of what each of them saves. A saving in some of the steps
         counts in part. The first step does not count: it has no backlog of launched work yet.
         """
-        return self._savings[0]
+        return _saving(self.window.recorded_steps(0), self.steps)
 
     @cached_property
     def _savings(self) -> list[int]:
         """The saving under each assumption."""
-        found = []
-        for variant in self.variants:
-            before = self.window.recorded_steps[variant.assumption]
-            after = self.window.simulated(variant.costs)
-            found.append(
-                round(mean([old - new for old, new in zip(before, after)][_counted(before)]))
-            )
-        return found
+        others = [
+            _saving(self.window.recorded_steps(each.assumption), self.window.simulated(each.costs))
+            for each in self.variants[1:]
+        ]
+        return [self.saving_ns, *others]
 
     @property
     def low_ns(self) -> int:
@@ -494,6 +491,11 @@ def _losses(capture: Views) -> tuple[str, ...]:
 def _unedited(window: Window, losses: tuple[str, ...]) -> Scenario:
     variants = (_Variant(costs, k) for k, costs in enumerate(window.assumptions))
     return Scenario(window, (), tuple(variants), losses)
+
+
+def _saving(before: Sequence[int], after: Sequence[int]) -> int:
+    """What a step saves on average."""
+    return round(mean([old - new for old, new in zip(before, after)][_counted(before)]))
 
 
 def _counted(steps: Sequence[int]) -> slice:

@@ -9,7 +9,7 @@ of the measured ends). The ranks' clocks are aligned as `instrument.runs.clock_s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from instrument.links.groupby import Groups, groupby
 from instrument.trace.events import Flags, Ints
 from instrument.whatif.edits import others_stay
 from instrument.whatif.model import DEVICE, Costs, Model
-from instrument.whatif.program import NEVER, Program, build
+from instrument.whatif.program import NEVER, Program, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class Window:
     ranks: tuple[int | None, ...]
     shift_ns: tuple[int, ...] = (0,)
     meetings: Meetings | None = None
+    _recorded: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def measured(self) -> tuple[Costs, ...]:
@@ -76,10 +77,11 @@ class Window:
             found.append((others_stay(self.models[0], self.measured[0]),))
         return tuple(found)
 
-    @cached_property
-    def recorded_steps(self) -> list[list[int]]:
-        """The duration of each step without edits, for each of the assumptions."""
-        return [self.simulated(costs) for costs in self.assumptions]
+    def recorded_steps(self, assumption: int) -> list[int]:
+        """The duration of each step without edits, for one of the assumptions."""
+        if assumption not in self._recorded:
+            self._recorded[assumption] = self.simulated(self.assumptions[assumption])
+        return self._recorded[assumption]
 
     def simulated(self, costs: Sequence[Costs]) -> list[int]:
         """The duration of each step, from the costs of each rank."""
@@ -140,12 +142,15 @@ class Window:
         all_began = -collectives.min(-times[starts])
         joined_ns = np.minimum(all_began, collectives.min(times[ends]))
         order = self._order(np.concatenate([times, joined_ns]))
-        program = build(
+        target = np.concatenate([*targets, joins, ends])
+        source = np.concatenate([*sources, starts, joins])
+        program = Program(
             order,
-            np.concatenate([*targets, joins, ends]),
-            np.concatenate([*sources, starts, joins]),
-            np.concatenate([*chains, np.full(self._collectives, above)]),
-            np.concatenate([*follows, joining, joining]),
+            target,
+            source,
+            kept=in_order(order, target, source),
+            chain=np.concatenate([*chains, np.full(self._collectives, above)]),
+            follows=np.concatenate([*follows, joining, joining]),
         )
         late = times[ends] - joined_ns[meetings.collective]
         return program, late - self._transfer_ns[meetings.collective]
