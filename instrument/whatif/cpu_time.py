@@ -61,9 +61,14 @@ class CpuTime:
             found += np.rint(change - of_begins[thread]).astype(np.int64)
         return found
 
-    def inside(self, intervals: Intervals, at: Ints, edits: Edits = ()) -> Ints:
-        """The time without waits that each position's thread has spent in some intervals."""
-        return self.spent(at, edits) - self.spent(at, [*edits, (intervals, 0.0)])
+    def inside(
+        self, intervals: Intervals, at: Ints, edits: Edits = (), recorded: Ints | None = None
+    ) -> Ints:
+        """The part of `spent` that lies in some intervals."""
+        if not len(intervals[0]):
+            return np.zeros(len(at), np.int64)
+        left = self.spent(at, [*edits, (intervals, 0.0)], recorded)
+        return self.spent(at, edits, recorded) - left
 
     def _change(self, at: Ints, recorded: Ints, edits: Edits) -> NDArray[np.float64]:
         """How much edits change what `recorded` returns for the positions.

@@ -39,6 +39,33 @@ class Path:
     end_ns: Ints
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The times of the moments in several scenarios; `times[moments]` has a row for each scenario.
+
+    Few of very many times are asked for, so they are computed then. For the attributes, see
+    `Program.run_many`.
+    """
+
+    chains: _Chains
+    own: Ints
+    offsets: tuple[Ints, ...]
+    shares: Floats
+    late: Floats
+
+    def __getitem__(self, moments: Ints) -> Floats:
+        at = self.chains.place[moments]
+        offset = _with_shares(self.own[at], [each[at] for each in self.offsets], self.shares)
+        found: Floats = self.late[:, self.chains.decided[at]] + offset
+        return found
+
+
+def _with_shares(own: Ints, changes: Sequence[Ints], shares: Floats) -> Floats:
+    """Each change, added in each share: a row for each change and share."""
+    found: Floats = own + shares[:, None] * np.stack(changes)[:, None]
+    return found.reshape(-1, len(own))
+
+
 @dataclass(frozen=True)
 class Program:
     """The arcs between moments, in an order in which each moment comes after its sources.
@@ -70,24 +97,22 @@ class Program:
         found: Ints = (late[self._chains.decided] + offset)[self._chains.place]
         return found
 
-    def run_many(self, base: Ints, changes: Sequence[Ints], shares: Floats) -> Floats:
-        """The time of each moment in several scenarios, a row for each of them.
+    def run_many(self, base: Ints, changes: Sequence[Ints], shares: Floats) -> Times:
+        """The times of the moments in several scenarios.
 
         Args:
             base: the weights of the arcs.
             changes: what can be added to the weights.
-            shares: each change is added in each of these shares. The rows are those of the first
-                change, then those of the second one, and so on.
+            shares: each change is added in each of these shares. The scenarios are those of the
+                first change, then those of the second one, and so on.
+
+        Cost: about 10 ns for each arc and scenario, 10 µs for each segment, and 10 ns for each
+        arc and change.
         """
-        chains = self._chains
-        offset, demand = chains.split(base)
-        parts = [chains.split(change) for change in changes]
-        offsets, demands = (
-            (own + shares[:, None] * np.stack(changed)[:, None]).reshape(-1, len(own))
-            for own, changed in zip((offset, demand), zip(*parts))
-        )
-        found: Floats = (self._late(demands)[:, chains.decided] + offsets)[:, chains.place]
-        return found
+        own, own_demand = self._chains.split(base)
+        offsets, demands = zip(*map(self._chains.split, changes))
+        late = self._late(_with_shares(own_demand, demands, shares))
+        return Times(self._chains, own, offsets, shares, late)
 
     def _late(self, demand: NDArray[Any]) -> NDArray[Any]:
         """How late the chain of each instruction is in each scenario, from what its arc demands."""

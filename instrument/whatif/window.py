@@ -8,20 +8,19 @@ of the measured ends). The ranks' clocks are aligned as `instrument.runs.clock_s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.groupby import Groups, groupby
+from instrument.links.intervals import Intervals
 from instrument.trace.events import Flags, Ints
 from instrument.whatif.edits import others_stay
 from instrument.whatif.model import DEVICE, Costs, Model
-from instrument.whatif.program import NEVER, Program, in_order
+from instrument.whatif.program import NEVER, Floats, Program, Times, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,34 +221,62 @@ class Window:
         for weights, model, shift in zip(own, self.models, self.shift_ns):
             absolute = (model.arcs.source < 0) & (weights != NEVER)
             found.append(np.where(absolute, weights + shift, weights))
-        transfers = np.zeros_like(self.meetings.row)
-        for rank, each in enumerate(costs):
-            mine = self.meetings.rank == rank
-            transfers[mine] = each.device_ns[self.meetings.row[mine]]
-        return np.concatenate(
-            [*found, np.zeros(len(transfers), np.int64), transfers + self._built[1]]
-        )
+        transfers = self._of_meetings([each.device_ns for each in costs])
+        return np.concatenate([*found, np.zeros_like(transfers), transfers + self._built[1]])
 
-    def ends_ns(self, times: NDArray[Any]) -> list[NDArray[np.float64]]:
+    def change(self, costs: Sequence[Costs], parts: Mapping[int, tuple[Intervals, Flags]]) -> Ints:
+        """What is added to the weights of all arcs if some parts of ranks took no time.
+
+        Args:
+            costs: the costs of each rank.
+            parts: CPU time and device rows, by the index of the rank's model; see `Model.change`.
+        """
+        models = enumerate(zip(self.models, costs))
+        own = [
+            model.change(each, *parts[rank])
+            if rank in parts
+            else np.zeros(len(model.arcs), np.int64)
+            for rank, (model, each) in models
+        ]
+        if self.meetings is None:
+            return own[0]
+        transfers = self._of_meetings(
+            [
+                np.where(parts[rank][1], -each.device_ns, 0)
+                if rank in parts
+                else np.zeros_like(each.device_ns)
+                for rank, each in enumerate(costs)
+            ]
+        )
+        return np.concatenate([*own, np.zeros_like(transfers), transfers])
+
+    def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
+        """The values of the rows that join ranks, from the values of each rank's device rows."""
+        assert self.meetings is not None
+        found = np.zeros_like(self.meetings.row)
+        for rank, each in enumerate(device_ns):
+            mine = self.meetings.rank == rank
+            found[mine] = each[self.meetings.row[mine]]
+        return found
+
+    def ends_ns(self, times: Ints | Times) -> list[Floats]:
         """When each step ends on each rank; see `Model.ends_ns`."""
         bounds = zip(self.models, self.first_moment)
-        return [
-            model.ends_ns(times[..., k : k + len(model.moments.time_ns)]) for model, k in bounds
-        ]
+        return [model.ends_ns(times, k) for model, k in bounds]
 
-    def steps_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
+    def steps_ns(self, times: Ints | Times) -> Floats:
         """The duration of each step, which ends when all ranks have ended it.
 
         A step begins when the CPU enters it, or when the step before it ends if that is later: a
-        device can still work for the step before.
+        device can still work for the step before. With several scenarios, each is a row.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
         last = np.maximum.reduce([each[..., :steps] for each in ends])
-        entered = [times[..., model.moments.step_start[:steps] + k] for model, k in bounds]
+        entered = [times[model.moments.step_start[:steps] + k] for model, k in bounds]
         begin = np.minimum.reduce(entered).astype(np.float64)
         begin[..., 1:] = np.maximum(begin[..., 1:], last[..., :-1])
-        found: NDArray[np.float64] = last - begin
+        found: Floats = last - begin
         return found
 
 
