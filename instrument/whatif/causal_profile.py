@@ -129,8 +129,10 @@ def _spent(
     for rank, own in chosen.items():
         model, places, edited = window.models[rank], bounds[rank], costs[rank]
         steps = max(len(model.moments.step_end), 1)
-        inside = model.axis.inside(own.cpu, places.reshape(-1), edited.cpu).reshape(places.shape)
-        cpu += int((inside[:, 1] - inside[:, 0]).sum()) // steps
+        at = places.reshape(-1)
+        inside = model.axis.inside(own.cpu, at, model.axis.recorded(at), edited.cpu)
+        begin, end = np.moveaxis(inside.reshape(places.shape), 1, 0)
+        cpu += int((end - begin).sum()) // steps
         device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps
     has_device = any(len(model.work.event) for model in window.models)
     return cpu // len(chosen), device // len(chosen) if has_device else None

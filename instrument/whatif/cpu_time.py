@@ -45,30 +45,30 @@ class CpuTime:
         """The time without waits from the start of the axis until each position."""
         return at - _covered(self.waits, at)
 
-    def spent(self, at: Ints, edits: Edits = (), recorded: Ints | None = None) -> Ints:
+    def spent(self, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
         """The time that each position's thread has spent until then, without waits, after edits.
 
-        `recorded` is the result of `recorded` for the positions, if it is known.
+        Args:
+            at: positions on the axis.
+            recorded: the result of `recorded` for them, which many calls can share.
+            edits: the edits, in order.
         """
         # Few threads have many positions.
         begins = np.arange(int(at.max(initial=0)) // self.span_ns + 1) * self.span_ns
         thread, first = at // self.span_ns, self.recorded(begins)
-        until = self.recorded(at) if recorded is None else recorded
-        found = until - first[thread]
+        found = recorded - first[thread]
         if edits:
-            places, times = np.concatenate([at, begins]), np.concatenate([until, first])
+            places, times = np.concatenate([at, begins]), np.concatenate([recorded, first])
             change, of_begins = np.split(self._change(places, times, edits), [len(at)])
             found += np.rint(change - of_begins[thread]).astype(np.int64)
         return found
 
-    def inside(
-        self, intervals: Intervals, at: Ints, edits: Edits = (), recorded: Ints | None = None
-    ) -> Ints:
+    def inside(self, intervals: Intervals, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
         """The part of `spent` that lies in some intervals."""
         if not len(intervals[0]):
             return np.zeros(len(at), np.int64)
-        left = self.spent(at, [*edits, (intervals, 0.0)], recorded)
-        return self.spent(at, edits, recorded) - left
+        left = self.spent(at, recorded, [*edits, (intervals, 0.0)])
+        return self.spent(at, recorded, edits) - left
 
     def _change(self, at: Ints, recorded: Ints, edits: Edits) -> NDArray[np.float64]:
         """How much edits change what `recorded` returns for the positions.

@@ -179,10 +179,10 @@ class Model:
     def weights(self, costs: Costs) -> Ints:
         """The weight of each arc in nanoseconds."""
         weights = costs.fixed_ns.copy()
-        weights[self._work_arcs] += costs.device_ns[self.lasting[self._work_arcs]]
-        at, recorded = self._cpu_ends
-        weights[self._cpu_arcs] += self._of_arcs(self.axis.spent(at, costs.cpu, recorded))
-        weights[self._cpu_arcs] += costs.added_ns[self.arcs.target[self._cpu_arcs]]
+        arcs, rows = self._work_arcs
+        weights[arcs] += costs.device_ns[rows]
+        spent = self._of_arcs(self.axis.spent(*self._cpu_ends, costs.cpu))
+        weights[self._cpu_arcs] += spent + costs.added_ns[self.arcs.target[self._cpu_arcs]]
         weights[costs.fixed_ns == NEVER] = NEVER
         return weights
 
@@ -193,12 +193,12 @@ class Model:
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
-        change[self._work_arcs] = device_ns[self.lasting[self._work_arcs]]
+        arcs, row = self._work_arcs
+        change[arcs] = device_ns[row]
         meets, row = self.ranks_arcs
         change[meets] += np.where(costs.fixed_ns[meets] == NEVER, 0, device_ns[row])
-        at, recorded = self._cpu_ends
         if len(cpu[0]):
-            inside = self.axis.inside(cpu, at, costs.cpu, recorded)
+            inside = self.axis.inside(cpu, *self._cpu_ends, costs.cpu)
             change[self._cpu_arcs] = -self._of_arcs(inside)
         return change
 
@@ -209,9 +209,10 @@ class Model:
         return spent_ns - np.where(self.arcs.source[self._cpu_arcs] >= 0, before, 0)
 
     @cached_property
-    def _work_arcs(self) -> Ints:
-        """The arcs that add the duration of device work."""
-        return np.flatnonzero(self.lasting >= 0)
+    def _work_arcs(self) -> tuple[Ints, Ints]:
+        """The arcs that add the duration of device work, and the device row of each."""
+        arcs = np.flatnonzero(self.lasting >= 0)
+        return arcs, self.lasting[arcs]
 
     @cached_property
     def _cpu_arcs(self) -> Ints:

@@ -28,6 +28,8 @@ from instrument.trace.events import Flags, Ints
 Floats = NDArray[np.float64]
 # The weight of an arc that does not bind; sums with it stay far from the limit of 64 bits.
 NEVER = -(2**60)
+# Below this many arcs for each segment on average, numpy costs more than plain Python.
+_SHORT = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,11 @@ class Program:
     def run(self, of_arcs: Ints) -> Ints:
         """The time of each moment, from the weights of the arcs in nanoseconds.
 
-        Cost: about 20 ns for each moment, and 5 µs for each segment.
+        Cost: about 20 ns for each moment, and 5 µs for each segment; at most 0.2 µs for each arc.
         """
         offset, demand = self._chains.split(of_arcs)
-        late = self._late(demand[None])[0]
+        is_short = len(demand) < _SHORT * len(self._segments)
+        late = self._late_one(demand) if is_short else self._late(demand[None])[0]
         found: Ints = (late[self._chains.decided] + offset)[self._chains.place]
         return found
 
@@ -125,6 +128,18 @@ class Program:
                 np.maximum(part[:, 0], late[:, begin - 1], out=part[:, 0])
             np.maximum.accumulate(part, axis=1, out=part)
         return late
+
+    def _late_one(self, demand: Ints) -> Ints:
+        """The same for one scenario, in plain Python, which is faster for short segments."""
+        late, demands, source = [0] * len(demand), demand.tolist(), self._chains.source.tolist()
+        for begin, end, is_first in self._segments:
+            latest = 2 * NEVER if is_first else late[begin - 1]
+            for k in range(begin, end):
+                reached = late[source[k]] + demands[k]
+                if reached > latest:
+                    latest = reached
+                late[k] = latest
+        return np.array(late, np.int64)
 
     @cached_property
     def _chains(self) -> _Chains:

@@ -149,10 +149,11 @@ def of_events(model: Model, positions: Ints) -> Selection:
     chosen[positions] = True
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
-    alone = positions[~model.has_parts[positions]]
-    thread, place = events.thread[alone], model.axis.place
-    begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
-    cpu = joined(np.append(found.cpu[0], begin), np.append(found.cpu[1], end))
+    alone, cpu = positions[~model.has_parts[positions]], found.cpu
+    if len(alone):
+        thread, place = events.thread[alone], model.axis.place
+        begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
+        cpu = joined(np.append(cpu[0], begin), np.append(cpu[1], end))
     return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
 
 
@@ -256,7 +257,7 @@ def _below(model: Model, nodes: Flags) -> Selection:
     cpu = joined(*model.node_spans, outermost)
     _, launcher = links.launched
     calls = np.zeros(len(links.events), np.bool_)
-    calls[tree.index[around[:-1]]] = True
+    calls[tree.index] = around[:-1]
     calls &= model.calls
     return Selection(cpu, around[launcher], calls)
 
