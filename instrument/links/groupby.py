@@ -51,6 +51,18 @@ def group_rows(*columns: Ints | Codes | Flags) -> Groups:
     return groups
 
 
+def distinct(values: Ints) -> Ints:
+    """The distinct values, in increasing order.
+
+    Cost: a sort. Since NumPy 2.3, `np.unique` hashes instead, which takes more than ten times as
+    long for a million different values.
+    """
+    ordered = np.sort(values)
+    changes = ordered[1:] != ordered[:-1]
+    found: Ints = ordered[np.append(True, changes)[: len(ordered)]]
+    return found
+
+
 @dataclass(frozen=True)
 class Groups:
     """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.

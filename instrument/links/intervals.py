@@ -80,7 +80,7 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     start, end = (np.concatenate([layer[side] for layer in layers]) for side in (0, 1))
     group = np.concatenate(groups) if groups is not None else np.zeros(len(start), np.int64)
     times, group = np.concatenate([start, end]), np.concatenate([group, group])
-    order = np.lexsort((times, group))
+    order = np.argsort(times, kind="stable") if groups is None else np.lexsort((times, group))
     times, group = times[order], group[order]
     change = np.repeat(np.array([1, -1], np.int32), len(start))[order]
     layer = np.tile(np.repeat(np.arange(len(layers)), sizes), 2)[order]

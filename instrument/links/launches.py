@@ -108,8 +108,9 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
     `Launches.call` has only one of them, but both have work.
     """
     wanted = events.correlation[calls]
-    found: Flags = np.isin(wanted, events.correlation[device]) & (wanted != 0)
-    return found
+    on_device = np.zeros(len(events), np.bool_)
+    on_device[device] = True
+    return find(events.correlation, on_device, wanted) >= 0
 
 
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:

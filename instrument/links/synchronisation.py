@@ -46,6 +46,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instrument.links.groupby import distinct
 from instrument.links.launches import Launches, find, ran_first
 from instrument.trace.events import (
     COPIES,
@@ -170,7 +171,7 @@ class _Index:
     def __init__(self, group: Ints, time_ns: Ints) -> None:
         self._order = np.lexsort((time_ns, group))
         self._group = group[self._order]
-        self._times = np.unique(time_ns)
+        self._times = distinct(time_ns)
         self._keys = self._key(self._group, time_ns[self._order])
 
     def _key(self, group: Ints, time_ns: Ints) -> Ints:
@@ -298,8 +299,12 @@ class _Waits:
         stated, first = np.unique(stated, return_index=True)
         sync, sync_kind = sync[first], sync_kind[first]
         blocking = _blocking_copies(events, found)
-        others = np.setdiff1d(np.flatnonzero(kind_of_event >= 0), stated)
-        copies = np.setdiff1d(np.setdiff1d(found.call[blocking], stated), others)
+        is_wait = kind_of_event >= 0
+        is_wait[stated] = False
+        others = np.flatnonzero(is_wait)
+        is_wait[stated] = True
+        copies = found.call[blocking]
+        copies = np.unique(copies[~is_wait[copies]])
         call = np.concatenate([stated, others, copies])
         kind = np.concatenate([sync_kind, kind_of_event[others], np.full(len(copies), COPY)])
         sync = np.concatenate([sync, np.full(len(others) + len(copies), -1)])

@@ -374,11 +374,11 @@ class Events:
         """A mask of the events whose category is in a set or passes a test."""
         passes = test.__contains__ if isinstance(test, frozenset) else test
         chosen = flags(passes, self.categories)
-        return chosen[self.category] if chosen.any() else np.zeros(len(self), np.bool_)
+        return chosen.take(self.category) if chosen.any() else np.zeros(len(self), np.bool_)
 
     def named(self, test: Callable[[str], bool]) -> Flags:
         """A mask of the events whose name passes a test. Each distinct name is tested once."""
-        return flags(test, self.names)[self.name]
+        return flags(test, self.names).take(self.name)
 
 
 def works_on_device(events: Events) -> Flags:

@@ -32,7 +32,7 @@ from instrument.analysis.breakdown import COMMUNICATION, Work
 from instrument.analysis.launch_queue import FULL_QUEUE
 from instrument.analysis.steps import is_loading, launching_step
 from instrument.links.autograd import is_backward
-from instrument.links.groupby import Groups, groupby
+from instrument.links.groupby import Groups, distinct, groupby
 from instrument.links.intervals import Intervals, merged
 from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
@@ -55,7 +55,7 @@ from instrument.whatif.model import (
     Model,
     Moments,
 )
-from instrument.whatif.program import NEVER, Program, build, in_order
+from instrument.whatif.program import NEVER, Program, in_order
 
 # Moments at the same time are in the order: starts and ends of device events, ends of waits on the
 # CPU, beginnings, other ends.
@@ -160,7 +160,11 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     cpu_count = made.count
     end_of = cpu_count + np.arange(len(work.event))
     start_of = np.full(len(work.event), -1)
-    needed = np.union1d(blocked[1], np.zeros(0, np.int64) if meets is None else meets)
+    is_needed = np.zeros(len(work.event), np.bool_)
+    is_needed[blocked[1]] = True
+    if meets is not None:
+        is_needed[meets] = True
+    needed = np.flatnonzero(is_needed)
     start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
     _device_arcs(made, launch_of, end_of, start_of)
     _queue_arcs(made, blocked, start_of)
@@ -231,8 +235,8 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
         row_of[moments.end_of] = np.arange(len(moments.end_of))
         lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
         made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
-        arcs = made.columns()
-    return build(order, arcs.target, arcs.source, moments.chain, arcs.follows), arcs
+        arcs, kept = made.columns(), np.append(kept, alone[target])
+    return Program(order, arcs.target, arcs.source, kept, moments.chain, arcs.follows), arcs
 
 
 def _residues(found: Model) -> Ints:
@@ -311,7 +315,7 @@ def _hand_overs(made: _Builder) -> None:
     roots = np.flatnonzero(tree.parent < 0)
     of_thread = Groups(tree.thread[roots].astype(np.int64), len(made.events.threads)).rows()
     own = np.flatnonzero(tree.thread == main)
-    bounds = np.unique(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
+    bounds = distinct(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
     for other, rows in enumerate(of_thread):
         if len(rows) and other != main:
             mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
@@ -434,7 +438,10 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     called, returned, started = called[near], returned[near], started[near]
     call = work.call[later]
     blocked = started > called
-    free = np.setdiff1d(work.call[known], call[blocked])
+    is_free = np.zeros(len(events), np.bool_)
+    is_free[work.call[known]] = True
+    is_free[call[blocked]] = False
+    free = np.flatnonzero(is_free)
     usual = int(np.median(events.duration_ns[free])) if len(free) else 0
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, groupby, intern
-from instrument.trace.events import OPERATOR, Ints, is_step, split_overload
-from instrument.whatif import edits
+from instrument.links.intervals import Intervals
+from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
+from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Costs, Model
-from instrument.whatif.selection import Selection, of_events, of_paths, of_rows, short_name
+from instrument.whatif.selection import of_paths, short_name
 from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
@@ -42,13 +43,11 @@ CAUSAL_PROFILE: Schema = schema(
 )
 
 
-class _Row(NamedTuple):
-    """A range, operator or kernel on one rank; `bound_ns` is all that it spends."""
+class _Part(NamedTuple):
+    """The CPU time and the device rows of a range, operator or kernel on one rank."""
 
-    kind: str
-    name: str
-    bound_ns: int
-    chosen: Selection
+    cpu: Intervals
+    rows: Flags
 
 
 def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Table:
@@ -70,8 +69,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     shares: list[list[float]] = []
     for begin in range(0, len(tried), width):
         changes = [
-            window.weights(_without(window, costs, chosen)) - base
-            for chosen in list(tried.values())[begin : begin + width]
+            window.change(costs, chosen) for chosen in list(tried.values())[begin : begin + width]
         ]
         times = window.program.run_many(base, changes, np.array(_FASTER))
         left = np.sum(_counted(window.steps_ns(times)), axis=-1) / max(whole_ns, 1)
@@ -98,26 +96,18 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     return Table.of(CAUSAL_PROFILE, cells)
 
 
-# What is chosen on each rank, by the index of its model.
-_Chosen = dict[int, Selection]
+# A part of each rank, by the index of its model.
+_Chosen = dict[int, _Part]
 
 
 def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
     """The ranges, operators and kernels that spend the most, with what is chosen on each rank."""
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):
-        for find in (_ranges, _operators, _kernels):
-            for row in find(model, rows):
-                found.setdefault((row.kind, row.name), {})[rank] = row.chosen
+        for kind, find in (("range", _ranges), ("operator", _operators), ("kernel", _kernels)):
+            for name, part in find(model, rows):
+                found.setdefault((kind, name), {})[rank] = part
     return found
-
-
-def _without(window: Window, costs: Sequence[Costs], chosen: _Chosen) -> list[Costs]:
-    """The costs of each rank if what is chosen took no time."""
-    return [
-        edits.scale(model, own, chosen[rank], by=0.0) if rank in chosen else own
-        for rank, (model, own) in enumerate(zip(window.models, costs))
-    ]
 
 
 def _counted(steps_ns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -141,14 +131,16 @@ def _spent(
     for rank, own in chosen.items():
         model, places, edited = window.models[rank], bounds[rank], costs[rank]
         steps = max(len(model.moments.step_end), 1)
-        inside = model.axis.inside(own.cpu, places.reshape(-1), edited.cpu).reshape(places.shape)
-        cpu += int((inside[:, 1] - inside[:, 0]).sum()) // steps
+        at = places.reshape(-1)
+        inside = model.axis.inside(own.cpu, at, model.axis.recorded(at), edited.cpu)
+        begin, end = np.moveaxis(inside.reshape(places.shape), 1, 0)
+        cpu += int((end - begin).sum()) // steps
         device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps
     has_device = any(len(model.work.event) for model in window.models)
     return cpu // len(chosen), device // len(chosen) if has_device else None
 
 
-def _ranges(model: Model, rows: int) -> Iterator[_Row]:
+def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     scopes, links = model.links.scopes, model.links
     if not len(scopes.paths.names):
         return
@@ -160,12 +152,11 @@ def _ranges(model: Model, rows: int) -> Iterator[_Row]:
     spent += Groups(path, count).sum(links.events.duration_ns[device], path >= 0)
     bound = scopes.paths.with_descendants(spent)
     for k in _largest(bound, rows):
-        chosen = np.zeros(count, np.bool_)
-        chosen[k] = True
-        yield _Row("range", scopes.paths.texts[k], int(bound[k]), of_paths(model, chosen))
+        chosen = of_paths(model, np.arange(count) == k)
+        yield scopes.paths.texts[k], _Part(chosen.cpu, chosen.rows)
 
 
-def _operators(model: Model, rows: int) -> Iterator[_Row]:
+def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     """The operators that lie in no other operator."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
@@ -182,20 +173,22 @@ def _operators(model: Model, rows: int) -> Iterator[_Row]:
     bound = groups.sum(links.spent_ns[top])
     bound += Groups(launched, len(distinct)).sum(events.duration_ns[device], launched >= 0)
     for k in _largest(bound, rows):
-        chosen = of_events(model, tree.index[top[groups.of == k]])
-        yield _Row("operator", names[distinct[k]], int(bound[k]), chosen)
+        nodes = top[groups.of == k]
+        starts, ends = model.node_spans
+        yield names[distinct[k]], _Part(joined(starts[nodes], ends[nodes]), launched == k)
 
 
-def _kernels(model: Model, rows: int) -> Iterator[_Row]:
+def _kernels(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     events, work = model.links.events, model.work
     if not len(work.event):
         return
-    present, name = np.unique(events.name[work.event], return_inverse=True)
+    present, groups = groupby(events.name[work.event])
     numbers, names = intern([short_name(events.names[k]) for k in present.tolist()])
-    distinct, groups = groupby(numbers[name])
+    distinct, groups = groupby(numbers[groups.of])
     bound = groups.sum(work.end_ns - work.start_ns)
+    none = np.zeros(0, np.int64)
     for k in _largest(bound, rows):
-        yield _Row("kernel", names[distinct[k]], int(bound[k]), of_rows(model, groups.of == k))
+        yield names[distinct[k]], _Part((none, none), groups.of == k)
 
 
 def _largest(bound: Ints, rows: int) -> list[int]:

@@ -13,9 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.errors import CaptureError
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, merged
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Flags, Ints
+
+# Intervals on the axis and the factor that multiplies the time in them. The intervals of an edit are
+# sorted and do not overlap. Where edits overlap, all their factors apply.
+Edits = Sequence[tuple[Intervals, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,55 +41,57 @@ class CpuTime:
         found: Ints = thread.astype(np.int64) * self.span_ns + (time_ns - self.begin_ns)
         return found
 
-    def spent(self, at: Ints) -> Ints:
-        """The time that each position's thread has spent until then, without waits."""
-        begins = at // self.span_ns * self.span_ns
-        return at - begins - within(self.waits, begins, at)
+    def recorded(self, at: Ints) -> Ints:
+        """The time without waits from the start of the axis until each position."""
+        return at - _covered(self.waits, at)
 
-    def changed(self, at: Ints, edits: Sequence[tuple[Intervals, float]]) -> Ints:
-        """How much edits change `spent` at each position.
+    def spent(self, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
+        """The time that each position's thread has spent until then, without waits, after edits.
 
         Args:
             at: positions on the axis.
-            edits: intervals on the axis and the factor that multiplies the time in them. Where
-                edits overlap, all their factors apply.
+            recorded: the result of `recorded` for them, which many calls can share.
+            edits: the edits, in order.
         """
-        if not edits:
-            return np.zeros(len(at), np.int64)
-        timeline = sweep([self.waits, *(intervals for intervals, _ in edits)])
-        change = np.ones(len(timeline.start_ns))
-        for active, (_, factor) in zip(timeline.active[1:], edits):
-            change[active] *= factor
-        # Segments that no edit covers change nothing, and neither do waits.
-        change = np.where(timeline.active[0], 0.0, change - 1.0)
-        starts, ends = np.append(timeline.start_ns, 0), np.append(timeline.end_ns, 0)
-        sums = np.concatenate([[0.0], np.cumsum(change * (ends - starts)[:-1])])
-        change = np.append(change, 0.0)
-
-        def until(place: Ints) -> NDArray[np.float64]:
-            k = np.searchsorted(timeline.start_ns, place, "right") - 1
-            inside = np.where(k >= 0, np.minimum(place, ends[k]) - starts[k], 0)
-            found: NDArray[np.float64] = sums[np.maximum(k, 0)] + change[k] * inside
-            return found
-
         # Few threads have many positions.
-        thread = at // self.span_ns
-        first = until(np.arange(int(thread.max(initial=0)) + 1) * self.span_ns)
-        return np.rint(until(at) - first[thread]).astype(np.int64)
+        begins = np.arange(int(at.max(initial=0)) // self.span_ns + 1) * self.span_ns
+        thread, first = at // self.span_ns, self.recorded(begins)
+        found = recorded - first[thread]
+        if edits:
+            places, times = np.concatenate([at, begins]), np.concatenate([recorded, first])
+            change, of_begins = np.split(self._change(places, times, edits), [len(at)])
+            found += np.rint(change - of_begins[thread]).astype(np.int64)
+        return found
 
-    def inside(
-        self, intervals: Intervals, at: Ints, edits: Sequence[tuple[Intervals, float]] = ()
-    ) -> Ints:
-        """The time without waits that each position's thread has spent in some intervals.
-
-        Args:
-            intervals: intervals on the axis.
-            at: positions on the axis.
-            edits: as in `changed`; the time is that after the edits.
-        """
+    def inside(self, intervals: Intervals, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
+        """The part of `spent` that lies in some intervals."""
         if not len(intervals[0]):
             return np.zeros(len(at), np.int64)
-        return self.changed(at, edits) - self.changed(at, [*edits, (intervals, 0.0)])
+        left = self.spent(at, recorded, [*edits, (intervals, 0.0)])
+        return self.spent(at, recorded, edits) - left
+
+    def _change(self, at: Ints, recorded: Ints, edits: Edits) -> NDArray[np.float64]:
+        """How much edits change what `recorded` returns for the positions.
+
+        An edit stretches the time that the edits before it have left.
+        """
+        if not edits:
+            return np.zeros(len(at))
+        (starts, ends), factor = edits[-1]
+        if not len(starts):
+            return self._change(at, recorded, edits[:-1])
+        first, last = self.recorded(starts), self.recorded(ends)
+        places, times = np.concatenate([at, starts, ends]), np.concatenate([recorded, first, last])
+        change, of_first, of_last = np.split(
+            self._change(places, times, edits[:-1]), [len(at), len(at) + len(starts)]
+        )
+        sums = np.concatenate([[0.0], np.cumsum((last - first) + (of_last - of_first))])
+        begun = np.searchsorted(starts, at, "right")
+        # The last interval that has begun can still go on.
+        k = begun - 1
+        left = np.where(at < ends[k], (last[k] - recorded) + (of_last[k] - change), 0.0)
+        found: NDArray[np.float64] = change + (factor - 1) * np.where(k >= 0, sums[begun] - left, 0)
+        return found
 
 
 def axis_of(events: Events) -> tuple[int, int]:
@@ -106,15 +112,18 @@ def axis_of(events: Events) -> tuple[int, int]:
 
 def within(intervals: Intervals, start: Ints, end: Ints) -> Ints:
     """How much of each span lies in intervals, which are sorted and do not overlap."""
+    return _covered(intervals, end) - _covered(intervals, start)
+
+
+def _covered(intervals: Intervals, at: Ints) -> Ints:
+    """How much of the time until each position lies in intervals."""
     starts, ends = intervals
+    if not len(starts):
+        return np.zeros(len(at), np.int64)
     sums = np.concatenate([[0], np.cumsum(ends - starts)])
-
-    def until(place: Ints) -> Ints:
-        k = np.searchsorted(starts, place, "right") - 1
-        inside = np.minimum(place, np.append(ends, 0)[k]) - np.append(starts, 0)[k]
-        return np.where(k >= 0, sums[np.maximum(k, 0)] + inside, 0)
-
-    return until(end) - until(start)
+    begun = np.searchsorted(starts, at, "right")
+    found: Ints = sums[begun] - np.maximum(ends[begun - 1] - at, 0) * (begun > 0)
+    return found
 
 
 def joined(start: Ints, end: Ints, chosen: Flags | None = None) -> Intervals:

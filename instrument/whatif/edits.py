@@ -15,9 +15,9 @@ from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.cuda_graphs import is_graph_launch
 from instrument.links.groupby import groupby
 from instrument.links.intervals import Intervals, sweep
-from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime
+from instrument.trace.events import OPERATOR, Flags, Ints
 from instrument.whatif.cpu_time import joined
-from instrument.whatif.model import LAUNCH, LOADER, RANKS, STREAM, WAIT, Costs, Model
+from instrument.whatif.model import LAUNCH, LOADER, STREAM, WAIT, Costs, Model
 from instrument.whatif.program import NEVER
 from instrument.whatif.selection import Selection
 
@@ -30,8 +30,8 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
     """Multiply the CPU time and the device time of a selection."""
     device_ns = costs.device_ns.copy()
     device_ns[chosen.rows] = np.rint(device_ns[chosen.rows] * by)
-    cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, by)))
-    return _with_durations(model, cut, device_ns)
+    cpu = (*costs.cpu, (chosen.cpu, by)) if len(chosen.cpu[0]) else costs.cpu
+    return _with_durations(model, replace(costs, cpu=cpu), device_ns)
 
 
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
@@ -40,10 +40,9 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
     If the other ranks stay as they are, they begin their collectives when they did, but a transfer
     that takes less time ends earlier on all ranks.
     """
-    arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
-    meets = np.flatnonzero((arcs.kind == RANKS) & (fixed_ns != NEVER))
-    row = model.ranks_row[meets]
-    fixed_ns[meets] += device_ns[row] - costs.device_ns[row]
+    meets, row = model.ranks_arcs
+    fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
+    fixed_ns[meets[binds]] += (device_ns - costs.device_ns)[row[binds]]
     return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)
 
 
@@ -64,10 +63,8 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
 
 def _with_launches(model: Model, chosen: Selection) -> Selection:
     """The selection, and the CPU time of the calls that launched its device work."""
-    tree = model.links.call_tree
-    launches = np.append(chosen.calls, False)[tree.index]
-    place = model.axis.place
-    start, end = place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
+    launches = chosen.calls[model.links.call_tree.index]
+    start, end = model.node_spans
     starts = np.concatenate([chosen.cpu[0], start[launches]])
     ends = np.concatenate([chosen.cpu[1], end[launches]])
     return replace(chosen, cpu=joined(starts, ends))
@@ -102,8 +99,7 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
     operators.
     """
     tree, events = model.links.call_tree, model.links.events
-    place = model.axis.place
-    start, end = place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
+    start, end = model.node_spans
     inside = _inside(chosen, start) & events.among(OPERATOR)[tree.index]
     parent = np.append(inside, False)[tree.parent]
     top = np.flatnonzero(inside & ~parent)
@@ -148,7 +144,7 @@ def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool 
 
 def _graph_launch_ns(model: Model) -> int:
     events = model.links.events
-    found = np.flatnonzero(events.among(is_runtime) & events.named(is_graph_launch))
+    found = np.flatnonzero(model.calls & events.named(is_graph_launch))
     return int(np.median(events.duration_ns[found])) if len(found) else _GRAPH_LAUNCH_NS
 
 
@@ -193,8 +189,7 @@ def balance(model: Model, costs: Costs, by: float) -> Costs:
 def others_stay(model: Model, costs: Costs) -> Costs:
     """The costs if the other ranks do not change: collectives end no earlier than recorded."""
     device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
-    ends = np.flatnonzero(model.arcs.kind == RANKS)
-    rows = model.ranks_row[ends]
+    ends, rows = model.ranks_arcs
     device_ns[rows] = model.transfer_ns[rows]
     fixed_ns[ends] = model.work.end_ns[rows] - model.axis.begin_ns
     return replace(costs, device_ns=device_ns, fixed_ns=fixed_ns)

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import Work
 from instrument.links.groupby import group_rows
 from instrument.links.intervals import Intervals
 from instrument.links.links import Links
-from instrument.trace.events import Flags, Ints
+from instrument.trace.events import Flags, Ints, is_runtime
 from instrument.whatif.cpu_time import CpuTime, joined
-from instrument.whatif.program import NEVER, Program
+from instrument.whatif.program import NEVER, Floats, Program, Times
 
 # What an arc stands for.
 KINDS = (
@@ -180,13 +178,56 @@ class Model:
 
     def weights(self, costs: Costs) -> Ints:
         """The weight of each arc in nanoseconds."""
-        spent = self.spent_ns + self.axis.changed(self.places, costs.cpu)
-        weights = costs.fixed_ns + np.append(costs.device_ns, 0)[self.lasting]
-        on_cpu = np.flatnonzero(self.arcs.kind == CPU)
-        target, source = self.arcs.target[on_cpu], self.arcs.source[on_cpu]
-        before = np.where(source >= 0, np.append(spent, 0)[source], 0)
-        weights[on_cpu] += spent[target] - before + costs.added_ns[target]
-        return np.where(costs.fixed_ns == NEVER, NEVER, weights)
+        weights = costs.fixed_ns.copy()
+        arcs, rows = self._work_arcs
+        weights[arcs] += costs.device_ns[rows]
+        spent = self._of_arcs(self.axis.spent(*self._cpu_ends, costs.cpu))
+        weights[self._cpu_arcs] += spent + costs.added_ns[self.arcs.target[self._cpu_arcs]]
+        weights[costs.fixed_ns == NEVER] = NEVER
+        return weights
+
+    def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
+        """What is added to the weights if some CPU time and device work took no time.
+
+        These are the weights after `edits.scale` by 0, minus those before it, in less time.
+        """
+        change = np.zeros(len(self.arcs), np.int64)
+        device_ns = np.where(rows, -costs.device_ns, 0)
+        arcs, row = self._work_arcs
+        change[arcs] = device_ns[row]
+        meets, row = self.ranks_arcs
+        change[meets] += np.where(costs.fixed_ns[meets] == NEVER, 0, device_ns[row])
+        if len(cpu[0]):
+            inside = self.axis.inside(cpu, *self._cpu_ends, costs.cpu)
+            change[self._cpu_arcs] = -self._of_arcs(inside)
+        return change
+
+    def _of_arcs(self, spent_ns: Ints) -> Ints:
+        """The time of each arc of CPU time, from the time until the ends of the arcs."""
+        before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
+        # Until the first moment of a thread, all of its CPU time counts.
+        return spent_ns - np.where(self.arcs.source[self._cpu_arcs] >= 0, before, 0)
+
+    @cached_property
+    def _work_arcs(self) -> tuple[Ints, Ints]:
+        """The arcs that add the duration of device work, and the device row of each."""
+        arcs = np.flatnonzero(self.lasting >= 0)
+        return arcs, self.lasting[arcs]
+
+    @cached_property
+    def _cpu_arcs(self) -> Ints:
+        """The arcs of CPU time, sorted by the positions of their targets on the axis.
+
+        So each of them follows the arc that ends at its source.
+        """
+        arcs = np.flatnonzero(self.arcs.kind == CPU)
+        return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
+
+    @cached_property
+    def _cpu_ends(self) -> tuple[Ints, Ints]:
+        """The position on the axis at which each arc of CPU time ends, and the time until there."""
+        at = self.places[self.arcs.target[self._cpu_arcs]]
+        return at, self.axis.recorded(at)
 
     @cached_property
     def places(self) -> Ints:
@@ -196,32 +237,60 @@ class Model:
         return self.axis.place(moments.thread, moments.time_ns[:count] + self.axis.begin_ns)
 
     @cached_property
-    def spent_ns(self) -> Ints:
-        """The CPU time of its thread until each CPU moment, as recorded."""
-        return self.axis.spent(self.places)
+    def node_spans(self) -> Intervals:
+        """The start and the end of each node of the call tree, on the axis."""
+        tree, place = self.links.call_tree, self.axis.place
+        return place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
 
-    def ends_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
-        """When each step ends, from the times of the moments.
+    @cached_property
+    def calls(self) -> Flags:
+        """A mask of the events that are runtime calls."""
+        return self.links.events.among(is_runtime)
+
+    @cached_property
+    def has_parts(self) -> Flags:
+        """A mask of the events that are nodes of the call tree or device work."""
+        found = np.zeros(len(self.links.events), np.bool_)
+        found[self.links.call_tree.index] = True
+        found[self.work.event] = True
+        return found
+
+    def ends_ns(self, times: Ints | Times, first: int = 0) -> Floats:
+        """When each step ends, from the times of the moments, of which `first` is this model's first.
 
         A step ends when the CPU has left it and the device has ended the work that it launched. So
-        a step counts the slower of CPU and device, also if the CPU runs ahead. If `times` has two
-        dimensions, each row is a scenario, and so it is in the result.
+        a step counts the slower of CPU and device, also if the CPU runs ahead. With several
+        scenarios, each is a row.
         """
-        ends = times[..., self.moments.step_end].astype(np.float64)
-        launched, present, first = self._launched
-        if len(present):
-            device = np.maximum.reduceat(times[..., launched], first, axis=-1)
-            ends[..., present] = np.maximum(ends[..., present], device)
-        found: NDArray[np.float64] = np.maximum.accumulate(ends, axis=-1)
+        ends = times[self.moments.step_end + first].astype(np.float64)
+        last, step, of_step = self._last
+        if len(step):
+            device = np.maximum.reduceat(times[last + first], of_step, axis=-1)
+            ends[..., step] = np.maximum(ends[..., step], device)
+        found: Floats = np.maximum.accumulate(ends, axis=-1)
         return found
 
     @cached_property
-    def _launched(self) -> tuple[Ints, Ints, Ints]:
-        """The ends of the device work of steps, sorted by step; the steps; the first end of each."""
-        launched = np.flatnonzero(self.step_of >= 0)
-        order = launched[np.argsort(self.step_of[launched], kind="stable")]
-        present, first = np.unique(self.step_of[order], return_index=True)
-        return self.moments.end_of[order], present, first
+    def _last(self) -> tuple[Ints, Ints, Ints]:
+        """The ends of device work that can be the last ones of steps.
+
+        Returns:
+            The ends, sorted by step; the steps; and the index of the first end of each step.
+
+        Work before other work of its step on its stream is left out. Only work that can begin
+        before the end of its predecessor could end before it.
+        """
+        arcs, row_of = self.arcs, np.full(len(self.moments.time_ns), -1)
+        row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
+        gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
+        after = np.flatnonzero((arcs.kind == STREAM) & (gap_ns >= 0))
+        before, row = row_of[arcs.source[after]], arcs.row[after]
+        is_last = self.step_of >= 0
+        is_last[before[self.step_of[before] == self.step_of[row]]] = False
+        rows = np.flatnonzero(is_last)
+        rows = rows[np.argsort(self.step_of[rows], kind="stable")]
+        step, first = np.unique(self.step_of[rows], return_index=True)
+        return self.moments.end_of[rows], step, first
 
     @cached_property
     def span_ns(self) -> int:
@@ -229,11 +298,12 @@ class Model:
         return int(self.moments.time_ns.max(initial=0) - self.moments.time_ns.min(initial=0))
 
     @cached_property
-    def ranks_row(self) -> Ints:
-        """For each arc from other ranks, the device row of its collective; -1 for other arcs."""
+    def ranks_arcs(self) -> tuple[Ints, Ints]:
+        """The arcs from other ranks, and the device rows of their collectives."""
+        arcs = np.flatnonzero(self.arcs.kind == RANKS)
         row_of = np.full(len(self.moments.time_ns), -1)
         row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
-        return np.where(self.arcs.kind == RANKS, row_of[self.arcs.target], -1)
+        return arcs, row_of[self.arcs.target[arcs]]
 
     @cached_property
     def transfer_ns(self) -> Ints:

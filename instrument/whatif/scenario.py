@@ -97,10 +97,10 @@ class Scenario:
     @cached_property
     def baseline_ns(self) -> int:
         """The median recorded step, without the first step."""
-        steps = self.window.recorded_steps[0]
+        steps = self.window.recorded_steps(0)
         return int(median(steps[_counted(steps)]))
 
-    @property
+    @cached_property
     def saving_ns(self) -> int:
         """How much shorter a step is than without edits; negative if it is longer.
 
@@ -109,19 +109,23 @@ class Scenario:
         `baseline_ns` minus `step_ns`, whose medians may be two different steps. The first step does
         not count: it has no backlog of launched work yet.
         """
-        return self._savings[0]
+        return self._saved(0, self.steps)
 
     @cached_property
     def _savings(self) -> list[int]:
         """The saving under each assumption."""
-        found = []
-        for variant in self.variants:
-            before = self.window.recorded_steps[variant.assumption]
-            after = self.window.simulated(variant.costs)
-            counted = _counted(before)
-            share = 1 - sum(after[counted]) / max(sum(before[counted]), 1)
-            found.append(round(share * self.baseline_ns))
-        return found
+        others = [
+            self._saved(each.assumption, self.window.simulated(each.costs))
+            for each in self.variants[1:]
+        ]
+        return [self.saving_ns, *others]
+
+    def _saved(self, assumption: int, after: Sequence[int]) -> int:
+        """The share that steps save of those recorded under an assumption, of the median step."""
+        before = self.window.recorded_steps(assumption)
+        counted = _counted(before)
+        share = 1 - sum(after[counted]) / max(sum(before[counted]), 1)
+        return round(share * self.baseline_ns)
 
     @property
     def low_ns(self) -> int:

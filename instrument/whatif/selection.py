@@ -16,7 +16,7 @@ from instrument.analysis.steps import is_loading
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.intervals import Intervals
 from instrument.printable import printable
-from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, split_overload
+from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
 from instrument.whatif.builder import loads_here
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Model
@@ -78,7 +78,7 @@ def by_operator(model: Model, pattern: str) -> Selection:
         ConfigError: no operator matches.
     """
     events = model.links.events
-    chosen = events.among(OPERATOR) | events.among(is_runtime)
+    chosen = events.among(OPERATOR) | model.calls
     named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
     if not (chosen & named).any():
         raise _nothing("operator or runtime call", pattern, _names(model, chosen))
@@ -149,11 +149,11 @@ def of_events(model: Model, positions: Ints) -> Selection:
     chosen[positions] = True
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
-    alone = positions[tree.nodes_of(positions) < 0]
-    alone = alone[~np.isin(alone, model.work.event)]
-    thread, place = events.thread[alone], model.axis.place
-    begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
-    cpu = joined(np.append(found.cpu[0], begin), np.append(found.cpu[1], end))
+    alone, cpu = positions[~model.has_parts[positions]], found.cpu
+    if len(alone):
+        thread, place = events.thread[alone], model.axis.place
+        begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
+        cpu = joined(np.append(cpu[0], begin), np.append(cpu[1], end))
     return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
 
 
@@ -251,13 +251,14 @@ def short_name(name: str) -> str:
 def _below(model: Model, nodes: Flags) -> Selection:
     """Nodes of the call tree, and all that runs inside them."""
     links, tree = model.links, model.links.call_tree
-    around = np.append(tree.nearest(nodes), -1) >= 0
-    place = model.axis.place
-    cpu = joined(place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns), nodes)
+    around = np.append(tree.nearest(nodes) >= 0, False)
+    # What runs inside a node adds no time to it.
+    outermost = nodes & ~np.append(nodes, False)[tree.parent]
+    cpu = joined(*model.node_spans, outermost)
     _, launcher = links.launched
     calls = np.zeros(len(links.events), np.bool_)
-    calls[tree.index[around[:-1]]] = True
-    calls &= links.events.among(is_runtime)
+    calls[tree.index] = around[:-1]
+    calls &= model.calls
     return Selection(cpu, around[launcher], calls)
 
 

@@ -8,20 +8,19 @@ of the measured ends). The ranks' clocks are aligned as `instrument.runs.clock_s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.groupby import Groups, groupby
+from instrument.links.intervals import Intervals
 from instrument.trace.events import Flags, Ints
 from instrument.whatif.edits import others_stay
 from instrument.whatif.model import DEVICE, Costs, Model
-from instrument.whatif.program import NEVER, Program, build
+from instrument.whatif.program import NEVER, Floats, Program, Times, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,7 @@ class Window:
     ranks: tuple[int | None, ...]
     shift_ns: tuple[int, ...] = (0,)
     meetings: Meetings | None = None
+    _recorded: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def measured(self) -> tuple[Costs, ...]:
@@ -76,10 +76,11 @@ class Window:
             found.append((others_stay(self.models[0], self.measured[0]),))
         return tuple(found)
 
-    @cached_property
-    def recorded_steps(self) -> list[list[int]]:
-        """The duration of each step without edits, for each of the assumptions."""
-        return [self.simulated(costs) for costs in self.assumptions]
+    def recorded_steps(self, assumption: int) -> list[int]:
+        """The duration of each step without edits, for one of the assumptions."""
+        if assumption not in self._recorded:
+            self._recorded[assumption] = self.simulated(self.assumptions[assumption])
+        return self._recorded[assumption]
 
     def simulated(self, costs: Sequence[Costs]) -> list[int]:
         """The duration of each step, from the costs of each rank."""
@@ -140,12 +141,15 @@ class Window:
         all_began = -collectives.min(-times[starts])
         joined_ns = np.minimum(all_began, collectives.min(times[ends]))
         order = self._order(np.concatenate([times, joined_ns]))
-        program = build(
+        target = np.concatenate([*targets, joins, ends])
+        source = np.concatenate([*sources, starts, joins])
+        program = Program(
             order,
-            np.concatenate([*targets, joins, ends]),
-            np.concatenate([*sources, starts, joins]),
-            np.concatenate([*chains, np.full(self._collectives, above)]),
-            np.concatenate([*follows, joining, joining]),
+            target,
+            source,
+            kept=in_order(order, target, source),
+            chain=np.concatenate([*chains, np.full(self._collectives, above)]),
+            follows=np.concatenate([*follows, joining, joining]),
         )
         late = times[ends] - joined_ns[meetings.collective]
         return program, late - self._transfer_ns[meetings.collective]
@@ -217,34 +221,62 @@ class Window:
         for weights, model, shift in zip(own, self.models, self.shift_ns):
             absolute = (model.arcs.source < 0) & (weights != NEVER)
             found.append(np.where(absolute, weights + shift, weights))
-        transfers = np.zeros_like(self.meetings.row)
-        for rank, each in enumerate(costs):
-            mine = self.meetings.rank == rank
-            transfers[mine] = each.device_ns[self.meetings.row[mine]]
-        return np.concatenate(
-            [*found, np.zeros(len(transfers), np.int64), transfers + self._built[1]]
-        )
+        transfers = self._of_meetings([each.device_ns for each in costs])
+        return np.concatenate([*found, np.zeros_like(transfers), transfers + self._built[1]])
 
-    def ends_ns(self, times: NDArray[Any]) -> list[NDArray[np.float64]]:
+    def change(self, costs: Sequence[Costs], parts: Mapping[int, tuple[Intervals, Flags]]) -> Ints:
+        """What is added to the weights of all arcs if some parts of ranks took no time.
+
+        Args:
+            costs: the costs of each rank.
+            parts: CPU time and device rows, by the index of the rank's model; see `Model.change`.
+        """
+        models = enumerate(zip(self.models, costs))
+        own = [
+            model.change(each, *parts[rank])
+            if rank in parts
+            else np.zeros(len(model.arcs), np.int64)
+            for rank, (model, each) in models
+        ]
+        if self.meetings is None:
+            return own[0]
+        transfers = self._of_meetings(
+            [
+                np.where(parts[rank][1], -each.device_ns, 0)
+                if rank in parts
+                else np.zeros_like(each.device_ns)
+                for rank, each in enumerate(costs)
+            ]
+        )
+        return np.concatenate([*own, np.zeros_like(transfers), transfers])
+
+    def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
+        """The values of the rows that join ranks, from the values of each rank's device rows."""
+        assert self.meetings is not None
+        found = np.zeros_like(self.meetings.row)
+        for rank, each in enumerate(device_ns):
+            mine = self.meetings.rank == rank
+            found[mine] = each[self.meetings.row[mine]]
+        return found
+
+    def ends_ns(self, times: Ints | Times) -> list[Floats]:
         """When each step ends on each rank; see `Model.ends_ns`."""
         bounds = zip(self.models, self.first_moment)
-        return [
-            model.ends_ns(times[..., k : k + len(model.moments.time_ns)]) for model, k in bounds
-        ]
+        return [model.ends_ns(times, k) for model, k in bounds]
 
-    def steps_ns(self, times: NDArray[Any]) -> NDArray[np.float64]:
+    def steps_ns(self, times: Ints | Times) -> Floats:
         """The duration of each step, which ends when all ranks have ended it.
 
         A step begins when the CPU enters it, or when the step before it ends if that is later: a
-        device can still work for the step before.
+        device can still work for the step before. With several scenarios, each is a row.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
         last = np.maximum.reduce([each[..., :steps] for each in ends])
-        entered = [times[..., model.moments.step_start[:steps] + k] for model, k in bounds]
+        entered = [times[model.moments.step_start[:steps] + k] for model, k in bounds]
         begin = np.minimum.reduce(entered).astype(np.float64)
         begin[..., 1:] = np.maximum(begin[..., 1:], last[..., :-1])
-        found: NDArray[np.float64] = last - begin
+        found: Floats = last - begin
         return found
 
 

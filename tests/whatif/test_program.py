@@ -1,0 +1,92 @@
+"""The pass over the moments, beside the longest paths that a few lines of plain Python find."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from instrument.whatif import program as module
+from instrument.whatif.program import NEVER, Program, in_order
+
+MOMENTS, CHAINS = 40, 4
+SEEDS = range(20)
+
+
+def drawn(seed: int) -> tuple[Program, np.ndarray]:
+    """A program with four chains, and weights of its arcs."""
+    random = np.random.default_rng(seed)
+    chain, order = random.integers(0, CHAINS, MOMENTS), random.permutation(MOMENTS)
+    rank = np.argsort(order)
+    target, source, follows, weights = [], [], [], []
+    for number in range(CHAINS):
+        own = order[chain[order] == number]
+        # Some moments do not follow the one before them.
+        linked = random.random(len(own) - 1) < 0.8
+        target += own[1:][linked].tolist()
+        source += own[:-1][linked].tolist()
+        follows += [True] * int(linked.sum())
+        weights += random.integers(0, 9, int(linked.sum())).tolist()
+    for _ in range(random.integers(0, 3 * MOMENTS)):
+        one, other = sorted(random.integers(0, MOMENTS, 2).tolist(), key=rank.__getitem__)
+        if one != other:
+            target.append(other)
+            source.append(one if random.random() < 0.8 else -1)
+            follows.append(False)
+            weights.append(NEVER if random.random() < 0.1 else int(random.integers(-3, 30)))
+    # The clocks contradict this one.
+    target.append(int(order[0]))
+    source.append(int(order[-1]))
+    follows.append(False)
+    weights.append(1000)
+    # As in a trace, each moment has an arc that binds.
+    for moment in range(MOMENTS):
+        target.append(moment)
+        source.append(-1)
+        follows.append(False)
+        weights.append(int(random.integers(0, 5)))
+    arcs = (np.array(target), np.array(source))
+    kept = in_order(order, *arcs)
+    assert not kept.all()
+    return Program(order, *arcs, kept, chain, np.array(follows)), np.array(weights)
+
+
+def longest(program: Program, weights: np.ndarray) -> np.ndarray:
+    times = np.zeros(MOMENTS, weights.dtype)
+    for moment in program.moment_order.tolist():
+        arcs = np.flatnonzero((program.target == moment) & program.kept)
+        begins = np.append(times, 0)[program.source[arcs]]
+        times[moment] = (begins + weights[arcs]).max()
+    return times
+
+
+@pytest.mark.parametrize("short", [0, 10**9])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_times_are_the_longest_paths(monkeypatch, seed, short) -> None:
+    monkeypatch.setattr(module, "_SHORT", short)
+    program, weights = drawn(seed)
+    assert np.array_equal(program.run(weights), longest(program, weights))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_many_scenarios_are_each_of_them(seed) -> None:
+    program, weights = drawn(seed)
+    random = np.random.default_rng(seed)
+    changes = [np.where(random.random(len(weights)) < 0.3, -weights // 2, 0) for _ in range(3)]
+    changes = [np.where(weights == NEVER, 0, each) for each in changes]
+    shares = np.array([0.5, 1.0])
+    some = np.arange(0, MOMENTS, 3)
+    found = program.run_many(weights, changes, shares)[some]
+    right = [longest(program, weights + share * each)[some] for each in changes for share in shares]
+    assert np.array_equal(found, right)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_critical_path_has_no_gap_and_decides(seed) -> None:
+    program, weights = drawn(seed)
+    times = longest(program, weights)
+    last = int(np.argmax(times))
+    path = program.critical(weights, last)
+    assert path.end_ns[-1] == times[last]
+    assert np.array_equal(path.begin_ns[1:], path.end_ns[:-1])
+    assert np.array_equal(times[program.target[path.arc]], path.end_ns)
+    assert program.kept[path.arc].all()
