@@ -125,7 +125,7 @@ def _signs(blocks: int) -> Floats:
     if blocks <= _MOST_EXACT:
         bits = np.arange(2 ** (blocks - 1))[:, None] >> np.arange(blocks) & 1
     else:
-        bits = np.random.default_rng(_SEED).integers(0, 2, (_PATTERNS, blocks))
+        bits = np.random.default_rng(_SEED).integers(0, 2, (_PATTERNS, blocks), np.int8)
         bits[0] = 0
     return (1 - 2 * bits).astype(np.float64)
 

@@ -4,7 +4,7 @@ A block is four runs. Each run is a process of its own, forked from one that has
 12 small training steps through a session. All runs execute the same code, so that a difference between them is noise.
 In every second group of ten blocks, a process beside keeps a CPU busy.
 
-    python benchmarks/record_blocks.py benchmarks/data/blocks.npz
+    python benchmarks/data/record_blocks.py benchmarks/data/blocks.npz
 """
 
 from __future__ import annotations
