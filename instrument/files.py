@@ -17,6 +17,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+#: The environment variable with a folder for captures, which replaces `profiler.output_dir`.
+CAPTURES_VARIABLE = "INSTRUMENT_DIR"
+
 # The limit for a metadata file (capture.json, …). Such files have a few kilobytes.
 MOST_METADATA_BYTES = 64 << 20
 

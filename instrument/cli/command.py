@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from instrument.cli import (
+    ab,
     baseline,
     cache,
     diagnose,
@@ -41,6 +42,7 @@ COMMANDS = {
     "whatif": whatif,
     "diff": diff,
     "baseline": baseline,
+    "ab": ab,
     "export": export,
     "ranks": ranks,
     "trigger": trigger,
@@ -57,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments of the process.
     """
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
+    words, program = _split(sys.argv[1:] if argv is None else argv)
+    arguments, rest = parser.parse_known_args(words)
     options = [
         word for word in rest if "options" in arguments and "=" in word and not word.startswith("-")
     ]
@@ -66,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}"
         )
     arguments.options = options
+    arguments.program = program
     with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     status = 0
@@ -80,6 +84,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"instrument: {error}")
         return 2
     return status
+
+
+def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Split off the program that `instrument ab` runs: the words after the first `--`."""
+    if argv[:1] != ["ab"] or "--" not in argv:
+        return argv, []
+    end = argv.index("--")
+    return argv[:end], argv[end + 1 :]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -145,7 +145,8 @@ class ProfilerConfig(BaseModel):
         metadata: keys with JSON values for the top level of the trace and capture.json; see also
             `Session.add_metadata`.
         output_dir: the folder for captures. None means `profile/` in Hydra's run folder, or in the
-            current folder without Hydra.
+            current folder without Hydra. The environment variable INSTRUMENT_DIR, if it is set,
+            replaces this option.
         ranks: which ranks of a job record: all, first_per_node, or a list of global ranks. On the
             other ranks a session does nothing. If a trigger of one recording rank requests a
             window, all recording ranks record that window, at the same steps.

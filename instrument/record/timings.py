@@ -32,10 +32,8 @@ from instrument.annotate.modules import ModuleRanges, any_instrumented
 from instrument.config.schema import TimingsConfig
 from instrument.files import make_folder, open_to_append
 from instrument.range_names import from_trace
-from instrument.runs.timings_file import FORMAT, summary_table
+from instrument.runs.timings_file import FORMAT, STEP, summary_table
 
-#: The name of the row for whole steps; the operator table uses the same name.
-STEP = "ProfilerStep*"
 #: The name of the common row for all ranges whose names come after the first `_MOST_NAMES` names.
 OTHERS = "(other ranges)"
 _MOST_NAMES = 1000

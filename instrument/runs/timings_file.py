@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,12 +30,15 @@ TIMINGS: Schema = schema(
 )
 # The newest format of a line. A line without the field `format` has format 1.
 FORMAT = 1
+#: The name of the row for whole steps; the operator table uses the same name.
+STEP = "ProfilerStep*"
 # The longest line that is read, in bytes. A line has about 400 bytes for each range.
 _LONGEST_LINE = 64 << 20
 
 
 class _Entry(Struct):
     run: dict[str, Number]
+    since: dict[str, Number] = {}
 
 
 class _Line(Struct):
@@ -79,19 +82,9 @@ def read_timings(path: Path) -> tuple[Table, str]:
     """
     runs: dict[str, dict[str, int]] = {}
     last = None
-    if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
-        raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
-    try:
-        with path.open("rb") as lines:
-            while line := lines.readline(_LONGEST_LINE):
-                with suppress(ValueError, RecursionError):
-                    last = _read_line(line)
-                    for name, entry in last.ranges.items():
-                        runs.setdefault(name, {}).update(entry.run)
-    except OSError as error:
-        raise CaptureError(
-            f"The timings {path} cannot be read: {error.strerror or error}."
-        ) from error
+    for last in _lines(path):
+        for name, entry in last.ranges.items():
+            runs.setdefault(name, {}).update(entry.run)
     if last is not None and last.format > FORMAT:
         raise CaptureError(
             f"The timings {path} have format {last.format}, and this version of torch-instrument "
@@ -104,6 +97,30 @@ def read_timings(path: Path) -> tuple[Table, str]:
     upto = "no step ended" if last.step is None else f"up to step {last.step}"
     heading = f"{path.stem}: {upto}, written {last.time}"
     return summary_table(runs), f"{printable(heading)}\n{printable(str(path))}"
+
+
+def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
+    """Read what each line of a timings file adds: the summary of each range since the line before.
+
+    Raises:
+        CaptureError: the file cannot be read.
+    """
+    return [{name: entry.since for name, entry in line.ranges.items()} for line in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """Read the lines of a timings file that are complete."""
+    if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
+        raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
+    try:
+        with path.open("rb") as lines:
+            while line := lines.readline(_LONGEST_LINE):
+                with suppress(ValueError, RecursionError):
+                    yield _read_line(line)
+    except OSError as error:
+        raise CaptureError(
+            f"The timings {path} cannot be read: {error.strerror or error}."
+        ) from error
 
 
 def _read_line(line: bytes) -> _Line:

@@ -37,17 +37,28 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 
 
 def output_dir(config: ProfilerConfig) -> Path:
-    """`profiler.output_dir`, or by default `profile` in Hydra's folder or the current folder."""
-    if config.output_dir is not None:
+    """The folder for captures.
+
+    `INSTRUMENT_DIR` in the environment decides first, then `profiler.output_dir`. By default it is
+    `profile` in Hydra's folder or the current folder.
+    """
+    given = os.environ.get(files.CAPTURES_VARIABLE) or config.output_dir
+    if given is not None:
         try:
-            return Path(config.output_dir).expanduser().absolute()
+            return Path(given).expanduser().absolute()
         except RuntimeError as error:  # an unknown user after ~
-            raise ConfigError(
-                f"profiler.output_dir is {str(config.output_dir)!r}: {error}"
-            ) from None
+            raise ConfigError(f"{_folder_option()} is {str(given)!r}: {error}") from None
     hydra = hydra_run()
     return (
         Path("profile").absolute() if hydra is None else Path(hydra.runtime.output_dir) / "profile"
+    )
+
+
+def _folder_option() -> str:
+    """What a user sets to choose the folder for captures, for error messages."""
+    variable = files.CAPTURES_VARIABLE
+    return (
+        f"The environment variable {variable}" if variable in os.environ else "profiler.output_dir"
     )
 
 
@@ -77,7 +88,7 @@ def writable(folder: Path) -> Path:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise ConfigError(
-            f"profiler.output_dir is {str(folder)!r}, which cannot be written ({reason}): choose "
+            f"{_folder_option()} is {str(folder)!r}, which cannot be written ({reason}): choose "
             "another folder."
         ) from error
 

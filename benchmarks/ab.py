@@ -1,0 +1,114 @@
+"""How reliable `instrument ab` is on a noisy machine: false alarms and power on recorded blocks.
+
+`data/blocks.npz` holds 400 real blocks of one program, half of them with a CPU hog beside, on two CPUs that other
+programs used too; `data/record_blocks.py` has written it. A trial draws some of the blocks, and which of their runs are A.
+So A and B are the same program, and every change that is reported is a false alarm. To measure the power, the times of
+one range in the runs of B are multiplied, and the step grows by the same nanoseconds. A trial succeeds if this range is
+reported as slower, no other range is reported, and the interval holds the planted change.
+
+    python benchmarks/ab.py
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from instrument.compare.ab import LEAST_SHARE, MARGIN
+from instrument.compare.statistics import Floats, changes
+
+DATA = Path(__file__).with_name("data") / "blocks.npz"
+TRIALS, POWER_TRIALS = 2_000, 100
+# The planted changes, and the share of trials that must succeed at STATED blocks.
+WANTED = {0.05: 0.50, 0.10: 0.80, 0.20: 0.95}
+STATED = 200
+BLOCKS = (10, 25, 50, 100, 200)
+ALARMED = ("slower", "faster")
+STEP = 0  # the column of the whole step; the columns of the ranges follow
+PLACES = np.array([[0, 1, 1, 0], [1, 0, 0, 1]])  # in which runs of a block B runs
+
+
+def load(path: Path = DATA) -> tuple[list[str], Floats]:
+    """The names of the compared quantities, and their times by block, run and quantity.
+
+    The times are medians over the steps of a run but the first.
+    """
+    with np.load(path) as data:
+        step_ns = np.median(data["step_us"][:, :, 1:], axis=2) * 1e3
+        times = np.concatenate([step_ns[:, :, None], data["range_ns"]], axis=2).astype(np.float64)
+        names = np.array(["step", *data["ranges"]])
+    middle_ns = np.median(times, axis=(0, 1))
+    is_long = middle_ns >= LEAST_SHARE * middle_ns[STEP]
+    return names[is_long].tolist(), times[:, :, is_long]
+
+
+def trial(
+    times: Floats, rng: np.random.Generator, blocks: int, column: int = STEP, planted: float = 0.0
+) -> Floats:
+    """The log-ratios of one comparison of a program with itself, with a change planted in one range."""
+    order = rng.permutation(len(times))[:blocks]
+    chosen = times[order]
+    is_b = PLACES[rng.integers(0, 2, blocks)].astype(bool)
+    if planted:
+        chosen[is_b, STEP] += planted * chosen[is_b, column]
+        chosen[is_b, column] *= 1 + planted
+    logs = np.log(chosen)
+    return np.where(is_b[:, :, None], logs, -logs).sum(axis=1) / 2
+
+
+def alarms(times: Floats, blocks: int, trials: int = TRIALS) -> float:
+    """The share of comparisons of the program with itself that report any change."""
+    rng = np.random.default_rng(0)
+    found = [
+        any(each.verdict(MARGIN) in ALARMED for each in changes(trial(times, rng, blocks)))
+        for _ in range(trials)
+    ]
+    return sum(found) / trials
+
+
+def power(
+    times: Floats, blocks: int, column: int, planted: float, trials: int = POWER_TRIALS
+) -> float:
+    """The share of comparisons in which the planted change is found, named and sized."""
+    rng = np.random.default_rng(1)
+    succeeded = 0
+    for _ in range(trials):
+        found = changes(trial(times, rng, blocks, column, planted))
+        alarmed = [k for k, each in enumerate(found) if each.verdict(MARGIN) in ALARMED]
+        change = found[column]
+        is_sized = change.low is not None and change.low <= planted <= (change.high or math.inf)
+        succeeded += set(alarmed) - {STEP} == {column} and change.share > 0 and is_sized
+    return succeeded / trials
+
+
+def main() -> int:
+    names, times = load()
+    print(
+        f"{len(times)} blocks of four runs; median step {np.median(times[..., STEP]) / 1e6:.1f} ms"
+    )
+    print(f"\nFalse alarms in {TRIALS:,} comparisons of the program with itself (limit: 5 %)")
+    reached = True
+    for blocks in BLOCKS[:3]:
+        share = alarms(times, blocks)
+        reached &= share <= 0.05
+        print(f"{blocks:>4} blocks  {share:.1%}", flush=True)
+    print(f"\nPlanted changes that are found, named and sized, of {POWER_TRIALS} comparisons each")
+    print(f"{'range':<44}{'change':>8}" + "".join(f"{blocks:>5} blocks" for blocks in BLOCKS))
+    for column, name in enumerate(names):
+        if column == STEP:
+            continue
+        for planted, wanted in WANTED.items():
+            curve = [power(times, blocks, column, planted) for blocks in BLOCKS]
+            text = "".join(f"{share:>12.0%}" for share in curve)
+            at_stated = curve[BLOCKS.index(STATED)]
+            reached &= at_stated >= wanted
+            mark = "" if at_stated >= wanted else f"  MISSED: {wanted:.0%} at {STATED} blocks"
+            print(f"{name:<44}{planted:>8.0%}{text}{mark}", flush=True)
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Live trials of `instrument ab`: ten comparisons of a program with itself, and ten with a range that takes 20 % more.
+
+The program is a loop in plain Python that times its steps into a timings file, so that a run takes a tenth of a second.
+A trial fails if it reports a change of a program compared with itself, if it does not report the planted change or
+reports another range, or if the interval does not hold the planted change. Of 100 trials, 5 may fail.
+
+    python benchmarks/ab_live.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import sys
+from typing import Any
+
+from instrument.cli.command import main as instrument
+
+TRIALS, BLOCKS, PLANTED, MOST_FAILED = 10, 16, 0.2, 1
+ADDITIONS = 6_000
+PROGRAM = """
+import json, os, sys
+from time import perf_counter_ns
+folder = os.environ["INSTRUMENT_DIR"]
+os.makedirs(folder)
+with open(folder + "/timings_rank0.jsonl", "w") as file:
+    for step in range(40):
+        times = [perf_counter_ns()]
+        for additions in (6000, int(sys.argv[1]), 3000):
+            total = 0
+            for number in range(additions):
+                total += number * number
+            times.append(perf_counter_ns())
+        took_ns = [end - begin for begin, end in zip(times, times[1:])]
+        names = dict(zip(("attention", "mlp", "loss"), took_ns)) | {"ProfilerStep*": sum(took_ns)}
+        ranges = {name: {"since": {"calls": 1, "mean_ns": ns}, "run": {}} for name, ns in names.items()}
+        print(json.dumps({"format": 1, "step": step, "time": "", "ranges": ranges}), file=file)
+"""
+
+
+def compared(additions: int) -> dict[str, Any]:
+    """The result of `instrument ab`; the range `mlp` of B makes so many additions."""
+    command = shlex.join([sys.executable, "-S", "-E", "-c", PROGRAM])
+    options = ["--a", f"{command} {ADDITIONS}", "--b", f"{command} {additions}"]
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        assert instrument(["ab", *options, "--blocks", str(BLOCKS), "--json"]) == 0
+    found: dict[str, Any] = json.loads(printed.getvalue())
+    return found
+
+
+def is_right(found: dict[str, Any], planted: float) -> bool:
+    changed = [each for each in found["ranges"] if each["verdict"] in ("slower", "faster")]
+    if not planted:
+        return not changed and found["verdict"] not in ("slower", "faster")
+    return [each["path"] for each in changed] == ["mlp"] and (
+        changed[0]["low"] <= planted <= changed[0]["high"]
+    )
+
+
+def main() -> int:
+    failed = 0
+    for planted in (0.0, PLANTED):
+        for number in range(1, TRIALS + 1):
+            found = compared(round(ADDITIONS * (1 + planted)))
+            failed += not is_right(found, planted)
+            print(
+                f"mlp {planted:+.0%}, trial {number}: {'right' if is_right(found, planted) else 'WRONG'}"
+            )
+            for each in (found["step"], *found["ranges"]):
+                interval = f"{each['low']:+.1%} to {each['high']:+.1%}"
+                name = each["path"] or "step"
+                print(
+                    f"  {name:<10} {each['verdict']:<10} {each['share']:+.1%} ({interval})",
+                    flush=True,
+                )
+    return 0 if failed <= MOST_FAILED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""`instrument ab`: compare two versions of a program on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from instrument.cli.arguments import positive
+from instrument.cli.output import Parts, say, show_result
+from instrument.errors import ConfigError, InstrumentError
+
+if TYPE_CHECKING:
+    from instrument.compare.ab import Block, Program
+
+HELP = "run two versions of a program in turns, and judge which one is faster"
+
+_FORMS = (
+    "give two revisions and a command (BASE HEAD -- COMMAND), two lists of overrides and a command "
+    "(--a OVERRIDES --b OVERRIDES -- COMMAND), or two commands (--a COMMAND --b COMMAND)"
+)
+# How many of the last lines of a failed program are shown.
+_LINES = 15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments and the text of its help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = (
+        "instrument ab [options] BASE HEAD -- COMMAND\n"
+        "       instrument ab [options] --a OVERRIDES --b OVERRIDES -- COMMAND\n"
+        "       instrument ab [options] --a COMMAND --b COMMAND"
+    )
+    parser.description = (
+        "Run A and B in alternating blocks, and judge whether a step is slower, faster or the\n"
+        "same in B.\n\n"
+        "  BASE HEAD -- COMMAND   A and B are two git revisions. Each is checked out into a\n"
+        "                         temporary folder, in which the command runs.\n"
+        "  --a … --b … -- COMMAND A and B are the same command with different words at its end,\n"
+        "                         such as overrides of Hydra.\n"
+        "  --a … --b …            A and B are two commands. Without --, --a and --b are whole\n"
+        "                         commands.\n\n"
+        "No shell reads the commands. Each run must record steps: with a Session that records a\n"
+        "window of several steps (profiler=trace), or with the timings of the whole run\n"
+        "(profiler=timings profiler.timings.every=1)."
+    )
+    add = parser.add_argument
+    add("revisions", metavar="REVISION", nargs="*", help="two git revisions: BASE, then HEAD")
+    add("--a", metavar="WORDS", help="the overrides or the command of A")
+    add("--b", metavar="WORDS", help="the overrides or the command of B")
+    add(
+        "--blocks",
+        metavar="N",
+        type=positive,
+        default=10,
+        help="how many blocks of four runs, two of A and two of B (default: 10)",
+    )
+    add(
+        "--margin",
+        metavar="PERCENT",
+        type=_percent,
+        default=0.02,
+        help="a change within ±PERCENT counts as the same (default: 2)",
+    )
+    add(
+        "--output",
+        metavar="FOLDER",
+        type=Path,
+        help="keep the captures and the output of all runs in this new folder",
+    )
+    add("--json", action="store_true", help="print JSON, with all runs and times in nanoseconds")
+
+
+def _percent(text: str) -> float:
+    """A percentage greater than 0 and less than 100, as a share."""
+    share = float(text) / 100
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"must be more than 0 and less than 100, not {text}")
+    return share
+
+
+def run(arguments: argparse.Namespace) -> str | Parts:
+    """Compare A and B; print each block on stderr, and return the result as text or JSON.
+
+    If a run fails or is interrupted, the result of the finished blocks is printed first.
+
+    Raises:
+        ConfigError: the arguments name no two programs, or a program cannot be started.
+        CaptureError: a program failed, or recorded no steps.
+    """
+    from instrument.compare.ab import Comparison, RunError, run_blocks
+    from instrument.report.ab import as_json, parts, progress
+
+    blocks: list[Block] = []
+    with _programs(arguments) as (a, b):
+
+        def result() -> str | Parts:
+            comparison = Comparison(blocks, arguments.margin)
+            return (as_json if arguments.json else parts)(a, b, comparison)
+
+        folder, keep = _folder(arguments.output), arguments.output is not None
+        try:
+            for block in run_blocks(a, b, arguments.blocks, folder, keep):
+                blocks.append(block)
+                say(progress(len(blocks), arguments.blocks, block))
+        except (InstrumentError, KeyboardInterrupt) as error:
+            if isinstance(error, RunError):
+                say(_last_lines(error.output))
+            if blocks:
+                show_result(result())
+            raise
+        finally:
+            with suppress(OSError):  # it holds the run that failed, or the runs to keep
+                folder.rmdir()
+        return result()
+
+
+def _folder(given: Path | None) -> Path:
+    """A new folder for the runs, at `given` or a temporary one."""
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="instrument-ab-"))
+    try:
+        given.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"--output is {str(given)!r}, which exists: give a new folder.") from None
+    return given.absolute()
+
+
+def _last_lines(output: Path) -> str:
+    lines = output.read_text(errors="replace").splitlines()
+    return "\n".join(["The last lines of its output:", *(f"  {line}" for line in lines[-_LINES:])])
+
+
+@contextmanager
+def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
+    """The two programs that the arguments name; their worktrees exist within the block."""
+    from instrument.compare.ab import LABELS, Program
+    from instrument.compare.revisions import python_path, worktrees
+
+    sides, command, here = (arguments.a, arguments.b), arguments.program, Path.cwd()
+    given = [each for each in sides if each is not None]
+    if len(arguments.revisions) == 2 and not given and command:
+        with worktrees(arguments.revisions, here) as folders:
+            a, b = (
+                Program(label, name, command, folder, {"PYTHONPATH": python_path(folder)})
+                for label, name, folder in zip(LABELS, arguments.revisions, folders)
+            )
+            yield a, b
+    elif len(given) == 2 and not arguments.revisions:
+        a, b = (
+            Program(label, text or "(no overrides)", [*command, *_words(label, text)], here)
+            for label, text in zip(LABELS, given)
+        )
+        if not a.command or not b.command:
+            raise ConfigError(f"--a or --b is an empty command: {_FORMS}.")
+        yield a, b
+    else:
+        raise ConfigError(f"These arguments name no two programs: {_FORMS}.")
+
+
+def _words(label: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        option = f"--{label.lower()}"
+        raise ConfigError(f"{option} is {text!r}: {error}; close the quotation.") from None

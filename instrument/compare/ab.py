@@ -1,0 +1,314 @@
+"""A/B comparison: run two programs in alternating blocks, and judge how B differs from A.
+
+See `instrument.compare.statistics` for the blocks and the test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from instrument.compare.machine import Conditions, watch
+from instrument.compare.run_record import RunRecord, read_run
+from instrument.compare.statistics import (
+    Change,
+    Floats,
+    Verdict,
+    blocks_missing,
+    changes,
+)
+from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.files import CAPTURES_VARIABLE
+
+Label = Literal["A", "B"]
+LABELS: tuple[Label, Label] = ("A", "B")
+
+#: The share by which a step may differ and still counts as the same.
+MARGIN = 0.02
+#: The default number of blocks: the fewest that can show a change in the step and 19 ranges.
+BLOCKS = 10
+#: The file in the folder of a run that holds what the program printed.
+OUTPUT_FILE = "output.txt"
+#: A range is compared if it takes at least this share of the step, and is one of the longest. Each
+#: range more asks for clearer changes of all.
+LEAST_SHARE, MOST_RANGES = 0.01, 19
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One side of the comparison.
+
+    Attributes:
+        label: "A" or "B".
+        name: how the user named it: a revision, overrides or a command.
+        command: the command with its arguments; no shell reads it.
+        folder: the folder in which it runs.
+        environment: variables to set beside those of this process.
+    """
+
+    label: Label
+    name: str
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Run(NamedTuple):
+    """One run of a program: its side, what it recorded, and the state of the machine."""
+
+    label: Label
+    record: RunRecord
+    conditions: Conditions
+
+
+class Block(NamedTuple):
+    """Two runs of A and two of B, in the order in which they ran."""
+
+    runs: Sequence[Run]
+
+    def side(self, label: Label) -> list[RunRecord]:
+        """The two records of one side."""
+        return [run.record for run in self.runs if run.label == label]
+
+    def step_ns(self, label: Label) -> float:
+        """The mean step of the two runs of one side."""
+        return float(np.mean([record.step_ns for record in self.side(label)]))
+
+
+class RunError(CaptureError):
+    """A run of a program failed, or recorded nothing.
+
+    Attributes:
+        output: the file with what the program printed.
+    """
+
+    def __init__(self, message: str, output: Path) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
+    """Run A and B in blocks, in the order A B B A or B A A B, which is drawn for each block.
+
+    Args:
+        a: the first program.
+        b: the second program.
+        blocks: how many blocks.
+        folder: each run gets a folder in it, for its captures and its output.
+        keep: keep the folders of runs that succeed.
+
+    Yields:
+        Each block when it is finished.
+
+    Raises:
+        ConfigError: a program cannot be started.
+        RunError: a program failed, or recorded no steps; the folder of the run is kept.
+    """
+    is_b_first = np.random.default_rng(_SEED).integers(0, 2, blocks)
+    for number in range(blocks):
+        outer, inner = (b, a) if is_b_first[number] else (a, b)
+        runs = []
+        for place, program in enumerate((outer, inner, inner, outer), 1):
+            own = folder / f"block{number + 1:03d}-run{place}-{program.label}"
+            runs.append(run_once(program, own))
+            if not keep:
+                shutil.rmtree(own, ignore_errors=True)
+        yield Block(runs)
+
+
+def run_once(program: Program, folder: Path) -> Run:
+    """Run a program, and read what it records.
+
+    The program gets the folder for captures through the environment variable INSTRUMENT_DIR. Its
+    standard input is empty. It is ended if this function is interrupted.
+
+    Raises:
+        ConfigError, RunError: as for `run_blocks`.
+    """
+    folder.mkdir(parents=True)
+    output = folder / OUTPUT_FILE
+    variables = {**os.environ, **program.environment, CAPTURES_VARIABLE: str(folder / "captures")}
+    with output.open("wb") as file:
+        try:
+            process = subprocess.Popen(
+                program.command,
+                cwd=program.folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"The command {program.command[0]!r} of {program.label} cannot be started: "
+                f"{error.strerror}."
+            ) from None
+        try:
+            conditions = watch(process)
+        finally:
+            process.terminate()
+            process.wait()
+    if process.returncode:
+        raise RunError(
+            f"The command of {program.label} failed with status {process.returncode}; its output "
+            f"is in {output}.",
+            output,
+        )
+    try:
+        return Run(program.label, read_run(folder / "captures"), conditions)
+    except InstrumentError as error:
+        raise RunError(f"A run of {program.label} cannot be used: {error}", output) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """The step or a range: its time in A and B, and the change.
+
+    Attributes:
+        path: the path of the range; None for the whole step.
+        a_ns, b_ns: the median over the runs of one side.
+        change: the change from A to B.
+        verdict: the verdict for this change.
+    """
+
+    path: str | None
+    a_ns: float
+    b_ns: float
+    change: Change
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CounterValues:
+    """One counter of a step in all runs of A and of B.
+
+    Attributes:
+        name: the name of the counter, of `instrument.compare.counters.COUNTERS`.
+        a, b: the lowest and the highest value of a step.
+    """
+
+    name: str
+    a: tuple[int, int]
+    b: tuple[int, int]
+
+    @property
+    def differs(self) -> bool:
+        """Whether no value occurs in both A and B."""
+        return self.a[1] < self.b[0] or self.b[1] < self.a[0]
+
+
+class Comparison:
+    """The result of an A/B comparison.
+
+    Attributes:
+        blocks: the blocks, at least one.
+        margin: the share by which a time may differ and still counts as the same.
+        quantities: the step, then the ranges, the longest first. Of the ranges that all runs have,
+            the 19 longest are compared, if they take at least 1 % of the step.
+    """
+
+    def __init__(self, blocks: Sequence[Block], margin: float = MARGIN) -> None:
+        self.blocks = blocks
+        self.margin = margin
+        paths = [None, *self._common_ranges()[:MOST_RANGES]]
+        found = changes(np.stack([self._log_ratios(path) for path in paths], axis=1))
+        self.quantities = [
+            Quantity(
+                path,
+                median(self._times("A", path)),
+                median(self._times("B", path)),
+                change,
+                change.verdict(margin),
+            )
+            for path, change in zip(paths, found)
+        ]
+
+    @property
+    def step(self) -> Quantity:
+        """The whole step, whose verdict is the verdict of the comparison."""
+        return self.quantities[0]
+
+    @property
+    def ranges(self) -> list[Quantity]:
+        """The compared ranges."""
+        return self.quantities[1:]
+
+    @property
+    def changed(self) -> list[Quantity]:
+        """The ranges that are slower or faster."""
+        return [each for each in self.ranges if each.verdict in ("slower", "faster")]
+
+    @property
+    def blocks_missing(self) -> int | None:
+        """About how many more blocks the verdict needs; None if there is a verdict."""
+        if self.step.verdict != "undecided":
+            return None
+        return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)
+
+    def only_in(self, label: Label) -> dict[str, float]:
+        """The ranges that no run of the other side has, with their median times in ns."""
+        other: Label = "B" if label == "A" else "A"
+        theirs = {path for record in self._records(other) for path in record.ranges_ns}
+        own = dict.fromkeys(path for record in self._records(label) for path in record.ranges_ns)
+        return {
+            path: median(record.ranges_ns.get(path, 0) for record in self._records(label))
+            for path in own
+            if path not in theirs
+        }
+
+    @property
+    def counters(self) -> list[CounterValues]:
+        """The counters that all runs know."""
+        a, b = self._counter_values("A"), self._counter_values("B")
+        return [CounterValues(name, a[name], b[name]) for name in a if name in b]
+
+    def conditions(self, label: Label) -> list[Conditions]:
+        """The state of the machine in each run of one side."""
+        return [run.conditions for block in self.blocks for run in block.runs if run.label == label]
+
+    def _records(self, label: Label) -> list[RunRecord]:
+        return [record for block in self.blocks for record in block.side(label)]
+
+    def _common_ranges(self) -> list[str]:
+        """The ranges that take time in all runs, and enough of it, the longest first."""
+        records = [*self._records("A"), *self._records("B")]
+        least_ns = LEAST_SHARE * median(record.step_ns for record in records)
+        middle_ns = {
+            path: median(record.ranges_ns[path] for record in records)
+            for path in records[0].ranges_ns
+            if all(record.ranges_ns.get(path, 0) > 0 for record in records)
+        }
+        long = [path for path, time_ns in middle_ns.items() if time_ns >= least_ns]
+        return sorted(long, key=lambda path: -middle_ns[path])
+
+    def _times(self, label: Label, path: str | None) -> list[float]:
+        return [_time_ns(record, path) for record in self._records(label)]
+
+    def _log_ratios(self, path: str | None) -> Floats:
+        """log(B / A) of each block, the mean over its two pairs of runs."""
+        a, b = (np.log(self._times(label, path)).reshape(-1, 2).mean(axis=1) for label in LABELS)
+        ratios: Floats = b - a
+        return ratios
+
+    def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
+        """The lowest and the highest value of each counter that all runs of one side know."""
+        runs = [record.counters for record in self._records(label)]
+        found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
+        return {
+            name: (min(count.least for count in counts), max(count.most for count in counts))
+            for name, values in found.items()
+            if len(counts := [count for count in values if count is not None]) == len(runs)
+        }
+
+
+def _time_ns(record: RunRecord, path: str | None) -> float:
+    return record.step_ns if path is None else record.ranges_ns[path]

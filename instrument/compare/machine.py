@@ -1,0 +1,133 @@
+"""The state of the machine while a program runs: foreign load, clocks and temperatures.
+
+Everything is read from Linux or nvidia-smi; what this machine does not offer is None.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+# How often clocks and temperatures are read, and how long nvidia-smi may take.
+_EVERY_S, _NVIDIA_SMI_S = 5.0, 10.0
+_QUERY = ["--query-gpu=clocks.sm,temperature.gpu", "--format=csv,noheader,nounits"]
+# The fields of the first line of /proc/stat that count work, in ticks of the clock: all of the
+# first eight but those of idle time (3) and of waiting for disks (4).
+_BUSY = (0, 1, 2, 5, 6, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The state of the machine during one run; None if the machine does not offer a value.
+
+    Attributes:
+        foreign_cpus: how many CPUs other programs used, on average.
+        cpu_mhz: the median clock of the CPUs.
+        cpu_celsius: the highest temperature of the machine's thermal zones.
+        gpu_mhz: the median of the lowest clock of the NVIDIA GPUs.
+        gpu_celsius: the highest temperature of the NVIDIA GPUs.
+    """
+
+    foreign_cpus: float | None
+    cpu_mhz: float | None
+    cpu_celsius: float | None
+    gpu_mhz: float | None
+    gpu_celsius: float | None
+
+
+class _Sample(NamedTuple):
+    cpu_mhz: float | None
+    cpu_celsius: float | None
+    gpu_mhz: float | None
+    gpu_celsius: float | None
+
+
+def watch(process: subprocess.Popen[bytes]) -> Conditions:
+    """Wait until a process ends, and describe the machine during this time.
+
+    Clocks and temperatures are read every 5 s, and at least once. Cost: 1 ms of one CPU for each
+    reading, and up to 0.1 s with a GPU.
+    """
+    began_s, busy_s, own_s = time.monotonic(), _busy_s(), _children_s()
+    samples: list[_Sample] = []
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_EVERY_S if samples else _EVERY_S / 5)
+        samples.append(_sample())
+    lasted_s, ended_busy_s = time.monotonic() - began_s, _busy_s()
+    foreign = None
+    if busy_s is not None and ended_busy_s is not None:
+        foreign = max(ended_busy_s - busy_s - (_children_s() - own_s), 0.0) / lasted_s
+    return Conditions(
+        foreign,
+        _of_known(median, [each.cpu_mhz for each in samples]),
+        _of_known(max, [each.cpu_celsius for each in samples]),
+        _of_known(median, [each.gpu_mhz for each in samples]),
+        _of_known(max, [each.gpu_celsius for each in samples]),
+    )
+
+
+def _of_known(
+    statistic: Callable[[list[float]], float], values: list[float | None]
+) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistic(known) if known else None
+
+
+def _sample() -> _Sample:
+    clocks = _numbers(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    zones = _numbers(Path("/sys/class/thermal").glob("thermal_zone*/temp"))
+    gpus = _gpus()
+    return _Sample(
+        median(clocks) / 1e3 if clocks else None,
+        max(zones) / 1e3 if zones else None,
+        min((mhz for mhz, _ in gpus), default=None),
+        max((celsius for _, celsius in gpus), default=None),
+    )
+
+
+def _numbers(paths: Iterable[Path]) -> list[float]:
+    """The numbers in files that hold one number each; files that cannot be read are left out."""
+    found = []
+    for path in paths:
+        with suppress(OSError, ValueError):
+            found.append(float(path.read_text()))
+    return found
+
+
+def _gpus() -> list[tuple[float, float]]:
+    """The clock in MHz and the temperature in °C of each NVIDIA GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        answer = subprocess.run(
+            [program, *_QUERY], capture_output=True, text=True, timeout=_NVIDIA_SMI_S, check=True
+        ).stdout
+        rows = [line.split(",") for line in answer.splitlines()]
+        return [(float(mhz), float(celsius)) for mhz, celsius in rows]
+    except (OSError, subprocess.SubprocessError, ValueError):  # a GPU without clocks says [N/A]
+        return []
+
+
+def _busy_s() -> float | None:
+    """The seconds that all CPUs of the machine have worked since it started."""
+    try:
+        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        return sum(float(fields[k]) for k in _BUSY) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def _children_s() -> float:
+    """The CPU time of the child processes of this process that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system

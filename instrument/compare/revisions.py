@@ -1,0 +1,87 @@
+"""Check out git revisions beside the user's working tree, and remove them again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from instrument.errors import ConfigError
+
+# Hooks of the repository could change the user's files; they do not run.
+_SAFE = ["-c", f"core.hooksPath={os.devnull}"]
+
+
+@contextmanager
+def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
+    """Check out revisions into temporary folders, which are removed at the end of the block.
+
+    `folder` lies in the repository. For each revision, the block gets the same folder in a worktree
+    of this revision. The working tree and the index of the user stay as they are.
+
+    Raises:
+        ConfigError: `folder` is in no git repository, a name is no commit of it, the commit lacks
+            the folder, or git fails.
+    """
+    commits = [_commit(name, folder) for name in revisions]
+    inside = _git(folder, "rev-parse", "--show-prefix")
+    with tempfile.TemporaryDirectory(prefix="instrument-ab-") as parent:
+        trees = [Path(parent, f"{k}-{commit[:12]}") for k, commit in enumerate(commits)]
+        try:
+            for tree, commit in zip(trees, commits):
+                _git(folder, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+            yield [_existing(tree / inside, name) for tree, name in zip(trees, revisions)]
+        finally:
+            for tree in trees:
+                if tree.exists():
+                    _git(folder, "worktree", "remove", "--force", str(tree))
+
+
+def python_path(tree: Path) -> str:
+    """`PYTHONPATH` for a program in a worktree, so that it imports the modules of this worktree.
+
+    Without it, a package that is installed in editable mode would come from the user's own tree.
+    """
+    root = Path(_git(tree, "rev-parse", "--show-toplevel"))
+    given = os.environ.get("PYTHONPATH")
+    folders = [root, *(path for path in [root / "src"] if path.is_dir())]
+    return os.pathsep.join([*map(str, folders), *([given] if given else [])])
+
+
+def _commit(name: str, folder: Path) -> str:
+    _git(folder, "rev-parse", "--git-dir")
+    try:
+        return _git(
+            folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
+        )
+    except ConfigError:
+        raise ConfigError(
+            f"{name!r} is no revision of the git repository at {folder}: give a branch, a tag or a "
+            "commit; to compare two commands, use --a and --b."
+        ) from None
+
+
+def _existing(folder: Path, revision: str) -> Path:
+    if not folder.is_dir():
+        raise ConfigError(
+            f"The revision {revision!r} has no folder {folder.name}: run the command from a folder "
+            "that both revisions have."
+        )
+    return folder
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Run git in a folder and return its output without the last line break."""
+    try:
+        done = subprocess.run(
+            ["git", *_SAFE, *arguments], cwd=folder, capture_output=True, text=True, check=True
+        )
+    except OSError as error:
+        raise ConfigError(f"git cannot be started ({error.strerror}): install git.") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
+        raise ConfigError(f"git {arguments[0]} fails in {folder}: {lines[-1]}.") from None
+    return done.stdout.rstrip("\n")

@@ -1,0 +1,108 @@
+"""What one run of a program has recorded: the median times of its steps, and its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from instrument.analysis.views import Views
+from instrument.compare.counters import Count, counters
+from instrument.compare.step_parts import compared_steps, step_parts
+from instrument.errors import CaptureError
+from instrument.runs.run import captures_below
+from instrument.runs.timings_file import STEP, read_intervals
+
+# Each step of a window is cut into parts, which takes a second for a million events.
+_MOST_STEPS = 50
+_NO_STEPS = (
+    "no window with two steps and no timings file with two lines: let it train in a Session that "
+    "records them, as with profiler=trace, or with profiler=timings profiler.timings.every=1"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run: the medians over its recorded steps.
+
+    The first step of each window is left out, because it pays for what happens once.
+
+    Attributes:
+        steps: the number of steps.
+        step_ns: the median duration of a step.
+        ranges_ns: for each path of ranges, the median time of a step in it.
+        counters: the counters of the first window; empty for a timings file.
+    """
+
+    steps: int
+    step_ns: float
+    ranges_ns: dict[str, float]
+    counters: dict[str, Count | None]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read what a run has recorded below a folder: its windows, or else its timings file.
+
+    Only training steps of the lowest rank count. Cost: the traces are read.
+
+    Raises:
+        CaptureError: nothing is recorded, or a file cannot be read.
+        TraceError: a trace cannot be read.
+    """
+    captures = [Views.load(path) for path in captures_below(folder)]
+    training = [each for each in captures if each.about.window.phase in (None, "train")]
+    lowest = min((each.about.rank or 0 for each in training), default=0)
+    windows = [each for each in training if (each.about.rank or 0) == lowest]
+    windows = [each for each in windows if len(each.links.steps) > 1]
+    if windows:
+        return _of_windows(windows)
+    timings = sorted(folder.glob("timings_rank*.jsonl"), key=lambda path: (len(path.name), path))
+    intervals = read_intervals(timings[0])[1:] if timings else []
+    if not intervals:
+        raise CaptureError(f"The run has recorded {_NO_STEPS}.")
+    return _of_timings(intervals)
+
+
+def _of_windows(windows: Sequence[Views]) -> RunRecord:
+    steps = [parts for window in windows for parts in _steps(window)]
+    counts = counters(windows[0]).counts
+    return RunRecord(
+        len(steps), median(sum(each.values()) for each in steps), _medians(steps), counts
+    )
+
+
+def _steps(window: Views) -> Iterator[dict[str, int]]:
+    """The time of each compared step by range; the times of a step sum to its duration."""
+    span = compared_steps(window)
+    for k in range(min(span.count, _MOST_STEPS)):
+        one = replace(span, start_ns=span.start_ns[k : k + 1], end_ns=span.end_ns[k : k + 1])
+        ranges: dict[str, int] = {}
+        for (path, _), time_ns in step_parts(window, one).items():
+            ranges[path] = ranges.get(path, 0) + time_ns
+        yield ranges
+
+
+def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:
+    """The median over the lines of a timings file, of the mean times of a step in each line.
+
+    Here a range includes the ranges inside it.
+    """
+    steps = [
+        {name: entry["calls"] * entry["mean_ns"] / count for name, entry in line.items()}
+        for line in intervals
+        if (count := line.get(STEP, {}).get("calls", 0))
+    ]
+    ranges = _medians(steps)
+    step_ns = ranges.pop(STEP)
+    return RunRecord(
+        sum(line[STEP]["calls"] for line in intervals if STEP in line), step_ns, ranges, {}
+    )
+
+
+def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The median time in each range; a step without the range counts as 0."""
+    return {
+        path: median(each.get(path, 0) for each in steps)
+        for path in dict.fromkeys(path for each in steps for path in each)
+    }

@@ -1,0 +1,152 @@
+"""How much a quantity differs between A and B, from the blocks of an A/B comparison.
+
+The steps of one run are autocorrelated: a slow moment of the machine slows all of them. So a step
+is no sample. The sample is the block: two runs of A and two runs of B, in the order A B B A or
+B A A B. The median of each run's steps is one value, and a block gives one log-ratio:
+log(B / A), the mean over its two pairs. A drift of the machine that is linear within a block
+cancels.
+
+The test is Wilcoxon's signed-rank test as a permutation test: if A and B do not differ, each
+block could as well have had the opposite sign. Because the program draws the order of each block
+at random, this holds by design, whatever the noise is. All 2**n patterns of signs are counted for
+up to 17 blocks, and 10,000 random patterns for more. Ranks limit what one disturbed block can do.
+
+Several quantities are compared at once: the step, and the ranges in it. The signs of a block change
+for all quantities together, and each quantity is judged by the largest statistic of all (Westfall
+and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a program with itself,
+at most 5 report any change. Without ties, all quantities have the same ranks, so they have the same
+chance to be the largest.
+
+The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
+interval inverts the test: it holds the changes that the test would not reject, so that 95 % of
+comparisons have all their intervals around the true changes (Hollander and Wolfe, Nonparametric
+Statistical Methods, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Verdict = Literal["slower", "faster", "same", "undecided"]
+
+#: The share of comparisons of a program with itself that may report a change.
+LEVEL = 0.05
+# Up to so many blocks, all patterns of signs are counted. Beyond, so many random patterns are.
+_MOST_EXACT, _PATTERNS, _SEED = 17, 10_000, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change of one quantity from A to B, as a share: 0.05 is 5 % more in B.
+
+    Attributes:
+        share: the estimate.
+        low, high: the interval of 95 % for all quantities together; None if there are too few
+            blocks for an interval.
+        p_value: the chance of a change at least so clear in any quantity, if A and B do not differ.
+    """
+
+    share: float
+    low: float | None
+    high: float | None
+    p_value: float
+
+    def verdict(self, margin: float) -> Verdict:
+        """Judge the change.
+
+        "same" is the result of an equivalence test: the interval lies within ± `margin`. This is
+        stricter than two one-sided tests at 5 %, which need only the interval of 90 %. Otherwise
+        "slower" and "faster" mean that 0 is outside the interval.
+        """
+        if self.low is None or self.high is None:
+            return "undecided"
+        if -margin <= self.low and self.high <= margin:
+            return "same"
+        if self.low > 0:
+            return "slower"
+        return "faster" if self.high < 0 else "undecided"
+
+
+def changes(log_ratios: Floats) -> list[Change]:
+    """Compare all quantities of a comparison.
+
+    `log_ratios` has a row for each block and a column for each quantity; all values are finite.
+    Cost: 0.1 s for 17 blocks and 20 quantities, which is the most costly number of blocks.
+    """
+    blocks = len(log_ratios)
+    # Equal values get different ranks. Any ranks are valid that do not depend on the signs.
+    ranks = 1 + np.argsort(np.argsort(np.abs(log_ratios), axis=0), axis=0)
+    observed = np.abs((np.sign(log_ratios) * ranks).sum(axis=0))
+    signed = np.where(log_ratios < 0, -ranks, ranks).astype(np.float64)
+    largest = np.sort(np.abs(_signs(blocks) @ signed).max(axis=1))
+    at_least = len(largest) - np.searchsorted(largest, observed, "left")
+    left_out = _left_out(blocks, largest)
+    return [
+        _change(column, left_out, float(count / len(largest)))
+        for column, count in zip(log_ratios.T, at_least)
+    ]
+
+
+def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
+    """Estimate how many more blocks an undecided change needs for a verdict.
+
+    The width of the interval shrinks with the square root of the number of blocks. A verdict needs
+    an interval on one side of 0, or one within ± `margin`, whichever comes first if the estimate
+    stays. The estimate can move, so the number is a rough one.
+    """
+    if change.low is None or change.high is None:
+        return max(least_blocks(quantities) - blocks, 1)
+    share, low, high = (math.log1p(value) for value in (change.share, change.low, change.high))
+    wanted = max(abs(share), math.log1p(margin) - abs(share))
+    needed = blocks * (max(share - low, high - share) / wanted) ** 2
+    return max(math.ceil(needed) - blocks, 1)
+
+
+def least_blocks(quantities: int) -> int:
+    """The fewest blocks that can show a change in any of so many quantities.
+
+    The clearest result of n blocks is that all have the same sign. Each quantity has it by chance
+    in 2 of 2**n patterns.
+    """
+    return math.ceil(math.log2(2 * quantities / LEVEL))
+
+
+def _signs(blocks: int) -> Floats:
+    """Patterns of signs for the blocks, one in each row; the first row leaves all signs unchanged.
+
+    A pattern and its opposite give the same absolute statistic, so one of the two is enough.
+    """
+    if blocks <= _MOST_EXACT:
+        bits = np.arange(2 ** (blocks - 1))[:, None] >> np.arange(blocks) & 1
+    else:
+        bits = np.random.default_rng(_SEED).integers(0, 2, (_PATTERNS, blocks), np.int8)
+        bits[0] = 0
+    return (1 - 2 * bits).astype(np.float64)
+
+
+def _left_out(blocks: int, largest: Floats) -> int:
+    """How many of the sorted means of pairs lie below the interval, and as many above it.
+
+    The number is negative if no result of so many blocks is significant. `largest` holds the
+    sorted statistics of all patterns.
+    """
+    values, first = np.unique(largest, return_index=True)
+    is_rare = len(largest) - first <= LEVEL * len(largest)
+    critical = float(values[is_rare][0]) if is_rare.any() else math.inf
+    pairs = blocks * (blocks + 1) // 2
+    return -1 if critical > pairs else math.floor((pairs - critical) / 2)
+
+
+def _change(log_ratios: Floats, left_out: int, p_value: float) -> Change:
+    first, second = np.triu_indices(len(log_ratios))
+    means = np.sort((log_ratios[first] + log_ratios[second]) / 2)
+    low = high = None
+    if left_out >= 0:
+        low, high = math.expm1(means[left_out]), math.expm1(means[-1 - left_out])
+    return Change(math.expm1(float(np.median(means))), low, high, p_value)

@@ -1,0 +1,204 @@
+"""An A/B comparison as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from instrument.analysis.table import Table, known_columns
+from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
+from instrument.compare.machine import Conditions
+from instrument.printable import printable
+from instrument.report.section import Section
+from instrument.units import durations_like
+
+#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+VERSION = 1
+
+# For each fact about the machine: its name, its unit and its number of decimals.
+_CONDITIONS = {
+    "foreign_cpus": ("CPUs used by other programs", "", 1),
+    "cpu_mhz": ("CPU clock", " MHz", 0),
+    "cpu_celsius": ("CPU temperature", " °C", 0),
+    "gpu_mhz": ("GPU clock", " MHz", 0),
+    "gpu_celsius": ("GPU temperature", " °C", 0),
+}
+
+
+def progress(number: int, blocks: int, block: Block) -> str:
+    """One line about a finished block."""
+    text = durations_like(block.step_ns("A"))
+    foreign = [run.conditions.foreign_cpus for run in block.runs]
+    known = [each for each in foreign if each is not None]
+    load = f"; other programs use {sum(known) / len(known):.1f} CPUs" if known else ""
+    steps = ", ".join(f"{label} {text(block.step_ns(label))}" for label in LABELS)
+    return f"block {number} of {blocks}: {steps}{load}"
+
+
+def parts(a: Program, b: Program, comparison: Comparison) -> list[str | Section]:
+    """Return a comparison as parts: the verdict, the ranges, the counters, the machine."""
+    found: list[str | Section] = [
+        "\n".join(f"{each.label}: {printable(each.name)}" for each in (a, b)),
+        _verdict(comparison),
+        _ranges(comparison),
+        _one_sided(comparison),
+        _counters(comparison.counters),
+        _machine(comparison),
+    ]
+    return [part for part in found if part]
+
+
+def as_json(a: Program, b: Program, comparison: Comparison) -> str:
+    """Return a comparison as JSON, with times in nanoseconds; docs/ab.md describes the keys."""
+    step, *ranges = (_as_dict(each) for each in comparison.quantities)
+    content = {
+        "version": VERSION,
+        "a": a.name,
+        "b": b.name,
+        "verdict": comparison.step.verdict,
+        "blocks_missing": comparison.blocks_missing,
+        "margin": comparison.margin,
+        "step": step,
+        "ranges": ranges,
+        "only_in_a": comparison.only_in("A"),
+        "only_in_b": comparison.only_in("B"),
+        "counters": [{**asdict(each), "differs": each.differs} for each in comparison.counters],
+        "blocks": [
+            [
+                {
+                    "label": run.label,
+                    "steps": run.record.steps,
+                    "step_ns": run.record.step_ns,
+                    "ranges_ns": run.record.ranges_ns,
+                    "conditions": asdict(run.conditions),
+                }
+                for run in block.runs
+            ]
+            for block in comparison.blocks
+        ],
+    }
+    return json.dumps(content, indent=2)
+
+
+def _as_dict(quantity: Quantity) -> dict[str, Any]:
+    change = asdict(quantity.change)
+    times = {"path": quantity.path, "a_ns": quantity.a_ns, "b_ns": quantity.b_ns}
+    return {**times, **change, "verdict": quantity.verdict}
+
+
+def _verdict(comparison: Comparison) -> str:
+    step, missing = comparison.step, comparison.blocks_missing
+    text = durations_like(step.a_ns)
+    verdict: str = step.verdict
+    if missing is not None:
+        verdict = f"undecided: needs about {missing} more {_blocks(missing)}"
+    count = len(comparison.blocks)
+    lines = [
+        f"Verdict: {verdict}",
+        f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B: {_change(step)}, from "
+        f"{count} {_blocks(count)} of four runs",
+        *(
+            f"{printable(each.path or '')} is {each.verdict}: {_change(each)}"
+            for each in comparison.changed
+        ),
+        f"A change within ±{100 * comparison.margin:.3g} % counts as the same.",
+    ]
+    return "\n".join(lines)
+
+
+def _blocks(number: int) -> str:
+    return "block" if number == 1 else "blocks"
+
+
+def _change(quantity: Quantity) -> str:
+    change = quantity.change
+    if change.low is None or change.high is None:
+        return f"{_percent(change.share)}, too few blocks for an interval"
+    return f"{_percent(change.share)} ({_percent(change.low)} to {_percent(change.high)})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"
+
+
+def _ranges(comparison: Comparison) -> str | Section:
+    if not comparison.ranges:
+        return ""
+    text = durations_like(comparison.step.a_ns)
+    rows = comparison.ranges
+    table = Table(
+        {
+            "range": [each.path for each in rows],
+            "A_ns": [each.a_ns for each in rows],
+            "B_ns": [each.b_ns for each in rows],
+            "change": [each.change.share for each in rows],
+            "low": [each.change.low for each in rows],
+            "high": [each.change.high for each in rows],
+            "verdict": [each.verdict for each in rows],
+        }
+    )
+    return Section(
+        table,
+        known_columns(table),
+        "Time of a step by range; low and high: all true changes lie between them in 95 of 100 "
+        "comparisons",
+        texts={"A_ns": text, "B_ns": text, **dict.fromkeys(("change", "low", "high"), _percent)},
+        all_columns="--json",
+    )
+
+
+def _one_sided(comparison: Comparison) -> str:
+    text = durations_like(comparison.step.a_ns)
+    return "\n".join(
+        f"Only in {label}: {printable(path)}, {text(time_ns)}"
+        for label in LABELS
+        for path, time_ns in comparison.only_in(label).items()
+    )
+
+
+def _counters(counters: Sequence[CounterValues]) -> str:
+    """The counters that differ or vary, one on each line, and the names of the equal ones."""
+    if not counters:
+        return "Counters: none, because the runs recorded no window."
+    lines = []
+    for each in counters:
+        if each.differs:
+            lines.append(f"  {each.name}: {_values(each.a)} in A, {_values(each.b)} in B")
+        elif each.a != each.b or each.a[0] < each.a[1]:
+            lines.append(
+                f"  {each.name}: {_values(each.a)} in A, {_values(each.b)} in B (varies, no clear "
+                "difference)"
+            )
+    equal = [each.name for each in counters if each.a == each.b and each.a[0] == each.a[1]]
+    heading = "Counters of a step" if lines else "Counters of a step are equal in A and B"
+    if lines and equal:
+        lines.append(f"  equal: {', '.join(equal)}")
+    return "\n".join([f"{heading}:" if lines else f"{heading}: {', '.join(equal)}", *lines])
+
+
+def _values(values: tuple[int, int]) -> str:
+    low, high = values
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _machine(comparison: Comparison) -> str:
+    """What is known about the machine during the runs of each side."""
+    lines = []
+    for name, (title, unit, decimals) in _CONDITIONS.items():
+        sides = [_spread(comparison.conditions(label), name, decimals) for label in LABELS]
+        if all(sides):
+            lines.append(f"  {title}: {sides[0]}{unit} in A, {sides[1]}{unit} in B")
+    return "\n".join(["Machine, median and extremes over the runs:", *lines]) if lines else ""
+
+
+def _spread(conditions: Sequence[Conditions], name: str, decimals: int) -> str:
+    known = [value for each in conditions if (value := getattr(each, name)) is not None]
+    if not known:
+        return ""
+    middle, low, high = (
+        f"{value:.{decimals}f}" for value in (median(known), min(known), max(known))
+    )
+    return f"{middle} ({low} to {high})"

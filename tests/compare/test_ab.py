@@ -1,0 +1,380 @@
+"""`instrument ab` with programs that write timings files, whose times are known."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import annotation, span, step, write_capture
+
+from instrument.cli.command import main
+from instrument.compare.ab import Block, Comparison, Run
+from instrument.compare.counters import Count
+from instrument.compare.machine import Conditions, watch
+from instrument.compare.revisions import worktrees
+from instrument.compare.run_record import RunRecord, read_run
+from instrument.config.schema import ProfilerConfig
+from instrument.errors import CaptureError, ConfigError
+from instrument.worker.queue import output_dir
+
+QUIET = Conditions(None, None, None, None, None)
+# A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
+# Each line of its timings file has two steps; the first line is far slower.
+PROGRAM = """
+import json, os, pathlib, random, sys
+folder = pathlib.Path(os.environ["INSTRUMENT_DIR"])
+folder.mkdir(parents=True)
+print("made", *sys.argv[1:])
+step_ns = int(sys.argv[-1]) * random.Random(os.getpid()).uniform(990, 1010)
+with open(folder / "timings_rank0.jsonl", "w") as file:
+    for number in range(5):
+        ns = step_ns * (100 if number == 0 else 1)
+        ranges = {name: {"since": {"calls": calls, "mean_ns": round(ns * share)}, "run": {}}
+                  for name, calls, share in (("ProfilerStep*", 2, 1), ("mlp", 4, 0.25), ("load", 2, 0.5))}
+        json.dump({"format": 1, "step": number, "time": "2026-01-01T00:00:00+00:00", "ranges": ranges}, file)
+        file.write("\\n")
+"""
+FAILING = "import sys; print('first line'); print('no such option'); sys.exit(3)"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A command that runs the program; the current folder is an empty one."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return f"{sys.executable} {tmp_path / 'program.py'}"
+
+
+def record(step_ns: float, counters: dict[str, Count | None] | None = None, **ranges: float) -> Any:
+    return RunRecord(5, step_ns, ranges, counters or {})
+
+
+def blocks_of(a: Any, b: Any, number: int = 10) -> list[Block]:
+    """Blocks of equal runs."""
+    runs = [Run(label, each, QUIET) for label, each in zip("ABBA", (a, b, b, a))]
+    return [Block(runs)] * number
+
+
+# The command
+
+
+def test_two_lists_of_overrides(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--a", "x=1 1000", "--b", "x=2 1500", "--blocks", "7", "--", *program.split()]
+    assert main(["ab", *options]) == 0
+    printed = capsys.readouterr()
+    assert "Verdict: slower" in printed.out
+    assert "A: x=1 1000\nB: x=2 1500" in printed.out
+    assert printed.err.count("block ") == 7
+    assert "block 7 of 7: A " in printed.err
+
+
+def test_two_commands_as_json(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["ab", "--a", f"{program} 3000", "--b", f"{program} 2000", "--blocks", "7", "--json"])
+        == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert (found["verdict"], found["blocks_missing"]) == ("faster", None)
+    assert found["step"]["share"] == pytest.approx(-1 / 3, abs=0.02)
+    assert found["step"]["low"] < -1 / 3 < found["step"]["high"]
+    # mlp takes 4 calls of a quarter of a step in two steps, and load two calls of a half
+    assert {each["path"] for each in found["ranges"]} == {"mlp", "load"}
+    assert found["ranges"][0]["a_ns"] == pytest.approx(1_500_000, rel=0.02)
+    assert found["ranges"][1]["a_ns"] == pytest.approx(1_500_000, rel=0.02)
+    orders = ["".join(run["label"] for run in block) for block in found["blocks"]]
+    assert set(orders) == {"ABBA", "BAAB"}
+    assert {run["steps"] for block in found["blocks"] for run in block} == {8}
+
+
+def test_a_program_against_itself_is_the_same(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = ["--a", f"{program} 3000", "--b", f"{program} 3000", "--margin", "5", "--blocks", "7"]
+    assert main(["ab", *same]) == 0
+    assert "Verdict: same" in capsys.readouterr().out
+
+
+def test_too_few_blocks_are_undecided(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--a", f"{program} 1", "--b", f"{program} 9", "--blocks", "1"]) == 0
+    assert "Verdict: undecided: needs about 6 more blocks" in capsys.readouterr().out
+
+
+def test_nothing_is_left_behind(program: str, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["ab", "--a", "1000", "--b", "1000", "--blocks", "1", "--", *program.split()]) == 0
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_output_of_all_runs_is_kept_on_request(program: str, tmp_path: Path) -> None:
+    options = ["--a", "1000", "--b", "2000", "--blocks", "1", "--output", str(tmp_path / "kept")]
+    assert main(["ab", *options, "--", *program.split()]) == 0
+    kept = [path.read_text() for path in sorted((tmp_path / "kept").glob("*/output.txt"))]
+    assert sorted(kept) == ["made 1000\n"] * 2 + ["made 2000\n"] * 2
+    assert len([*(tmp_path / "kept").glob("*/captures/timings_rank0.jsonl")]) == 4
+    assert main(["ab", *options, "--", *program.split()]) == 2  # the folder exists
+
+
+def test_a_failing_command_is_told_with_its_last_lines(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "failing.py").write_text(FAILING)
+    failing = f"{sys.executable} {tmp_path / 'failing.py'}"
+    assert main(["ab", "--a", f"{program} 5", "--b", failing]) == 2
+    printed = capsys.readouterr()
+    assert "  first line\n  no such option\n" in printed.err
+    assert "The command of B failed with status 3; its output is in " in printed.err
+    output = Path(printed.err.rpartition(" is in ")[2].strip().removesuffix("."))
+    assert output.read_text() == "first line\nno such option\n"
+
+
+def test_finished_blocks_are_shown_if_a_later_run_fails(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counting = tmp_path / "counting.py"
+    marks = f"import pathlib\nruns = pathlib.Path({str(tmp_path / 'runs')!r})\n"
+    marks += "with runs.open('a') as file: file.write('x')\nassert len(runs.read_text()) < 12\n"
+    counting.write_text(marks + PROGRAM)
+    assert main(["ab", "--a", "1000", "--b", "2000", "--", sys.executable, str(counting)]) == 2
+    printed = capsys.readouterr()
+    assert "AssertionError" in printed.err
+    assert "from 2 blocks of four runs" in printed.out
+
+
+def test_a_run_without_steps_is_an_error(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--a", f"{program} 5", "--b", f"{sys.executable} -c pass"]) == 2
+    assert "A run of B cannot be used: The run has recorded no window" in capsys.readouterr().err
+
+
+def test_a_command_that_does_not_exist(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--a", "/no/such/program", "--b", "/no/such/program"]) == 2
+    assert "'/no/such/program' of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["main"],
+        ["main", "HEAD"],
+        ["main", "--", "true"],
+        ["main", "HEAD", "dev", "--", "true"],
+        ["--a", "true"],
+        ["--a", "true", "--", "true"],
+        ["main", "HEAD", "--a", "x=1", "--b", "x=2", "--", "true"],
+        ["--a", "", "--b", "true"],
+        ["--a", "'true", "--b", "true"],
+    ],
+)
+def test_other_arguments_are_refused_in_one_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ab", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("margin", ["0", "-1", "100", "nan"])
+def test_margins_that_make_no_sense(margin: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["ab", "--a", "true", "--b", "true", f"--margin={margin}"])
+
+
+# Revisions
+
+
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+@pytest.fixture
+def repository(program: str) -> Path:
+    """A repository with two commits whose steps differ, and a change that is not committed."""
+    here = Path.cwd()
+    (here / "training").mkdir()
+    git(here, "init", "--quiet")
+    for value in (1000, 1500):
+        (here / "training" / "train.py").write_text(
+            f"import sys; sys.argv += ['{value}']\n{PROGRAM}"
+        )
+        git(here, "add", ".")
+        git(here, "commit", "--quiet", "-m", str(value))
+    (here / "training" / "train.py").write_text("raise SystemExit('not committed')")
+    return here
+
+
+def test_two_revisions(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(repository / "training")
+    state = git(repository, "status", "--porcelain"), git(repository, "worktree", "list")
+    words = ["HEAD~1", "HEAD", "--blocks", "7", "--", sys.executable, "train.py"]
+    assert main(["ab", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "A: HEAD~1\nB: HEAD\n" in printed
+    assert "Verdict: slower" in printed
+    assert state == (git(repository, "status", "--porcelain"), git(repository, "worktree", "list"))
+
+
+def test_worktrees_are_removed_after_an_error(repository: Path) -> None:
+    before = git(repository, "worktree", "list")
+    folders: list[Path] = []
+
+    def use() -> None:
+        with worktrees(["HEAD~1", "HEAD"], repository) as found:
+            folders.extend(found)
+            texts = [(folder / "training" / "train.py").read_text() for folder in found]
+            assert ["'1000'" in text for text in texts] == [True, False]
+            (found[0] / "new file").write_text("left by the program")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        use()
+    assert git(repository, "worktree", "list") == before
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_hooks_do_not_run(repository: Path) -> None:
+    hook = repository / ".git" / "hooks" / "post-checkout"
+    hook.write_text(f"#!/bin/sh\ntouch '{repository}/hooked'\n")
+    hook.chmod(0o755)
+    with worktrees(["HEAD", "HEAD"], repository):
+        assert not (repository / "hooked").exists()
+
+
+@pytest.mark.parametrize("name", ["no-such-branch", "--force", "HEAD:training"])
+def test_names_that_are_no_revisions(repository: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="is no revision of the git repository"):
+        worktrees(["HEAD", name], repository).__enter__()
+
+
+def test_a_folder_without_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    (tmp_path / "plain").mkdir()
+    with pytest.raises(ConfigError, match="git rev-parse fails"):
+        worktrees(["HEAD", "HEAD"], tmp_path / "plain").__enter__()
+
+
+# What a run records
+
+
+def test_the_environment_chooses_the_folder_for_captures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ProfilerConfig(output_dir=tmp_path / "option")
+    assert output_dir(config) == tmp_path / "option"
+    monkeypatch.setenv("INSTRUMENT_DIR", str(tmp_path / "variable"))
+    assert output_dir(config) == tmp_path / "variable"
+    assert output_dir(ProfilerConfig()) == tmp_path / "variable"
+    monkeypatch.setenv("INSTRUMENT_DIR", "")
+    assert output_dir(config) == tmp_path / "option"
+
+
+def window(*durations_us: float) -> list[Any]:
+    """Steps in which `mlp` takes half of the time, and one operator of 10 µs runs outside."""
+    events, start = [], 0.0
+    for number, duration in enumerate(durations_us):
+        events += [
+            step(number, start, duration),
+            annotation("mlp", start + 10, duration / 2),
+            span("aten::mm", start + 11, duration / 4),
+            span("aten::add", start + 20 + duration / 2, 10),
+        ]
+        start += duration
+    return events
+
+
+def test_medians_of_a_window_leave_out_its_first_step(tmp_path: Path) -> None:
+    write_capture(tmp_path / "one", window(9_000, 200, 100, 500))
+    found = read_run(tmp_path)
+    assert (found.steps, found.step_ns) == (3, 200_000)
+    assert found.ranges_ns == {"(no range)": 100_000, "mlp": 100_000}
+    assert found.counters["operators"] == Count(6, 2, 2)
+
+
+def test_several_windows_count_together_but_other_phases_and_ranks_do_not(tmp_path: Path) -> None:
+    write_capture(tmp_path / "one", window(9_000, 100, 100))
+    write_capture(tmp_path / "two", window(9_000, 300, 300, 300))
+    write_capture(tmp_path / "validation", window(1, 7, 7), window={"phase": "validation"})
+    write_capture(tmp_path / "rank1", window(1, 7, 7), rank=1)
+    write_capture(tmp_path / "short", window(1))
+    found = read_run(tmp_path)
+    assert (found.steps, found.step_ns) == (5, 300_000)
+
+
+def test_a_window_with_one_step_is_no_sample(tmp_path: Path) -> None:
+    write_capture(tmp_path / "one", window(9_000))
+    with pytest.raises(CaptureError, match="no window with two steps"):
+        read_run(tmp_path)
+
+
+# The comparison
+
+
+def test_the_changed_range_is_named() -> None:
+    a, b = record(1000.0, mlp=400.0, load=300.0), record(1100.0, mlp=500.0, load=300.0)
+    found = Comparison(blocks_of(a, b))
+    assert [(each.path, each.verdict) for each in found.quantities] == [
+        (None, "slower"),
+        ("mlp", "slower"),
+        ("load", "same"),
+    ]
+    assert [each.path for each in found.changed] == ["mlp"]
+    assert found.changed[0].change.share == pytest.approx(0.25)
+
+
+def test_a_drift_that_is_linear_in_the_logarithm_cancels() -> None:
+    times = [1000 * 1.01**place for place in range(4)]
+    runs = [Run(label, record(ns), QUIET) for label, ns in zip("ABBA", times)]
+    found = Comparison([Block(runs)] * 10)
+    assert found.step.change.share == pytest.approx(0, abs=1e-12)
+
+
+def test_ranges_that_only_one_side_has() -> None:
+    a, b = record(1000.0, mlp=400.0, old=3.0), record(1000.0, mlp=400.0, new=5.0)
+    found = Comparison(blocks_of(a, b))
+    assert (found.only_in("A"), found.only_in("B")) == ({"old": 3.0}, {"new": 5.0})
+    assert [each.path for each in found.ranges] == ["mlp"]
+
+
+def test_only_the_longest_ranges_are_compared() -> None:
+    ranges = {f"range{k}": float(k + 1) for k in range(50)}
+    both = record(1000.0, **ranges)
+    found = Comparison(blocks_of(both, both))
+    assert [each.path for each in found.ranges] == [f"range{k}" for k in range(49, 30, -1)]
+    both = record(4500.0, **ranges)  # 1 % are 45
+    found = Comparison(blocks_of(both, both))
+    assert [each.path for each in found.ranges] == [f"range{k}" for k in range(49, 43, -1)]
+
+
+def test_counters_are_compared_exactly() -> None:
+    a = record(1.0, {"launches": Count(20, 10, 10), "syncs": Count(2, 1, 1), "flops": None})
+    b = record(1.0, {"launches": Count(22, 11, 11), "syncs": Count(3, 1, 2), "flops": None})
+    found = {each.name: each for each in Comparison(blocks_of(a, b)).counters}
+    assert found.keys() == {"launches", "syncs"}
+    assert (found["launches"].a, found["launches"].b, found["launches"].differs) == (
+        (10, 10),
+        (11, 11),
+        True,
+    )
+    assert (found["syncs"].b, found["syncs"].differs) == ((1, 2), False)
+
+
+# The machine
+
+
+def test_the_load_of_other_programs_does_not_include_the_program() -> None:
+    busy = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    found = watch(subprocess.Popen([sys.executable, "-c", busy]))
+    assert found.foreign_cpus is None or found.foreign_cpus >= 0

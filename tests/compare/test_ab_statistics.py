@@ -1,0 +1,130 @@
+"""The statistics of A/B comparisons: against scipy, against brute force, and on random blocks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from instrument.compare.statistics import LEVEL, Change, blocks_missing, changes, least_blocks
+
+
+def blocks_of(seed: int, blocks: int, quantities: int = 1, change: float = 0.0) -> np.ndarray:
+    """Log-ratios with heavy tails, as on a disturbed machine."""
+    noise = np.random.default_rng(seed).standard_t(2, (blocks, quantities)) * 0.03
+    return noise + math.log1p(change)
+
+
+def excludes_zero(change: Change) -> bool:
+    return change.low is not None and change.high is not None and not change.low <= 0 <= change.high
+
+
+@pytest.mark.parametrize("blocks", [5, 6, 9, 12, 17])
+def test_one_quantity_has_the_p_value_of_the_exact_signed_rank_test(blocks: int) -> None:
+    values = blocks_of(blocks, blocks, change=0.03)
+    expected = stats.wilcoxon(values[:, 0], method="exact").pvalue
+    assert changes(values)[0].p_value == pytest.approx(expected)
+
+
+def test_many_blocks_have_about_the_p_value_of_the_exact_test() -> None:
+    values = blocks_of(3, 40, change=0.01)
+    expected = stats.wilcoxon(values[:, 0], method="exact").pvalue
+    assert 0.01 < expected < 0.99
+    assert changes(values)[0].p_value == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_several_quantities_are_judged_by_the_largest_statistic(seed: int) -> None:
+    values = blocks_of(seed, 8, quantities=3)
+    ranks = stats.rankdata(np.abs(values), axis=0) * np.sign(values)
+    largest = [
+        np.abs(np.array(signs) @ ranks).max() for signs in itertools.product((1, -1), repeat=8)
+    ]
+    expected = [np.mean([each >= abs(column.sum()) for each in largest]) for column in ranks.T]
+    assert [each.p_value for each in changes(values)] == pytest.approx(expected)
+
+
+def test_the_estimate_is_the_median_of_the_means_of_pairs_and_the_interval_inverts_the_test() -> (
+    None
+):
+    values = blocks_of(1, 10, change=0.04)
+    found = changes(values)[0]
+    pairs = [*itertools.combinations_with_replacement(values[:, 0], 2)]
+    assert found.share == pytest.approx(math.expm1(np.median([sum(pair) / 2 for pair in pairs])))
+    assert found.low is not None
+    assert found.high is not None
+    for bound, outwards in ((found.low, -1e-6), (found.high, 1e-6)):
+        inside, outside = (math.log1p(bound) - sign * outwards for sign in (1, -1))
+        assert stats.wilcoxon(values[:, 0] - inside, method="exact").pvalue > LEVEL
+        assert stats.wilcoxon(values[:, 0] - outside, method="exact").pvalue <= LEVEL
+
+
+@pytest.mark.parametrize(("blocks", "quantities"), [(9, 1), (10, 6), (20, 3)])
+def test_p_value_and_interval_agree(blocks: int, quantities: int) -> None:
+    for seed in range(20):
+        for change in changes(blocks_of(seed, blocks, quantities, change=0.02)):
+            assert (change.p_value <= LEVEL) == excludes_zero(change)
+
+
+def test_at_most_one_in_twenty_comparisons_without_a_change_reports_any() -> None:
+    alarms = [
+        any(map(excludes_zero, changes(blocks_of(seed, 10, quantities=5)))) for seed in range(1_000)
+    ]
+    assert sum(alarms) <= 65  # 50 are expected at most; 65 or more have a chance of 2 %
+
+
+def test_all_intervals_hold_the_true_changes_in_95_of_100_comparisons() -> None:
+    held = 0
+    for seed in range(500):
+        found = changes(blocks_of(seed, 12, quantities=5, change=0.05))
+        held += all(each.low is not None and each.low <= 0.05 <= each.high for each in found)
+    assert held >= 460  # 475 are expected; fewer than 460 have a chance of 1 %
+
+
+def test_one_disturbed_block_does_not_hide_a_change() -> None:
+    values = 0.05 + np.random.default_rng(0).normal(0, 0.01, (16, 1))
+    values[4] = -3.0
+    assert changes(values)[0].verdict(0.02) == "slower"
+
+
+def test_equal_times_are_the_same() -> None:
+    change = changes(np.zeros((8, 2)))[1]
+    assert change == Change(0.0, 0.0, 0.0, 1.0)
+    assert change.verdict(0.001) == "same"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.03, 0.05, "slower"),
+        (-0.05, -0.03, "faster"),
+        (0.005, 0.015, "same"),
+        (-0.02, 0.02, "same"),
+        (0.01, 0.03, "slower"),
+        (-0.01, 0.03, "undecided"),
+        (None, None, "undecided"),
+    ],
+)
+def test_verdicts(low: float | None, high: float | None, verdict: str) -> None:
+    assert Change(0.0, low, high, 0.5).verdict(0.02) == verdict
+
+
+@pytest.mark.parametrize("quantities", [1, 5, 20])
+def test_the_fewest_blocks_are_the_fewest_that_can_show_a_change(quantities: int) -> None:
+    least = least_blocks(quantities)
+    clear = np.random.default_rng(0).uniform(0.1, 0.2, (least, 1))
+    noise = np.random.default_rng(1).normal(0, 1, (least, quantities - 1))
+    together = np.concatenate([clear, noise], axis=1)
+    assert excludes_zero(changes(together)[0])
+    assert changes(together[: least_blocks(1) - 1])[0].low is None
+
+
+def test_missing_blocks_shrink_the_interval_until_it_decides() -> None:
+    # The interval is ±4 % at 10 blocks; ±1 % within the margin of 2 % would need 16 times as many.
+    assert blocks_missing(Change(0.01, -0.03, 0.05, 0.5), 10, 1, margin=0.02) in range(140, 170)
+    # A change of 4 % needs an interval below ±4 %.
+    assert blocks_missing(Change(0.04, -0.01, 0.09, 0.1), 10, 1, margin=0.02) in range(4, 9)
+    assert blocks_missing(Change(0.04, None, None, 1.0), 3, 1, margin=0.02) == 3
