@@ -75,7 +75,7 @@ function memoryChart(data, device, stacked) {
     context.fillStyle = soft;
     for (const [moment, text] of ticks(axis, width)) {
       context.fillRect(x(moment), chartHeight, 1, 5);
-      context.fillText(text, x(moment) + 3, chartHeight + 11);
+      if (x(moment) < width - 60) context.fillText(text, x(moment) + 3, chartHeight + 11);
     }
     context.strokeStyle = ink;
     if (reserved) {
@@ -111,7 +111,7 @@ function memoryChart(data, device, stacked) {
     showTip(event, [
       `${bytes(whole[point])} after ${duration(Math.round(pointed))}`,
       ...(reserved ? [`${bytes(reserved[point])} held by the allocator`] : []),
-      ...areas.filter(area => area.own[point]).reverse().map(area => `${bytes(area.own[point])}  ${area.name}`),
+      ...areas.filter(area => area.own[point]).reverse().map(area => `${bytes(area.own[point])} ${area.name}`),
     ]);
     repaint();
   });

@@ -189,7 +189,7 @@ sections.timeline = {
       context.fillStyle = view.soft;
       for (const [time, text] of marks) {
         context.fillRect(x(time, view), 22, 1, 8);
-        context.fillText(text, x(time, view) + 3, 23);
+        if (x(time, view) < view.width - 60) context.fillText(text, x(time, view) + 3, 23);
       }
       data.steps.forEach(([number, start, length]) => {
         const [left, right] = [x(start, view), x(start + length, view)];
