@@ -84,25 +84,35 @@ function foundTime(root, test) {
   return total;
 }
 
-// A row for each name: the time with what it calls, and the time that it spent itself.
+// A row for each name: the time with what it calls, and the time that it spent itself. The time of
+// a frame inside another one of the same name counts once.
 function timesByName(root) {
   const rows = new Map();
-  const waiting = [[root, new Set()]];
+  const around = []; // the frames around the present one
+  const inside = new Map(); // how many of them have a name
+  const waiting = [root];
   while (waiting.length) {
-    const [node, above] = waiting.pop();
-    let inside = above;
+    const node = waiting.pop();
+    while (around.length > node.depth) {
+      const {name} = around.pop();
+      inside.set(name, inside.get(name) - 1);
+    }
     if (node.parent) {
       if (!rows.has(node.name)) rows.set(node.name, [node.name, 0, 0]);
       const row = rows.get(node.name);
       row[2] += Math.max(node.self, 0);
-      if (!above.has(node.name)) {
-        row[1] += node.total;
-        inside = new Set(above).add(node.name);
-      }
+      if (!inside.get(node.name)) row[1] += node.total;
     }
-    for (const called of node.calls) waiting.push([called, inside]);
+    around.push(node);
+    inside.set(node.name, (inside.get(node.name) || 0) + (node.parent ? 1 : 0));
+    waiting.push(...node.calls);
   }
   return [...rows.values()];
+}
+
+// The text in a box: a Python frame without all but the last folder of its file.
+function labelOf(name) {
+  return printable(name.replace(/^[^;<>]*[/\\](?=[^/\\]+[/\\][^/\\]+\.py\()/, ""));
 }
 
 sections.flame = {
@@ -171,7 +181,7 @@ sections.flame = {
         context.fillStyle = isDim || node === tree ? line : resolve(colour(node));
         context.fillRect(left, top, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.5), frameHeight - 1);
         context.fillStyle = isDim || node === tree ? ink : "#16191d";
-        if (wide > 22) fillLabel(context, printable(node.name), left, top + frameHeight / 2, wide);
+        if (wide > 22) fillLabel(context, labelOf(node.name), left, top + frameHeight / 2, wide);
         if (node === selected && node !== tree) {
           context.strokeStyle = ink;
           context.lineWidth = 2;

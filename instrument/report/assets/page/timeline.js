@@ -59,7 +59,7 @@ function placeRows(tracks) {
 // The colours of the slices: an index into a palette for each slice, and the palette.
 function colourSlices(data, slices) {
   const resolve = colourResolver();
-  const idle = ["--launch", "--cpu", "--loader", "--communication", "--soft"];
+  const idle = ["--launch", "--soft", "--loader", "--cpu", "--idle"];
   const known = new Map();
   const palette = [];
   const of = new Uint32Array(slices.count);
@@ -177,6 +177,10 @@ sections.timeline = {
         }
       }
       canvas.dataset.rectangles = rectangles;
+      const middle = (axis.begin + axis.end) / 2;
+      const step = data.steps.findIndex(([, start, length]) => start <= middle && middle < start + length);
+      const isWhole = axis.begin === axis.first && axis.end === axis.last;
+      stepChoice.value = isWhole || step < 0 ? "all" : step;
       paintSteps(context, view);
       if (evidence) paintEvidence(context, view);
       if (selected >= 0) paintSelection(context, view);
@@ -410,7 +414,7 @@ sections.timeline = {
     const stepChoice = element("select", {
       "aria-label": "Step", onchange: event => (event.target.value === "all" ? showAll() : showStep(+event.target.value)),
     }, element("option", {value: "all", text: "whole trace"}), data.steps.map(([number], at) => (
-      element("option", {value: at, text: `step ${number}`, selected: at === data.step})
+      element("option", {value: at, text: `step ${number}`, })
     )));
     const found = element("span", {class: "soft", role: "status"});
     const search = element("input", {
