@@ -34,7 +34,9 @@ function invertedTree(tree) {
       const known = byName.get(at);
       if (!known.has(frame.name)) {
         const {name, isRange, range} = frame;
-        const made = {name, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange};
+        const made = {
+          name, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange,
+        };
         known.set(name, made);
         byName.set(made, new Map());
         at.calls.push(made);
@@ -129,8 +131,8 @@ sections.flame = {
     const canvas = element("canvas", {
       tabindex: "0",
       role: "application",
-      "aria-label": "Flame graph. Arrow keys select frames, Enter zooms, Escape shows all. The frames "
-        + "are also listed in a table below.",
+      "aria-label": "Flame graph. Arrow keys select frames, Enter zooms, Escape shows all. The "
+        + "frames are also listed in a table below.",
     });
     const picture = element("div", {class: "picture"}, canvas);
     const frame = element("div", {class: "flame"}, picture);
@@ -148,8 +150,8 @@ sections.flame = {
       const base = colourOf((!isInverted && node.range) || file);
       return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;
     };
-    const isAround = node => node.left <= focus.left && node.left + node.total >= focus.left + focus.total
-      && node.depth < focus.depth;
+    const isAround = node => node.depth < focus.depth && node.left <= focus.left
+      && node.left + node.total >= focus.left + focus.total;
 
     // The frames that are wide enough to be seen, as boxes in pixels.
     const boxes = width => {
@@ -216,8 +218,8 @@ sections.flame = {
       const straight = frameTree(graph);
       tree = isInverted ? invertedTree(straight) : straight;
       notes.textContent = graph.left_out
-        ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their time `
-          + "counts for their callers." : "";
+        ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their `
+          + "time counts for their callers." : "";
       listed.replaceChildren(table(
         [
           {title: "frame", isText: true},
@@ -272,7 +274,9 @@ sections.flame = {
         element("select", {
           "aria-label": "Graph",
           onchange: event => { graph = data.graphs[event.target.value]; load(); },
-        }, data.graphs.map(({name, value}, at) => element("option", {value: at, text: `${name}, ${value}`}))),
+        }, data.graphs.map(({name, value}, at) => (
+          element("option", {value: at, text: `${name}, ${value}`})
+        ))),
         element("button", {
           type: "button", "aria-pressed": "false", text: "Inverted",
           title: "Begin with the frames that spend the time, and show their callers below",
