@@ -465,7 +465,8 @@ sections.timeline = {
       const [missing, whole] = [data.left_out, data.left_out + slices.count].map(
         each => each.toLocaleString("en"),
       );
-      const kept = data.step === null ? "" : `, those outside of step ${data.steps[data.step][0]} first`;
+      const kept = data.step === null
+        ? "" : `, those outside of step ${data.steps[data.step][0]} first`;
       return `${missing} of ${whole} slices are left out: the shortest${kept}.`;
     }
 
