@@ -153,3 +153,13 @@ def test_the_other_graph_is_chosen(tab: Page) -> None:
     tab.get_by_label("Graph", exact=True).select_option("Ranges and operators, device time")
     told = tab.locator("#flame > p[role=status]")
     assert told.inner_text().startswith("All device time: 100.000 µs")
+
+
+def test_frames_of_old_traces_are_part_of_the_python_stacks_alone(tmp_path: Path) -> None:
+    found = section(capture(tmp_path, [span("aten::mm", 0, 50, Call_stack="step;main")]))
+    assert paths(graph(found, "Python stacks")) == {
+        ("main",): 0,
+        ("main", "step"): 0,
+        ("main", "step", "aten::mm"): 50,
+    }
+    assert paths(graph(found, "Ranges and operators")) == {("aten::mm",): 50}
