@@ -6,8 +6,10 @@ underscores of an argument's name stand for blanks: `Input_Dims=[[8, 3]]`.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import re
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -274,6 +276,13 @@ def write_rank(
     made = write_capture(output, events, name, rank=rank, world_size=world_size, **changed)
     write(made, made.folder)
     return made
+
+
+def payload_of(page: Path) -> Any:
+    """What a report page shows, unpacked as the page does."""
+    packed = re.search(r'id="payload">([^<]*)<', page.read_text(encoding="utf-8"))
+    assert packed is not None
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 def is_harmless(text: str) -> bool:

@@ -89,11 +89,12 @@ def call_paths(
     *,
     range: str | None = None,
     threads: bool = False,
+    frames: bool = True,
 ) -> list[Stack]:
     """Return the call paths of a call tree; see `stacks`.
 
     Python frames are part of the paths only if they are nodes of the call tree. The frames that
-    older versions of torch wrote as text are always part of them.
+    torch before 1.12 wrote as text are part of them if `frames` is True.
 
     Raises:
         CaptureError: the trace holds no such range; or `metric` is "device", and the trace holds no
@@ -107,7 +108,8 @@ def call_paths(
         )
     if range is not None:
         values = np.where(_belonging(links.scopes, range), values, 0)
-    found = _paths(events, *_without_ours(events, call_tree, values), threads=threads)
+    kept, values = _without_ours(events, call_tree, values)
+    found = _paths(events, kept, values, threads=threads, frames=frames)
     if metric == "device" and range is None and (unlaunched := _unlaunched_ns(links)):
         found.append(Stack((_NO_LAUNCH,), unlaunched))
     return found
@@ -169,36 +171,38 @@ def _safe(frame: str) -> str:
     return printable("_".join(frame.replace(";", ",").split())) or "_"
 
 
-def _paths(events: Events, call_tree: CallTree, values: Ints, *, threads: bool) -> list[Stack]:
+def _paths(
+    events: Events, call_tree: CallTree, values: Ints, *, threads: bool, frames: bool
+) -> list[Stack]:
     """Sum `values` over the nodes with the same path of names.
 
     The paths are in the order of their first nodes.
     """
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
-    frames: list[tuple[str, ...]] = []
+    inside: list[tuple[str, ...]] = []
     for parent, label in zip(parents.tolist(), labels.tolist()):
-        frames.append((*frames[parent], names[label]) if parent >= 0 else (names[label],))
-    before, prefix = _before_root(events, call_tree, threads=threads)
-    groups = groupby(prefix * len(frames) + path)[1]
+        inside.append((*inside[parent], names[label]) if parent >= 0 else (names[label],))
+    before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
+    groups = groupby(prefix * len(inside) + path)[1]
     first, totals = groups.min(np.arange(len(path))), groups.sum(values)
     return [
-        Stack(before[prefix[node]] + frames[path[node]], total)
+        Stack(before[prefix[node]] + inside[path[node]], total)
         for node, total in sorted(zip(first.tolist(), totals.tolist()))
         if total > 0
     ]
 
 
 def _before_root(
-    events: Events, call_tree: CallTree, *, threads: bool
+    events: Events, call_tree: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
     """The texts to put in front of each path: its prefix.
 
     A prefix begins with the thread, if `threads` is True. Then come the frames that older versions
-    of torch recorded as the "Call stack" of an operator. Returns the distinct prefixes, and for
+    of torch recorded as the "Call stack" of an operator, if `frames` is True. Returns the distinct prefixes, and for
     each node the index of its prefix.
     """
-    recorded = events.call_stack[call_tree.index]
+    recorded = np.where(frames, events.call_stack[call_tree.index], -1)
     nearest = call_tree.nearest(recorded >= 0)
     stack = np.where(nearest >= 0, recorded[nearest], -1) + 1 if len(call_tree) else nearest
     thread = call_tree.thread.astype(np.int64) if threads else np.zeros(len(call_tree), np.int64)

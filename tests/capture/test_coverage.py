@@ -25,6 +25,7 @@ from builders import (
     kernel,
     launched,
     node,
+    payload_of,
     span,
     steps,
     write_capture,
@@ -335,7 +336,7 @@ OUTPUTS: dict[str, Callable[[Capture, Path], str]] = {
     "command": lambda found, _: plain(shown(found, "--kernels")),
     "command for all": lambda found, _: plain(shown(found)),
     "log": lambda found, folder: written(TableSink(), found, folder / "table.txt"),
-    "memory page": lambda found, folder: written(Memory(), found, folder / "memory.html"),
+    "memory page": lambda found, folder: memory_page(found, folder / "memory.html"),
     "memory data": lambda found, folder: written(Memory(), found, folder / "memory.json"),
     "flames": lambda found, folder: written(
         Stacks(svg=True, metric="device"), found, folder / "stacks.svg"
@@ -354,6 +355,11 @@ def shown(found: Capture, *options: str) -> Any:
 def written(sink: Any, found: Capture, file: Path) -> str:
     sink.write(found, file.parent)
     return file.read_text()
+
+
+def memory_page(found: Capture, file: Path) -> str:
+    written(Memory(), found, file)
+    return str(payload_of(file))
 
 
 def parquet_metadata(found: Capture, folder: Path) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from builders import Event, allocation, annotation, steps, write_capture
+from builders import Event, allocation, annotation, payload_of, steps, write_capture
 
 from instrument import Session
 from instrument.capture import Capture
+from instrument.report.page.memory import section
 from instrument.sinks.memory import Memory
 
 MIB = 1024**2
@@ -40,71 +39,17 @@ def written(tmp_path: Path) -> Capture:
     return capture
 
 
-class Page(HTMLParser):
-    """What a page holds, told while checking that its tags are closed in order."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "line"):
-            self.open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1].append(data)
+def test_the_page_is_the_section_of_the_report(written: Capture) -> None:
+    payload = payload_of(written.folder / "memory.html")
+    assert payload["title"] == f"Memory of {written.name}"
+    assert payload["sections"] == {"memory": section(written)}
 
 
-def test_the_page_shows_the_peak_the_steps_and_the_sizes(written: Capture) -> None:
+def test_no_name_is_markup(written: Capture) -> None:
     text = (written.folder / "memory.html").read_text(encoding="utf-8")
-    page = Page(text)
-    assert "<b>38.00 MiB</b>in use at the peak, after 390.000 µs" in text
-    assert "<b>64.00 MiB</b>the most memory that the allocator held" in text
-    rows = [tuple(row) for row in page.rows]
-    assert ("aten::mm", "24.00 MiB", "1", "0 ns") in rows
-    assert ("forward/attention", "24.00 MiB", "1", "0 ns") in rows
-    assert ('forward/<script>"&', "6.00 MiB", "1", "390.000 µs") in rows
-    assert ("[before the window]", "8.00 MiB", "–", "–") in rows
-    assert ("3", "8.00 MiB", "6.00 MiB", "38.00 MiB") in rows
-    assert ("4", "14.00 MiB", "2.00 MiB", "24.00 MiB") in rows
-    assert ("24.00 MiB", "1", "24.00 MiB", "0") in rows
-    areas = [attributes for tag, attributes in page.tags if tag == "polygon"]
-    assert len(areas) == 3, "before, and two ranges"
-    assert [attributes["class"] for attributes in areas] == [
-        "series-before",
-        "series-0",
-        "series-1",
-    ]
-    assert all(f".series-{name} {{" in text for name in (*range(8), "before", "others", "unknown"))
-    for tag, attributes in page.tags:
-        for point in re.findall(r"[-\d.]+,[-\d.]+", attributes.get("points") or ""):
-            x, y = map(float, point.split(","))
-            assert 70 <= x <= 960, tag
-            assert 18 <= y <= 318, tag
-
-
-def test_the_page_loads_nothing_and_runs_nothing(written: Capture) -> None:
-    text = (written.folder / "memory.html").read_text(encoding="utf-8")
-    page = Page(text)
-    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
-    assert not re.search(r"https?:|url\(|@import|\son\w+=", text)
-    policies = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
-    assert policies == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert '<script>"&' not in text
+    (device,) = payload_of(written.folder / "memory.html")["sections"]["memory"]["devices"]
+    assert 'forward/<script>"&' in device["charts"][0]["live"]["cells"]["name"]
 
 
 def test_the_data_are_what_the_views_say(written: Capture) -> None:
@@ -143,10 +88,10 @@ def test_forms_kind_and_rows_are_chosen(tmp_path: Path) -> None:
     before = {path.name for path in capture.folder.iterdir()}
     Memory(forms=["html"], by="operator", rows=1).write(capture, capture.folder)
     assert {path.name for path in capture.folder.iterdir()} - before == {"memory.html"}
-    text = (capture.folder / "memory.html").read_text(encoding="utf-8")
-    assert "By operator: " in text
-    assert "In use at the peak, by operator, 1 of 3" in text
-    assert [row[0] for row in Page(text).rows if row[0].startswith(("aten", "["))] == ["aten::mm"]
+    (device,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["devices"]
+    assert [chart["by"] for chart in device["charts"]] == ["operator", "range"]
+    assert device["charts"][0]["live"]["cells"]["name"] == ["aten::mm"]
+    assert len(device["steps"]["cells"]["number"]) == 1
 
 
 def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
@@ -156,11 +101,11 @@ def test_a_trace_without_addresses_still_has_its_curve(tmp_path: Path) -> None:
     ]
     capture = write_capture(tmp_path, [*steps(), *old])
     Memory().write(capture, capture.folder)
-    text = (capture.folder / "memory.html").read_text(encoding="utf-8")
-    Page(text)
-    assert "<b>30.00 MiB</b>more at the peak than at the start" in text
-    assert "The trace holds no addresses, so the chart cannot show what used the memory." in text
-    assert "In use at the peak" not in text
+    (device,) = payload_of(capture.folder / "memory.html")["sections"]["memory"]["devices"]
+    assert device["summary"]["peak_bytes"] is None
+    assert device["summary"]["peak_net_bytes"] == 30 * MIB
+    assert [chart["live"] for chart in device["charts"]] == [None, None]
+    assert [series["name"] for series in device["charts"][0]["series"]] == ["[unknown]"]
 
 
 def test_a_recording_of_torchs(tmp_path: Path) -> None:
@@ -174,7 +119,7 @@ def test_a_recording_of_torchs(tmp_path: Path) -> None:
     assert (device["device"], device["peak_net_bytes"]) == ("cpu", 3 * 4 * 1000), (
         "two that are added, and their sum"
     )
-    Page((folder / "memory.html").read_text(encoding="utf-8"))
+    assert payload_of(folder / "memory.html")["sections"]["memory"]["devices"][0]["name"] == "cpu"
 
 
 def record_like_a_user() -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-# How many ranges, operators and kernels are tried.
-_TRIED = 12
+# How many ranges, operators and kernels are tried. In a window of more CPU and device events than
+# `_MANY`, fewer are tried, because the time that each of them takes grows with the events.
+_TRIED, _LEAST_TRIED, _MANY = 12, 2, 100_000
 
 
 def section(scenario: Scenario) -> dict[str, Any] | None:
@@ -23,9 +24,11 @@ def section(scenario: Scenario) -> dict[str, Any] | None:
       of `faster`.
     - `notes`: sentences on how sure the simulation is.
 
-    Cost: that of `instrument.whatif.causal_profile`.
+    Cost: that of `instrument.whatif.causal_profile`, for 12 ranges, operators and kernels; for
+    fewer of them in a window of more than 100,000 events.
     """
-    table = scenario.profile(_TRIED)
+    events = sum(len(model.links.events) for model in scenario.window.models)
+    table = scenario.profile(max(_LEAST_TRIED, _TRIED * _MANY // max(events, _MANY)))
     if not len(table):
         return None
     savings = [

@@ -7,9 +7,9 @@ from typing import Any
 
 from instrument.analysis.stacks import Stack, call_paths
 from instrument.analysis.views import Views
+from instrument.findings.places import has_sources
 from instrument.links.groupby import intern
 from instrument.report.flame import Frame, merged
-from instrument.trace.events import PYTHON
 
 #: The most frames of a graph. The others are too narrow to be seen.
 MOST_FRAMES = 12_000
@@ -31,11 +31,11 @@ def section(capture: Views) -> dict[str, Any] | None:
 
     Cost: about 2 µs an event, more with Python frames.
     """
-    events, links = capture.events, capture.links
+    links = capture.links
     kinds: list[tuple[str, Callable[[Any], list[Stack]]]] = []
-    if events.among(PYTHON).any():
+    if has_sources(capture):
         kinds.append(("Python stacks", capture.stacks))
-    kinds.append(("Ranges and operators", lambda metric: call_paths(links, metric)))
+    kinds.append(("Ranges and operators", lambda metric: call_paths(links, metric, frames=False)))
     metrics = [("cpu", "CPU time")]
     if len(links.launches.device):
         metrics.append(("device", "device time"))

@@ -18,6 +18,7 @@ from builders import (
     write_rank,
 )
 
+from instrument.report.page.page import Page as Report
 from instrument.report.page.page import page, payload
 
 if TYPE_CHECKING:
@@ -131,6 +132,18 @@ def test_findings_unfold_to_evidence_in_the_timeline(
     assert link.get_attribute("href").startswith("#timeline?from=")
     link.click()
     assert tab.evaluate("location.hash").startswith("#timeline?from=")
+
+
+def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], written: Path) -> None:
+    frame = written.with_name("notebook.html")
+    shown = Report(written.read_text(encoding="utf-8"))._repr_html_()
+    frame.write_text(f"<!doctype html><html data-ready><h1>notebook</h1>{shown}", encoding="utf-8")
+    tab = opened(frame)
+    inner = tab.frame_locator("iframe")
+    inner.get_by_role("link", name="Tables").click()
+    inner.get_by_text("Kernels", exact=True).click()
+    assert inner.get_by_text("gemm 7").first.is_visible()
+    assert inner.locator("h1").inner_text() == "trace"
 
 
 def test_the_theme_can_be_chosen(opened: Callable[..., Page], written: Path) -> None:

@@ -11,6 +11,7 @@ sections.whatif = {
       {title: "kind", isText: true},
       {
         title: "spends, and wins at most",
+        isBar: true,
         doc: "CPU and device time of a step; the dark part is what a step wins without it",
         cell: (_, row) => causalBar(row[2], row[3], most),
       },

@@ -34,7 +34,9 @@ function invertedTree(tree) {
       const known = byName.get(at);
       if (!known.has(frame.name)) {
         const {name, isRange, range} = frame;
-        const made = {name, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange};
+        const made = {
+          name, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange,
+        };
         known.set(name, made);
         byName.set(made, new Map());
         at.calls.push(made);
@@ -84,25 +86,35 @@ function foundTime(root, test) {
   return total;
 }
 
-// A row for each name: the time with what it calls, and the time that it spent itself.
+// A row for each name: the time with what it calls, and the time that it spent itself. The time of
+// a frame inside another one of the same name counts once.
 function timesByName(root) {
   const rows = new Map();
-  const waiting = [[root, new Set()]];
+  const around = []; // the frames around the present one
+  const inside = new Map(); // how many of them have a name
+  const waiting = [root];
   while (waiting.length) {
-    const [node, above] = waiting.pop();
-    let inside = above;
+    const node = waiting.pop();
+    while (around.length > node.depth) {
+      const {name} = around.pop();
+      inside.set(name, inside.get(name) - 1);
+    }
     if (node.parent) {
       if (!rows.has(node.name)) rows.set(node.name, [node.name, 0, 0]);
       const row = rows.get(node.name);
       row[2] += Math.max(node.self, 0);
-      if (!above.has(node.name)) {
-        row[1] += node.total;
-        inside = new Set(above).add(node.name);
-      }
+      if (!inside.get(node.name)) row[1] += node.total;
     }
-    for (const called of node.calls) waiting.push([called, inside]);
+    around.push(node);
+    inside.set(node.name, (inside.get(node.name) || 0) + (node.parent ? 1 : 0));
+    waiting.push(...node.calls);
   }
   return [...rows.values()];
+}
+
+// The text in a box: a Python frame without all but the last folder of its file.
+function labelOf(name) {
+  return printable(name.replace(/^[^;<>]*[/\\](?=[^/\\]+[/\\][^/\\]+\.py\()/, ""));
 }
 
 sections.flame = {
@@ -119,8 +131,8 @@ sections.flame = {
     const canvas = element("canvas", {
       tabindex: "0",
       role: "application",
-      "aria-label": "Flame graph. Arrow keys select frames, Enter zooms, Escape shows all. The frames "
-        + "are also listed in a table below.",
+      "aria-label": "Flame graph. Arrow keys select frames, Enter zooms, Escape shows all. The "
+        + "frames are also listed in a table below.",
     });
     const picture = element("div", {class: "picture"}, canvas);
     const frame = element("div", {class: "flame"}, picture);
@@ -138,8 +150,8 @@ sections.flame = {
       const base = colourOf((!isInverted && node.range) || file);
       return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;
     };
-    const isAround = node => node.left <= focus.left && node.left + node.total >= focus.left + focus.total
-      && node.depth < focus.depth;
+    const isAround = node => node.depth < focus.depth && node.left <= focus.left
+      && node.left + node.total >= focus.left + focus.total;
 
     // The frames that are wide enough to be seen, as boxes in pixels.
     const boxes = width => {
@@ -171,7 +183,7 @@ sections.flame = {
         context.fillStyle = isDim || node === tree ? line : resolve(colour(node));
         context.fillRect(left, top, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.5), frameHeight - 1);
         context.fillStyle = isDim || node === tree ? ink : "#16191d";
-        if (wide > 22) fillLabel(context, printable(node.name), left, top + frameHeight / 2, wide);
+        if (wide > 22) fillLabel(context, labelOf(node.name), left, top + frameHeight / 2, wide);
         if (node === selected && node !== tree) {
           context.strokeStyle = ink;
           context.lineWidth = 2;
@@ -206,8 +218,8 @@ sections.flame = {
       const straight = frameTree(graph);
       tree = isInverted ? invertedTree(straight) : straight;
       notes.textContent = graph.left_out
-        ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their time `
-          + "counts for their callers." : "";
+        ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their `
+          + "time counts for their callers." : "";
       listed.replaceChildren(table(
         [
           {title: "frame", isText: true},
@@ -262,7 +274,9 @@ sections.flame = {
         element("select", {
           "aria-label": "Graph",
           onchange: event => { graph = data.graphs[event.target.value]; load(); },
-        }, data.graphs.map(({name, value}, at) => element("option", {value: at, text: `${name}, ${value}`}))),
+        }, data.graphs.map(({name, value}, at) => (
+          element("option", {value: at, text: `${name}, ${value}`})
+        ))),
         element("button", {
           type: "button", "aria-pressed": "false", text: "Inverted",
           title: "Begin with the frames that spend the time, and show their callers below",

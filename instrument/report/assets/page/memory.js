@@ -58,7 +58,9 @@ function memoryChart(data, device, stacked) {
         const point = isBack ? to - k : from + k;
         const next = Math.min(point + 1, time.length - 1);
         const ends = [[time[point], values[point]], [time[next], values[point]]];
-        for (const [moment, value] of isBack ? ends.reverse() : ends) context.lineTo(x(moment), y(value));
+        for (const [moment, value] of isBack ? ends.reverse() : ends) {
+          context.lineTo(x(moment), y(value));
+        }
       }
     };
     for (const area of areas) {
@@ -75,7 +77,7 @@ function memoryChart(data, device, stacked) {
     context.fillStyle = soft;
     for (const [moment, text] of ticks(axis, width)) {
       context.fillRect(x(moment), chartHeight, 1, 5);
-      context.fillText(text, x(moment) + 3, chartHeight + 11);
+      if (x(moment) < width - 60) context.fillText(text, x(moment) + 3, chartHeight + 11);
     }
     context.strokeStyle = ink;
     if (reserved) {
@@ -111,7 +113,9 @@ function memoryChart(data, device, stacked) {
     showTip(event, [
       `${bytes(whole[point])} after ${duration(Math.round(pointed))}`,
       ...(reserved ? [`${bytes(reserved[point])} held by the allocator`] : []),
-      ...areas.filter(area => area.own[point]).reverse().map(area => `${bytes(area.own[point])}  ${area.name}`),
+      ...areas.filter(area => area.own[point]).reverse().map(
+        area => `${bytes(area.own[point])} ${area.name}`,
+      ),
     ]);
     repaint();
   });
@@ -130,17 +134,19 @@ function memoryChart(data, device, stacked) {
   new ResizeObserver(repaint).observe(frame);
   document.addEventListener("themechange", repaint);
 
-  const labels = element("div", {class: "levels", "aria-hidden": "true"}, [4, 3, 2, 1, 0].map(part => {
+  const labels = [4, 3, 2, 1, 0].map(part => {
     const label = element("span", {text: bytes(Math.round((most * part) / 4))});
     label.style.top = `${16 + (chartHeight - 16) * (1 - part / 4)}px`;
     return label;
-  }));
-  frame.append(labels);
+  });
+  frame.append(element("div", {class: "levels", "aria-hidden": "true"}, labels));
   return frame;
 }
 
 function memoryLegend(stacked) {
-  const entries = stacked.areas.slice().reverse().map(area => element("span", {}, mark(area.colour), longName(area.name)));
+  const entries = stacked.areas.slice().reverse().map(area => (
+    element("span", {}, mark(area.colour), longName(area.name))
+  ));
   if (stacked.reserved) {
     entries.unshift(element("span", {}, element("i", {class: "dashes"}), "held by the allocator"));
   }
@@ -150,14 +156,18 @@ function memoryLegend(stacked) {
 // The numbers above the charts, with their labels.
 function memoryFacts(summary) {
   const isWhole = summary.peak_bytes !== null;
+  const what = isWhole ? "in use at the peak" : "more at the peak than at the start";
   return element("div", {class: "tiles"}, [
     [bytes(isWhole ? summary.peak_bytes : summary.peak_net_bytes),
-      `${isWhole ? "in use at the peak" : "more at the peak than at the start"}, after ${duration(summary.peak_ns)}`],
+      `${what}, after ${duration(summary.peak_ns)}`],
     summary.reserved_bytes === null ? null
       : [bytes(summary.reserved_bytes), "the most memory that the allocator held"],
     [bytes(summary.net_bytes), "left behind by the window"],
-    [summary.allocations.toLocaleString("en"), `allocations, ${bytes(summary.allocated_bytes)} together`],
-  ].filter(each => each).map(([number, text]) => element("div", {}, element("b", {text: number}), text)));
+    [summary.allocations.toLocaleString("en"),
+      `allocations, ${bytes(summary.allocated_bytes)} together`],
+  ].filter(each => each).map(([number, text]) => (
+    element("div", {}, element("b", {text: number}), text)
+  )));
 }
 
 sections.memory = {
@@ -172,7 +182,10 @@ sections.memory = {
           memoryLegend(stacked),
           element("h4", {text: `In use at the peak, by ${by}`}),
           live ? tableOf(live, {caption: `In use at the peak, by ${by}`, shown: 10})
-            : element("p", {class: "soft", text: "The trace holds no addresses, so it does not show what used the memory."}),
+            : element("p", {
+              class: "soft",
+              text: "The trace holds no addresses, so it does not show what used the memory.",
+            }),
         ]);
       };
       root.append(

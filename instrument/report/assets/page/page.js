@@ -85,6 +85,8 @@ function colourOf(name) {
   for (let at = 0; at < name.length; at += 1) {
     hash = Math.imul(hash ^ name.charCodeAt(at), 16777619);
   }
+  hash = Math.imul(hash ^ (hash >>> 16), 0x85ebca6b); // the last bits alone mix little
+  hash ^= hash >>> 13;
   const [hue, light] = [(hash >>> 0) % 360, (hash >>> 12) % 3];
   return `oklch(${0.72 + 0.06 * light} 0.1 ${hue})`;
 }
@@ -141,6 +143,16 @@ function scrollToAddressed() {
   if (root) root.scrollIntoView();
 }
 
+// Follow a link within the page. In the frame of a notebook, the browser would load the notebook
+// instead, because a frame without an address takes that of its parent.
+function followLink(event) {
+  const link = event.target.closest("a[href^='#']");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  location.hash = link.getAttribute("href");
+  scrollToAddressed();
+}
+
 function setTheme(theme) {
   document.documentElement.style.colorScheme = theme;
   document.getElementById("theme").textContent = theme === "dark" ? "Light" : "Dark";
@@ -177,6 +189,7 @@ async function start() {
   document.getElementById("open-all").addEventListener("click", openAll);
   addEventListener("beforeprint", openAll);
   addEventListener("hashchange", scrollToAddressed);
+  document.addEventListener("click", followLink);
   scrollToAddressed();
   document.documentElement.dataset.ready = "true";
 }

@@ -40,6 +40,7 @@ function rangeTable(data, key) {
     {title: "range", isText: true, cell: (name, row) => rangeName(cells, row[1])},
     {
       title: "forward, backward, optimizer",
+      isBar: true,
       key: at => cells.total_ns[at],
       cell: at => rangeBar(cells, at, most),
     },

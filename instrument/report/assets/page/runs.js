@@ -112,7 +112,7 @@ function ranksTable({ranks, name}) {
       ));
       return stackedBar(parts, most, parts.map(part => `${part.name} ${duration(part.ns)}`).join(", "));
     };
-    columns.splice(1, 0, {title: "where a step goes", cell: bar, key: at => cells.step_ns[at]});
+    columns.splice(1, 0, {title: "where a step goes", isBar: true, cell: bar, key: at => cells.step_ns[at]});
     rows.forEach((row, at) => row.splice(1, 0, at));
   }
   return table(columns, rows, {caption: `Ranks: ${name}`});

@@ -37,11 +37,11 @@ function longName(text) {
   return button;
 }
 
-// Make a table. `columns` are {title, unit, doc, isText, isSentence, cell, key}; `cell(value, row)`
-// makes the content of a cell if text is not enough, and `key(value)` what sorts it. Sentences are
-// never shortened. `rows` are arrays with a value for each column. `sort` is the
-// index of the column that sorts the rows at first; null keeps their order. With `depths`, the rows
-// are a tree in which each row stands after its parent.
+// Make a table. `columns` are {title, unit, doc, isText, isSentence, isBar, cell, key}: `cell(value,
+// row)` makes the content of a cell if text is not enough, and `key(value)` is what sorts it; a
+// sentence is never shortened. `rows` are arrays with a value for each column. `sort` is the index of
+// the column that sorts the rows at first; null keeps their order. With `depths`, the rows are a tree
+// in which each row stands after its parent.
 function table(columns, rows, {caption, sort = null, filter = rows.length > 10, shown = 25, depths = null}) {
   const {roots, all} = treeOf(rows, depths);
   const hasBranches = all.some(node => node.children.length);
@@ -58,7 +58,7 @@ function table(columns, rows, {caption, sort = null, filter = rows.length > 10, 
       sortBy(index, sorted.column === index ? !sorted.descending : !column.isText);
       fill();
     });
-    return element("th", {scope: "col", class: column.isText ? "text" : null}, button);
+    return element("th", {scope: "col", class: column.isText || column.isBar ? "text" : null}, button);
   });
 
   function sortBy(index, descending) {

@@ -59,7 +59,7 @@ function placeRows(tracks) {
 // The colours of the slices: an index into a palette for each slice, and the palette.
 function colourSlices(data, slices) {
   const resolve = colourResolver();
-  const idle = ["--launch", "--cpu", "--loader", "--communication", "--soft"];
+  const idle = ["--launch", "--soft", "--loader", "--cpu", "--idle"];
   const known = new Map();
   const palette = [];
   const of = new Uint32Array(slices.count);
@@ -131,14 +131,16 @@ sections.timeline = {
     const canvas = element("canvas", {
       tabindex: "0",
       role: "application",
-      "aria-label": "Timeline. Arrow keys move, plus and minus zoom, Shift with an arrow key selects "
-        + "the next slice. The longest slices are also listed in a table below.",
+      "aria-label": "Timeline. Arrow keys move, plus and minus zoom, Shift with an arrow key "
+        + "selects the next slice. The longest slices are also listed in a table below.",
     });
     const ruler = element("canvas", {"aria-hidden": "true"});
     const names = element("div", {class: "names"});
     const scroller = element("div", {class: "scroller"}, names, canvas);
     const details = element("div", {class: "details", role: "status"});
-    const frame = element("div", {class: "timeline"}, element("div", {class: "ruler"}, ruler), scroller);
+    const frame = element(
+      "div", {class: "timeline"}, element("div", {class: "ruler"}, ruler), scroller,
+    );
     const showTip = tooltip(frame);
 
     const rowOfSlice = at => {
@@ -177,6 +179,12 @@ sections.timeline = {
         }
       }
       canvas.dataset.rectangles = rectangles;
+      const middle = (axis.begin + axis.end) / 2;
+      const step = data.steps.findIndex(
+        ([, start, length]) => start <= middle && middle < start + length,
+      );
+      const isWhole = axis.begin === axis.first && axis.end === axis.last;
+      stepChoice.value = isWhole || step < 0 ? "all" : step;
       paintSteps(context, view);
       if (evidence) paintEvidence(context, view);
       if (selected >= 0) paintSelection(context, view);
@@ -189,7 +197,7 @@ sections.timeline = {
       context.fillStyle = view.soft;
       for (const [time, text] of marks) {
         context.fillRect(x(time, view), 22, 1, 8);
-        context.fillText(text, x(time, view) + 3, 23);
+        if (x(time, view) < view.width - 60) context.fillText(text, x(time, view) + 3, 23);
       }
       data.steps.forEach(([number, start, length]) => {
         const [left, right] = [x(start, view), x(start + length, view)];
@@ -320,15 +328,18 @@ sections.timeline = {
           || length * 50 < axis.end - axis.begin || length > axis.end - axis.begin) {
         showSpan(axis, slices.start[at] - 2 * length, slices.end[at] + 2 * length);
       }
-      if (row.top < scroller.scrollTop || row.top + rowHeight > scroller.scrollTop + scroller.clientHeight) {
+      const isAbove = row.top < scroller.scrollTop;
+      if (isAbove || row.top + rowHeight > scroller.scrollTop + scroller.clientHeight) {
         scroller.scrollTop = row.top - scroller.clientHeight / 2;
       }
       select(at);
     };
 
-    const hint = () => element("p", {class: "soft", text: "Click a slice for its details. Drag to move, "
-      + "Ctrl and the wheel to zoom. Keys: arrows or W, A, S, D, + and −; 0 shows the step; "
-      + "Shift and an arrow select the next slice."});
+    const hint = () => element("p", {
+      class: "soft",
+      text: "Click a slice for its details. Drag to move, Ctrl and the wheel to zoom. Keys: arrows or "
+        + "W, A, S, D, + and −; 0 shows the step; Shift and an arrow select the next slice.",
+    });
 
     const link = at => element(
       "button", {type: "button", class: "link", onclick: () => goTo(at), text: nameOf(at)},
@@ -370,9 +381,11 @@ sections.timeline = {
       if (key === "ArrowLeft") return Math.max(selected - 1, row.first);
       if (key === "ArrowRight") return Math.min(selected + 1, row.last - 1);
       const rows = slices.tracks.flatMap(each => (each.open ? each.rows : each.rows.slice(0, 1)));
-      const other = rows[rows.indexOf(row.isShown ? row : track.rows[0]) + (key === "ArrowUp" ? -1 : 1)];
+      const own = rows.indexOf(row.isShown ? row : track.rows[0]);
+      const other = rows[own + (key === "ArrowUp" ? -1 : 1)];
       if (!other) return selected;
-      return Math.min(lowerBound(slices.end, slices.start[selected] + 1, other.first, other.last), other.last - 1);
+      const time = slices.start[selected] + 1;
+      return Math.min(lowerBound(slices.end, time, other.first, other.last), other.last - 1);
     };
 
     const toggle = track => {
@@ -387,8 +400,12 @@ sections.timeline = {
       names.replaceChildren(...slices.tracks.map(track => {
         const canFold = track.rows.length > 1;
         const label = element("button", {
-          type: "button", title: track.name, disabled: !canFold, "aria-expanded": canFold ? String(track.open) : null,
-          onclick: () => toggle(track), text: `${canFold ? (track.open ? "▾ " : "▸ ") : ""}${track.name}`,
+          type: "button",
+          title: track.name,
+          disabled: !canFold,
+          "aria-expanded": canFold ? String(track.open) : null,
+          onclick: () => toggle(track),
+          text: `${canFold ? (track.open ? "▾ " : "▸ ") : ""}${track.name}`,
         });
         label.style.top = `${track.top}px`;
         return label;
@@ -408,13 +425,16 @@ sections.timeline = {
     const showFirst = () => (data.step === null ? showAll() : showStep(data.step));
 
     const stepChoice = element("select", {
-      "aria-label": "Step", onchange: event => (event.target.value === "all" ? showAll() : showStep(+event.target.value)),
+      "aria-label": "Step",
+      onchange: ({target}) => (target.value === "all" ? showAll() : showStep(Number(target.value))),
     }, element("option", {value: "all", text: "whole trace"}), data.steps.map(([number], at) => (
-      element("option", {value: at, text: `step ${number}`, selected: at === data.step})
+      element("option", {value: at, text: `step ${number}`})
     )));
     const found = element("span", {class: "soft", role: "status"});
     const search = element("input", {
-      type: "search", placeholder: "Search slices", "aria-label": "Search slices by name; Enter selects the next",
+      type: "search",
+      placeholder: "Search slices",
+      "aria-label": "Search slices by name; Enter selects the next",
       oninput: event => {
         matched = event.target.value ? countMatches(data, slices, event.target.value) : null;
         found.textContent = matched ? `${matched[slices.count].toLocaleString("en")} found` : "";
@@ -432,9 +452,7 @@ sections.timeline = {
     const zoomBy = factor => zoomSpan(axis, factor, (axis.begin + axis.end) / 2);
 
     root.append(...[
-      data.left_out ? element("p", {class: "soft", text: `${data.left_out.toLocaleString("en")} of `
-        + `${(data.left_out + slices.count).toLocaleString("en")} slices are left out: the shortest`
-        + `${data.step === null ? "" : `, those outside of step ${data.steps[data.step][0]} first`}.`}) : null,
+      data.left_out ? element("p", {class: "soft", text: leftOut()}) : null,
       element("div", {class: "tools"}, stepChoice,
         button("+", "Zoom in", () => zoomBy(1 / 1.5)), button("−", "Zoom out", () => zoomBy(1.5)),
         search, found),
@@ -443,8 +461,19 @@ sections.timeline = {
       longestSlices(),
     ].filter(each => each));
 
+    function leftOut() {
+      const [missing, whole] = [data.left_out, data.left_out + slices.count].map(
+        each => each.toLocaleString("en"),
+      );
+      const kept = data.step === null
+        ? "" : `, those outside of step ${data.steps[data.step][0]} first`;
+      return `${missing} of ${whole} slices are left out: the shortest${kept}.`;
+    }
+
     function longestSlices() {
-      const folded = element("details", {}, element("summary", {text: "The longest slices as a table"}));
+      const folded = element(
+        "details", {}, element("summary", {text: "The longest slices as a table"}),
+      );
       folded.addEventListener("toggle", () => {
         if (!folded.open || folded.children.length > 1) return;
         const order = [...slices.start.keys()].sort((one, other) => (
@@ -454,11 +483,12 @@ sections.timeline = {
           [
             {title: "name", isText: true, cell: (name, row) => link(row[6])},
             {title: "kind", isText: true}, {title: "range", isText: true},
-            {title: "track", isText: true}, {title: "start", unit: "ns"}, {title: "duration", unit: "ns"},
+            {title: "track", isText: true}, {title: "start", unit: "ns"},
+            {title: "duration", unit: "ns"},
           ],
           order.slice(0, 100).map(at => [
-            nameOf(at), sliceKinds[data.kinds[data.name[at]]], rangeOf(at) || "", rowOfSlice(at).track.name,
-            slices.start[at], slices.end[at] - slices.start[at], at,
+            nameOf(at), sliceKinds[data.kinds[data.name[at]]], rangeOf(at) || "",
+            rowOfSlice(at).track.name, slices.start[at], slices.end[at] - slices.start[at], at,
           ]),
           {caption: "The longest slices"},
         ));
@@ -507,7 +537,9 @@ sections.timeline = {
         evidence = {from: start[exact], to: end[exact]};
         const length = Math.max(end[exact] - start[exact], 1000);
         showSpan(axis, start[exact] - length / 2, end[exact] + length / 2);
-        const event = all.find(at => start[at] === start[exact] && end[at] === end[exact] && at !== exact);
+        const event = all.find(
+          at => start[at] === start[exact] && end[at] === end[exact] && at !== exact,
+        );
         goTo(event === undefined ? exact : event);
       }
       repaint();

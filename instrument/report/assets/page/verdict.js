@@ -11,7 +11,7 @@ sections.verdict = {
     document.getElementById("facts").textContent = data.facts.map(printable).join(" · ");
     const cards = data.findings.map(finding => findingCard(finding, data));
     const parts = [
-      tiles(data),
+      factsOf(data),
       whereItGoes(data),
       element("h3", {text: data.findings.length ? "What to change" : "Nothing found to change"}),
       ...cards.slice(0, firstFindings),
@@ -25,10 +25,10 @@ sections.verdict = {
   },
 };
 
-function tiles(data) {
+function factsOf(data) {
   const {spread, steps, parts} = data;
   const of = steps.numbers.length ? "A step" : "The recording";
-  const found = [tile(
+  const found = [fact(
     `${of} takes`,
     duration(spread.median_ns),
     parts.steps > 1
@@ -37,13 +37,13 @@ function tiles(data) {
   )];
   if (data.mfu !== null) {
     const note = data.mfu_is_bound ? "at least: FLOPs are not known for all kernels" : "of the peak";
-    found.push(tile("MFU", percent(data.mfu), note));
+    found.push(fact("MFU", percent(data.mfu), note));
   }
   if (data.device_share !== null) {
-    found.push(tile("A device works", percent(data.device_share), "of the step"));
+    found.push(fact("A device works", percent(data.device_share), "of the step"));
   }
   const losses = data.coverage.filter(row => row.why);
-  found.push(tile(
+  found.push(fact(
     "Recorded completely",
     `${data.coverage.length - losses.length} of ${data.coverage.length}`,
     losses.length ? "checks of the recording; see Coverage" : "checks of the recording",
@@ -53,19 +53,19 @@ function tiles(data) {
     const chart = stepChart(steps.duration_ns, labels, `Step times. ${labels.join(", ")}`, {width: 200, height: 40});
     found.push(element(
       "div",
-      {class: "tile"},
+      {class: "fact"},
       element("span", {class: "soft", text: "Each step"}),
       chart,
       element("span", {class: "soft", text: `steps ${steps.numbers[0]}–${steps.numbers.at(-1)}`}),
     ));
   }
-  return element("div", {class: "tiles"}, found);
+  return element("div", {class: "facts"}, found);
 }
 
-function tile(label, value, note) {
+function fact(label, value, note) {
   return element(
     "div",
-    {class: "tile"},
+    {class: "fact"},
     element("span", {class: "soft", text: label}),
     element("b", {text: value}),
     element("span", {class: "soft", text: note}),
@@ -90,7 +90,8 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
   return element(
     "div",
     {},
-    element("h3", {text: `Where ${what} goes`}),
+    element("h3", {text: `Where ${what} goes: ${duration(Math.round(parts.total_ns / parts.steps))}`
+      + (parts.steps > 1 ? ` on average over ${parts.steps} steps` : "")}),
     element("div", {class: "halves"}, halves),
   );
 }

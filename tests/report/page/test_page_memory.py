@@ -1,0 +1,129 @@
+"""The memory of the report page: its charts, the peak, the steps, the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builders import Event, allocation, capture, steps, write_capture
+
+from instrument.report.page.memory import section
+from instrument.report.page.page import page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+MIB = 1024**2
+
+
+def memory(at_us: int, mebibytes: int, address: int, total: int) -> Event:
+    size, total = mebibytes * MIB, total * MIB
+    return allocation(at_us, size, address, total, device=0, reserved=64 * MIB)
+
+
+MEMORY = [  # in the matrix product of step 3 and of step 4, in forward, and from before
+    memory(260, 24, 1, 32),
+    memory(650, 6, 2, 38),
+    memory(900, -24, 1, 14),
+    memory(1300, 10, 3, 24),
+    memory(1500, -8, 9, 16),
+]
+
+
+def levels(chart: dict[str, Any]) -> dict[str, list[int]]:
+    """The MiB of each series at each time."""
+    return {
+        series["name"]: [level // MIB for level in accumulate(series["bytes"])]
+        for series in chart["series"]
+    }
+
+
+def rows(table: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [*zip(*(table["cells"][column["name"]] for column in table["columns"]))]
+
+
+def test_each_chart_stacks_up_to_the_memory_in_use(tmp_path: Path) -> None:
+    found = section(capture(tmp_path, [*steps(), *MEMORY]))
+    assert found is not None
+    (device,) = found["devices"]
+    assert (device["name"], found["steps"]) == ("cuda:0", [[3, 0], [4, 1_000_000]])
+    assert (found["snapshot"], found["notes"]) == (None, [])
+    by_range, by_operator = device["charts"]
+    assert (by_range["by"], by_operator["by"]) == ("range", "operator")
+    for chart in (by_range, by_operator):
+        assert [*accumulate(chart["time"])] == [260_000, 650_000, 900_000, 1_300_000, 1_500_000]
+        assert [sum(each) for each in zip(*levels(chart).values())] == [32, 38, 14, 24, 16]
+        assert [*accumulate(chart["reserved"])] == [64 * MIB] * 5
+    assert levels(by_range) == {
+        "[before the window]": [8, 8, 8, 8, 0],
+        "forward/attention": [24, 24, 0, 10, 10],
+        "forward": [0, 6, 6, 6, 6],
+    }
+    assert [series["is_grey"] for series in by_range["series"]] == [True, False, False]
+    assert rows(by_range["live"]) == [
+        ("forward/attention", 24 * MIB, 1, 260_000),
+        ("[before the window]", 8 * MIB, None, None),
+        ("forward", 6 * MIB, 1, 650_000),
+    ]
+    assert rows(device["steps"]) == [
+        (3, 8 * MIB, 6 * MIB, 38 * MIB),
+        (4, 14 * MIB, 2 * MIB, 24 * MIB),
+    ]
+    assert device["summary"]["peak_ns"] == 650_000
+
+
+def test_a_trace_without_memory_has_no_section(tmp_path: Path) -> None:
+    assert section(capture(tmp_path, steps())) is None
+
+
+def opened_page(opened: Callable[..., Page], folder: Path, found: Any, **how: Any) -> Page:
+    path = folder / "report.html"
+    payload = {"version": 1, "title": "a", "begin_ns": 0, "sections": {"memory": found}}
+    path.write_text(page(payload).html, encoding="utf-8")
+    tab = opened(path, "#memory", **how)
+    tab.locator("#memory canvas").wait_for()
+    return tab
+
+
+def test_the_page_shows_the_peak_and_reads_out_the_chart(
+    opened: Callable[..., Page], tmp_path: Path
+) -> None:
+    made = write_capture(tmp_path, [*steps(), *MEMORY])
+    assert made.folder is not None
+    (made.folder / "memory_snapshot.pickle").write_bytes(b"")
+    tab = opened_page(opened, tmp_path, section(made))
+    shown = tab.locator("#memory")
+    assert "38.00 MiB\nin use at the peak, after 650.000 µs" in shown.inner_text()
+    assert "64.00 MiB\nthe most memory that the allocator held" in shown.inner_text()
+    assert shown.get_by_role("link").get_attribute("href") == "memory_snapshot.pickle"
+    peak = shown.locator("table", has_text="In use at the peak, by range")
+    assert peak.locator("tbody tr").first.inner_text().split("\t")[:2] == [
+        "forward/attention",
+        "24.00 MiB",
+    ]
+    canvas = shown.locator("canvas")
+    box = canvas.bounding_box()
+    assert box is not None
+    read_out = shown.locator(".tooltip")
+    canvas.hover(position={"x": box["width"] * (700 - 260) / (1500 - 260), "y": 100})
+    near = ("38.00 MiB after 699.", "38.00 MiB after 700.")
+    assert read_out.inner_text().startswith(near)
+    assert "24.00 MiB forward/attention" in read_out.inner_text()
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -2000)
+    tab.keyboard.up("Control")
+    canvas.hover(position={"x": 1, "y": 100})
+    assert read_out.inner_text().startswith(near), "the pointer's time keeps its place"
+    shown.get_by_label("Split the memory of cuda:0").select_option("by operator")
+    assert shown.locator("table", has_text="In use at the peak, by operator").count() == 1
+
+
+def test_one_event_is_drawn(opened: Callable[..., Page], tmp_path: Path) -> None:
+    found = section(capture(tmp_path, [allocation(5, 1, 1)]))
+    tab = opened_page(opened, tmp_path, found, width=800, dark=True)
+    tab.locator("#memory canvas").focus()
+    for key in ("+", "-", "0", "d"):
+        tab.keyboard.press(key)
+    assert "1 B" in tab.locator("#memory").inner_text()

@@ -1,0 +1,79 @@
+"""The page of a large capture stays small."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from instrument.capture import Capture
+
+OPERATORS = [f"aten::operator_{k}" for k in range(150)]
+KERNELS = [
+    f"void at::native::vectorized_elementwise_kernel<{k}, at::native::functor_{k}<float>>(int)"
+    for k in range(120)
+]
+
+
+def generated(path: Path, events: int) -> Path:
+    """A trace of operators with random times, in ranges and steps; every third launches a kernel.
+
+    Random times shrink less than real ones, so this is the worst case for the size of the page.
+    """
+    drawn, now, launches = random.Random(3), 1000.0, 0
+    lines = []
+
+    def add(cat: str, name: str, start: float, lasts: float, tid: int, **args: int) -> None:
+        pid = 0 if cat == "kernel" else 1
+        lines.append(
+            json.dumps(
+                {
+                    "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid,
+                    "ts": round(start, 3), "dur": round(lasts, 3), "args": args,
+                }
+            )
+        )  # fmt: skip
+
+    for number in range(10):
+        begin = now
+        for layer in range(50):
+            first = now
+            for _ in range(events // 500 // 2):
+                lasts = drawn.uniform(2, 60)
+                add("cpu_op", drawn.choice(OPERATORS), now, lasts, 1)
+                if drawn.random() < 0.5:
+                    launches += 1
+                    add(
+                        "cuda_runtime",
+                        "cudaLaunchKernel",
+                        now + 1,
+                        lasts / 4,
+                        1,
+                        correlation=launches,
+                    )
+                    add(
+                        "kernel",
+                        drawn.choice(KERNELS),
+                        now + lasts,
+                        lasts * 0.9,
+                        7,
+                        correlation=launches,
+                    )
+                now += lasts + drawn.uniform(0.1, 5)
+            add("user_annotation", f"blocks.{layer}", first, now - first, 1)
+        add("user_annotation", f"ProfilerStep#{number}", begin, now - begin, 1)
+    path.write_text('{"traceEvents": [' + ",\n".join(lines) + "]}")
+    return path
+
+
+@pytest.mark.parametrize(
+    "events", [100_000, pytest.param(1_000_000, marks=pytest.mark.soak)], ids=str
+)
+def test_the_page_has_at_most_two_megabytes(tmp_path: Path, events: int) -> None:
+    capture = Capture.load(generated(tmp_path / "trace.json", events))
+    assert len(capture.events) >= events * 0.95
+    html = capture.report().html
+    assert len(html.encode()) <= 2_000_000
+    assert len(html.encode()) > 100_000  # something is on it
