@@ -195,10 +195,8 @@ def _launches(capture: Views, span: Measured) -> list[_Layer]:
 def _engine(links: Links) -> _Layer:
     """The backward nodes, with the thread of each."""
     nodes, backward = links.scopes.nodes, links.scopes.backward
-    top = backward & ~nodes.inside(backward)
-    return _disjoint(
-        OTHER_CPU, nodes.start_ns[top], nodes.end_ns[top], nodes.thread[top].astype(np.int64)
-    )
+    thread = nodes.thread[backward].astype(np.int64)
+    return _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], thread)
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
