@@ -23,6 +23,7 @@ sections.ranges = {
         + "backward of its operators, and the optimizer."}),
       element("div", {class: "tools", role: "group", "aria-label": "Grouping"}, buttons, legend),
       place,
+      data.left_out ? element("p", {class: "soft", text: `${data.left_out} more ranges are left out.`}) : "",
       ...data.notes.map(note => element("p", {class: "soft", text: note})),
     );
     show("by_path");
@@ -69,7 +70,13 @@ function rangeName(cells, at) {
   const name = cells.name[at];
   const type = cells.module_type && cells.module_type[at];
   const isNew = type && !name.endsWith(type);
-  return element("span", {}, mark(colourOfRange(name)), longName(name), isNew ? element("span", {class: "soft", text: ` ${type}`}) : null);
+  return element(
+    "span",
+    {},
+    mark(colourOfRange(name)),
+    longName(name),
+    isNew ? element("span", {class: "soft", text: ` ${type}`}) : null,
+  );
 }
 
 function rangeBar(cells, at, most) {
