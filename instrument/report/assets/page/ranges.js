@@ -8,23 +8,26 @@ sections.ranges = {
   draw(root, data) {
     const place = element("div");
     const show = key => {
-      for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === key));
+      for (const button of buttons) {
+        button.setAttribute("aria-pressed", String(button.value === key));
+      }
       place.replaceChildren(rangeTable(data, key));
     };
     const buttons = [["by_path", "By path"], ["by_name", "By name"]].map(([key, title]) => (
       element("button", {type: "button", value: key, text: title, onclick: () => show(key)})
     ));
-    const legend = element("p", {class: "legend"}, ["forward", "backward", "optimizer"].map(name => (
+    const shown = ["forward", "backward", "optimizer"];
+    const legend = element("p", {class: "legend"}, shown.map(name => (
       element("span", {}, mark(kindColours[name]), name)
     )));
+    const left = data.left_out ? [`${data.left_out} more ranges are left out.`] : [];
     root.append(
       element("p", {class: "soft", text:
         "CPU time that each range caused, on all threads and in all steps: its forward, the "
         + "backward of its operators, and the optimizer."}),
       element("div", {class: "tools", role: "group", "aria-label": "Grouping"}, buttons, legend),
       place,
-      data.left_out ? element("p", {class: "soft", text: `${data.left_out} more ranges are left out.`}) : "",
-      ...data.notes.map(note => element("p", {class: "soft", text: note})),
+      ...[...left, ...data.notes].map(note => element("p", {class: "soft", text: note})),
     );
     show("by_path");
   },
@@ -83,7 +86,9 @@ function rangeBar(cells, at, most) {
   const parts = phases
     .map(name => ({name, ns: (cells[`${name}_ns`] || [])[at] || 0, colour: kindColours[name]}))
     .filter(part => part.ns > 0);
-  if (!parts.length) parts.push({name: cells.name[at], ns: cells.total_ns[at] || 0, colour: "var(--idle)"});
+  if (!parts.length) {
+    parts.push({name: cells.name[at], ns: cells.total_ns[at] || 0, colour: "var(--idle)"});
+  }
   const label = parts.map(part => `${part.name} ${duration(part.ns)}`).join(", ");
   const bar = stackedBar(parts, most, label);
   bar.title = label;

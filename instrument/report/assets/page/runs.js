@@ -116,9 +116,11 @@ function ranksTable({ranks, name}) {
       const parts = known.map(([column, kind]) => (
         {name: kind, ns: cells[column][at] || 0, colour: kindColours[kind]}
       ));
-      return stackedBar(parts, most, parts.map(part => `${part.name} ${duration(part.ns)}`).join(", "));
+      const label = parts.map(part => `${part.name} ${duration(part.ns)}`).join(", ");
+      return stackedBar(parts, most, label);
     };
-    columns.splice(1, 0, {title: "where a step goes", isBar: true, cell: bar, key: at => cells.step_ns[at]});
+    const key = at => cells.step_ns[at];
+    columns.splice(1, 0, {title: "where a step goes", isBar: true, cell: bar, key});
     rows.forEach((row, at) => row.splice(1, 0, at));
   }
   return table(columns, rows, {caption: `Ranks: ${name}`});
