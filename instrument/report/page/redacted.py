@@ -10,11 +10,13 @@ _HIDDEN, _FILE = "***", "(file)"
 _NAME = r"[\w.+@~<>$%-]"
 # Three forms of names of files: a source file with its line, as torch and Python write it, such as
 # train.py:31 or torch/nn/module.py(75); a URL; a path that begins at the root, a home or a drive.
-# The path of a range begins with a name.
+# The path of a range begins with a name. A match begins only where a word does, so that a long name
+# takes linear time.
 _FILES = re.compile(
-    rf"(?:[A-Za-z]:)?(?:{_NAME}*[/\\])*{_NAME}+\.(?:pyx?|ipynb|cpp|cc|cu|cuh|c|h|hpp|so|gz|json)"
+    r"(?<![\w.+@~<>$%/\\-])(?:[A-Za-z]:)?"
+    rf"(?:{_NAME}*[/\\])*{_NAME}+\.(?:pyx?|ipynb|cpp|cc|cu|cuh|c|h|hpp|so|gz|json)"
     r"(?![\w.])(?::\d+|\(\d+\))?"
-    r"|\b[a-z][a-z0-9+.]*://\S+"
+    r"|(?<![a-z0-9+.])[a-z][a-z0-9+.]*://\S+"
     rf"|(?<![\w/\\.~])(?:~|[A-Za-z]:)?(?:[/\\]{_NAME}+){{2,}}[/\\]?"
 )
 

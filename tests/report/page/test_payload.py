@@ -31,6 +31,7 @@ from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.report.page.page import page, payload
+from instrument.report.page.redacted import redacted
 
 US = 1000
 
@@ -319,3 +320,19 @@ def test_the_command_writes_the_page(
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(payload([trained])))
     assert main(["report", str(trained.folder), "--json", "-o", "x.html"]) == 2
     assert "--json prints on stdout" in capsys.readouterr().err
+
+
+def test_a_long_name_is_redacted_in_linear_time() -> None:
+    for name in ("a" * 100_000, "a." * 50_000, "a/" * 50_000, "-/" * 50_000, "a+b://"[:3] * 30_000):
+        assert redacted([name], ["box"]) is not None
+    assert redacted({"a": ["/x/y", None, 3, "box", "inbox"]}, ["box"]) == {
+        "a": ["(file)", None, 3, "***", "inbox"]
+    }
+
+
+def test_ranges_show_the_last_steps(tmp_path: Path) -> None:
+    events = [step(number, 100 * number, 100) for number in range(130)]
+    events += [annotation("work", 100 * number + 10, number % 50 + 1) for number in range(130)]
+    found = sections(capture(tmp_path, events))["ranges"]
+    assert found["steps"] == [*range(30, 130)]
+    assert found["by_path"]["cells"]["steps"][0] == [(k % 50 + 1) * US for k in range(30, 130)]

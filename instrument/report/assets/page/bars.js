@@ -63,7 +63,12 @@ function svg(tag, attributes, ...children) {
 // A column for each step. `labels` are the columns' tooltips, `label` the name of the chart.
 function stepChart(values, labels, label, {width, height, most = Math.max(...values, 1)}) {
   const chart = svg("svg", {
-    class: "steps", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label,
+    class: "steps",
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": label,
   });
   const step = width / values.length;
   values.forEach((value, at) => {

@@ -49,8 +49,11 @@ function factsOf(data) {
     losses.length ? "checks of the recording; see Coverage" : "checks of the recording",
   ));
   if (steps.numbers.length > 1) {
-    const labels = steps.numbers.map((number, at) => `step ${number}: ${duration(steps.duration_ns[at])}`);
-    const chart = stepChart(steps.duration_ns, labels, `Step times. ${labels.join(", ")}`, {width: 200, height: 40});
+    const labels = steps.numbers.map((number, at) => (
+      `step ${number}: ${duration(steps.duration_ns[at])}`
+    ));
+    const label = `Step times of ${labels.length} steps; the tile before has the spread`;
+    const chart = stepChart(steps.duration_ns, labels, label, {width: 200, height: 40});
     found.push(element(
       "div",
       {class: "fact"},
@@ -75,7 +78,9 @@ function fact(label, value, note) {
 function whereItGoes({parts, steps, device_share: deviceShare}) {
   const what = steps.numbers.length ? "a step" : "the recording";
   const kinds = parts.by_kind.map(({name, ns}) => ({
-    name: name === "other CPU" && deviceShare === null ? "CPU" : name, ns, colour: kindColours[name],
+    name: name === "other CPU" && deviceShare === null ? "CPU" : name,
+    ns,
+    colour: kindColours[name],
   }));
   const ranges = parts.by_range.map(({name, ns}) => ({name, ns, colour: colourOfRange(name)}));
   const shown = [["what happens", kinds]];
@@ -84,7 +89,7 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     "div",
     {},
     element("h4", {text: `By ${by}`}),
-    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
+    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the numbers are below`),
     legendOf(found, parts.total_ns, parts.steps),
   ));
   return element(
@@ -104,9 +109,10 @@ function findingCard(finding, data) {
     element("span", {class: "finding-title", text: finding.title}),
     saves ? savingBar(finding) : element("span", {class: "soft saving", text: "saving not known"}),
   );
+  const where = [finding.range && `range ${finding.range}`, finding.source];
   const rows = [
     ["Saves", saves ? savingText(finding) : null],
-    ["Where", [finding.range && `range ${finding.range}`, finding.source].filter(Boolean).join(", ")],
+    ["Where", where.filter(Boolean).join(", ")],
     ["Change", element("code", {class: "block", text: finding.change})],
     ["Verify", element("code", {class: "block", text: finding.verify})],
   ].filter(([, content]) => content);
@@ -170,7 +176,9 @@ function coverage({coverage: rows, cost}) {
     {title: "what is missing", isText: true, isSentence: true, cell: why => why || ""},
   ];
   return folded("Coverage of the recording", [
-    table(columns, rows.map(row => [row.name, row.share, row.why]), {caption: "Coverage", filter: false}),
+    table(columns, rows.map(row => [row.name, row.share, row.why]), {
+      caption: "Coverage", filter: false,
+    }),
     element("p", {class: "soft", text: cost}),
   ]);
 }
