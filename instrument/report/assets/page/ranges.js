@@ -60,6 +60,9 @@ function rangeTable(data, key) {
   const rows = cells.name.map((name, at) => (
     [name, at, cells.total_ns[at], cells.steps[at], ...others.map(column => cells[column.name][at])]
   ));
+  if (data.steps.length < 2) {
+    for (const each of [columns, ...rows]) each.splice(3, 1);
+  }
   return table(columns, rows, {
     caption: key === "by_path" ? "Ranges by path" : "Ranges by name",
     filter: true,
