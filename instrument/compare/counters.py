@@ -281,11 +281,11 @@ class Occurred:
         """Work of the devices of some kinds, at the time of its launch."""
         if not self.has_device:
             return None
-        events, work = self.views.events, self.views.work
-        launch = np.where(work.call >= 0, work.call, work.operator)
-        time_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
-        chosen = np.isin(work.kind, kinds)
-        return Occurrences(work.event, time_ns, np.ones(len(time_ns), np.int64)).only(chosen)
+        work = self.views.work
+        ones = np.ones(len(work.event), np.int64)
+        return Occurrences(work.event, launched_ns(self.views), ones).only(
+            np.isin(work.kind, kinds)
+        )
 
     def _launches(self) -> Occurrences | None:
         if not self.has_device:
@@ -338,6 +338,14 @@ def counters(views: Views) -> Counters:
     texts = views.links.scopes.paths.texts
     ordered = {path: ranges[path] for path in texts if path in ranges}
     return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
+
+
+def launched_ns(views: Views) -> Ints:
+    """When the CPU launched each work of a device; its start if its launch is not in the trace."""
+    work = views.work
+    launch = np.where(work.call >= 0, work.call, work.operator)
+    found: Ints = np.where(launch >= 0, views.events.start_ns[launch], work.start_ns)
+    return found
 
 
 def _counted_steps(views: Views) -> Measured:
