@@ -34,8 +34,8 @@ from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, 
 
 #: Each counter, and what it counts.
 COUNTERS = {
-    "operators": "calls of operators that no other operator calls. An operator that synchronizes, "
-    "and an operator of a collective, counts there and not here",
+    "operators": "calls of operators that no other operator calls, without those that count as "
+    "syncs or collectives",
     "launches": "calls that launch kernels; None without a device",
     "kernels": "kernels that ran, without those of collectives; None without a device",
     "syncs": "calls that wait for the device. Without a device: calls of operators that would wait "
@@ -76,7 +76,7 @@ _SYNCHRONIZING = frozenset(
 _COLLECTIVE = "c10d::"
 # A name of torch's dispatcher. Nodes of autograd and regions of compiled code have other names.
 _DISPATCHED = re.compile(r"\w+::\w+(\.\w+)?")
-# Windows have far fewer steps. More steps take time, and tell nothing more.
+# Windows have far fewer steps. More steps would take time and add no information.
 _MOST_STEPS = 1_000
 
 
