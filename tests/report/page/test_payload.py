@@ -278,6 +278,27 @@ def test_a_redacted_payload_names_no_file_and_no_host(tmp_path: Path) -> None:
     assert payload([bare], redact=True)["title"] == "***"
 
 
+def test_folders_with_blanks_are_redacted_whole(tmp_path: Path) -> None:
+    """The path of the capture stands in the commands of findings."""
+    folder = tmp_path / "jane doe" / "it's private"
+    folder.mkdir(parents=True)
+    events = [step(0, 0, 9000), step(1, 9000, 9000), span("aten::mm", 9000, 8000)]
+    made = write_capture(folder, events)
+    plain, clean = (json.dumps(payload([made], redact=redact)) for redact in (False, True))
+    assert ("private" in plain, "private" in clean, "jane" in clean) == (True, False, False)
+    assert "instrument show *** --" in clean
+    for name, shown in (
+        ("/home/jane doe/my code/train.py(31): main", "(file): main"),
+        ("my code/train.py:31 in main", "(file) in main"),
+        ("my code/train.py:31", "(file)"),
+        (
+            "The step waits in train.py:31, and then goes on",
+            "The step waits in (file), and then goes on",
+        ),
+    ):
+        assert redacted(name, ()) == shown
+
+
 def test_the_page_holds_the_payload(trained: Capture) -> None:
     content = payload([trained])
     html = page(content).html
