@@ -144,6 +144,8 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
         first["evidence"][0]["start_ns"] == expected[0].evidence[0].start_ns - made.events.begin_ns
     )
     assert 0 <= first["evidence"][0]["start_ns"] <= 2000 * US
+    assert first["evidence"][0]["end_ns"] == first["evidence"][0]["start_ns"] + 700 * US
+    assert sections(made)["verdict"]["sentence"] == first["title"]
 
 
 def test_what_if_holds_the_step_for_each_factor(trained: Capture) -> None:
