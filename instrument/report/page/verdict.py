@@ -6,7 +6,7 @@ from statistics import mean, median
 from typing import Any
 
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import KINDS, compared_steps, step_parts
+from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Finding
 from instrument.findings.places import evidence_span
@@ -30,8 +30,8 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `steps`: `numbers`, `start_ns` (since `begin_ns`) and `duration_ns` of the finished steps.
     - `spread`: `median_ns`, `min_ns` and `max_ns` of the steps that count: all but the first.
     - `parts`: `steps`, the number of steps that count, `total_ns`, their time, and how it splits,
-      `by_kind` and `by_range`: lists of `name` and `ns`, which sum to `total_ns` exactly. See
-      `instrument.compare.step_parts`.
+      `by_kind` and `by_range`: lists of `name` and `ns`, which sum to `total_ns` exactly. The kinds
+      are those of `instrument.compare.step_parts.split_parts`.
     - `device_share`: the share of this time in which a device works; null without device work.
     - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or null; whether it is a lower bound.
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
@@ -68,16 +68,16 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
 def _where_it_goes(capture: Views) -> dict[str, Any]:
     span = compared_steps(capture)
     lasts_ns = (span.end_ns - span.start_ns).tolist()
-    kinds = dict.fromkeys(KINDS, 0)
+    kinds = dict.fromkeys(SPLIT_KINDS, 0)
     ranges: dict[str, int] = {}
-    for (path, kind), ns in step_parts(capture, span).items():
+    for (path, kind), ns in split_parts(capture, span).items():
         kinds[kind] += ns
         ranges[path] = ranges.get(path, 0) + ns
     largest = sorted(ranges.items(), key=lambda item: -item[1])
     if others := largest[_MOST_RANGES:]:
         largest = [*largest[:_MOST_RANGES], (_OTHERS, sum(ns for _, ns in others))]
     has_device = len(capture.work.event) > 0
-    busy_ns = sum(kinds[name] for name in KINDS[:3])
+    busy_ns = sum(kinds[name] for name in SPLIT_KINDS[:3])
     total_ns = sum(lasts_ns)
     return {
         "spread": {

@@ -81,7 +81,9 @@ def test_the_verdict_of_a_step(trained: Capture) -> None:
     assert (parts["steps"], parts["total_ns"]) == (2, 2600 * US)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
     assert parts["by_kind"] == [
-        {"name": "other CPU", "ns": 1800 * US},
+        # in the steps 4 and 5: the product of 200 each, and the backward
+        {"name": "CPU operators", "ns": 1400 * US},
+        {"name": "Python", "ns": 400 * US},
         {"name": "idle", "ns": 800 * US},
     ]
     assert {part["name"]: part["ns"] for part in parts["by_range"]} == {

@@ -76,7 +76,7 @@ function fact(label, value, note) {
 function whereItGoes({parts, steps, device_share: deviceShare}) {
   const what = steps.numbers.length ? "a step" : "the recording";
   const kinds = parts.by_kind.map(({name, ns}) => ({
-    name: name === "other CPU" && deviceShare === null ? "CPU" : name,
+    name: name === "idle" && deviceShare === null ? "idle, or not recorded" : name,
     ns,
     colour: kindColours[name],
   }));
