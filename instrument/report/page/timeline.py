@@ -17,6 +17,7 @@ from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
 from instrument.range_names import RESUMED
+from instrument.report.prose import shortened
 from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
 
 #: The most slices of a page. Each takes about 8 bytes of the page.
@@ -283,7 +284,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
     event, start, end = (column(name) for name in ("index", "start_ns", "end_ns"))
     inner = np.concatenate([each.layer.inner_ns[each.nodes] for each in tracks])
     name, names = intern(
-        (_shown(each.layer.names[code]), kind)
+        (shortened(each.layer.names[code].removesuffix(RESUMED), _LONGEST_NAME), kind)
         for each in tracks
         for code, kind in zip(
             each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
@@ -320,8 +321,3 @@ def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     known = np.flatnonzero((work >= 0) & (call >= 0))
     known = known[np.argsort(work[known])]
     return {"launched": differences(work[known]), "launches": differences(call[known])}
-
-
-def _shown(name: str) -> str:
-    name = name.removesuffix(RESUMED)
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

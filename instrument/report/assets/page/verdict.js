@@ -63,16 +63,6 @@ function factsOf(data) {
   return element("div", {class: "facts"}, found);
 }
 
-function fact(label, value, note) {
-  return element(
-    "div",
-    {class: "fact"},
-    element("span", {class: "soft", text: label}),
-    element("b", {text: value}),
-    element("span", {class: "soft", text: note}),
-  );
-}
-
 function whereItGoes({parts, steps, device_share: deviceShare}) {
   const what = steps.numbers.length ? "a step" : "the recording";
   const kinds = parts.by_kind.map(({name, ns}) => ({
