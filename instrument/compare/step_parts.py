@@ -39,7 +39,7 @@ from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.groupby import groupby
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
+from instrument.trace.events import Codes, Ints, is_runtime, is_step, is_wait
 
 KINDS = (
     "compute",
@@ -51,6 +51,9 @@ KINDS = (
     "idle",
 )
 COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OTHER_CPU, IDLE = range(len(KINDS))
+#: The kinds of `split_parts`: those of `KINDS`, where two kinds take the place of "other CPU".
+SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
+_OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _LATEST = np.iinfo(np.int64).max
 # Codes of paths below 0: no range, a launch that is not in the trace, and the range on the CPU.
@@ -72,7 +75,22 @@ class _Layer(NamedTuple):
 
 
 def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
-    """Return the time of some steps in ns, by the path of the range and the kind of time.
+    """Return the time of some steps in ns, by the path of the range and one of `KINDS`.
+
+    The arguments, the cost and the sum are those of `split_parts`.
+    """
+    parts: dict[tuple[str, str], int] = {}
+    for (path, kind), ns in split_parts(capture, span).items():
+        place = path, KINDS[OTHER_CPU] if kind in SPLIT_KINDS[OTHER_CPU:_SPLIT_IDLE] else kind
+        parts[place] = parts.get(place, 0) + ns
+    return parts
+
+
+def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
+    """Return the time of some steps in ns, by the path of the range and one of `SPLIT_KINDS`.
+
+    Other CPU time is split: "CPU operators" is time in operators and calls of the runtime, and
+    "Python" is time in ranges, but in no operator.
 
     The times sum to the duration of the steps exactly. See the module for the kinds.
 
@@ -91,19 +109,19 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     begin, lasts_ns = _segments(links, span, [*layers, engine])
     at = engine.at(begin)
     thread = np.where(at >= 0, np.append(engine.code, 0)[at], _thread(links))
-    on_cpu, is_working = _on_cpu(links, thread.astype(np.int32), begin)
-    path, kind = on_cpu.copy(), np.where(is_working, OTHER_CPU, IDLE)
+    on_cpu, cpu_kind = _on_cpu(links, thread.astype(np.int32), begin)
+    path, kind = on_cpu.copy(), cpu_kind
     for layer in reversed(layers):
         at = layer.at(begin)
         found = at >= 0
         code = layer.code[at[found]]
         path[found] = np.where(code == _ON_CPU, on_cpu[found], code)
         kind[found] = layer.kind
-    keys, groups = groupby((path - _NO_LAUNCH) * len(KINDS) + kind)
+    keys, groups = groupby((path - _NO_LAUNCH) * len(SPLIT_KINDS) + kind)
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
     parts: dict[tuple[str, str], int] = {}
     for key, total in zip(keys.tolist(), groups.sum(lasts_ns).tolist()):
-        place = plain_path(texts[key // len(KINDS)]), KINDS[key % len(KINDS)]
+        place = plain_path(texts[key // len(SPLIT_KINDS)]), SPLIT_KINDS[key % len(SPLIT_KINDS)]
         parts[place] = parts.get(place, 0) + total
     return parts
 
@@ -217,16 +235,19 @@ def _thread(links: Links) -> int:
     return int(np.bincount(thread).argmax()) if len(thread) else -1
 
 
-def _on_cpu(links: Links, thread: Codes, time_ns: Ints) -> tuple[Ints, Flags]:
-    """The path of the range in which each thread is at a time, and whether the thread works.
+def _on_cpu(links: Links, thread: Codes, time_ns: Ints) -> tuple[Ints, Ints]:
+    """The path of the range in which each thread is at a time, and the kind of its time.
 
-    A thread that waits for a device, or is in no operator, range or call, does not work.
+    A thread that waits for a device, or is in no operator, range or call, is idle.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]
     waits = events.among(is_runtime) & events.named(is_wait)
-    is_work = ~(waits | events.named(is_step))[tree.index]
+    is_range = np.zeros(len(events), np.bool_)
+    is_range[scopes.ranges.index] = True
+    kind = np.where(is_range, _PYTHON, _OPERATORS)
+    kind[waits | events.named(is_step)] = _SPLIT_IDLE
     path = np.append(scopes.attributed, _NO_RANGE)[np.append(scopes.innermost, -1)[node]]
-    return path, np.append(is_work, False)[node]
+    return path, np.append(kind[tree.index], _SPLIT_IDLE)[node]

@@ -399,3 +399,19 @@ def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
 def percent(share: float) -> str:
     """A share as text for a title, such as "52 %" or "0.4 %"."""
     return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+
+
+def evidence_span(events: Events, evidence: Evidence) -> tuple[int, int] | None:
+    """The start and end of the event that starts at `evidence.start_ns`; None without such an event.
+
+    Of several events, one whose name begins with the name of the evidence is preferred, then the
+    longest.
+    """
+    if evidence.start_ns is None:
+        return None
+    found = np.flatnonzero(events.start_ns == evidence.start_ns)
+    if not len(found):
+        return None
+    named = [events.names[k].startswith(evidence.name) for k in events.name[found].tolist()]
+    last = found[np.lexsort((events.end_ns[found], named))[-1]]
+    return evidence.start_ns, int(events.end_ns[last])

@@ -11,7 +11,7 @@ from builders import REDUCES, annotation, call, capture, copy, launched, span, s
 
 from compare.painter import LOADER, Program
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import compared_steps, plain_path, step_parts
+from instrument.compare.step_parts import compared_steps, plain_path, split_parts, step_parts
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
@@ -65,6 +65,26 @@ def test_a_trace_of_the_cpu_alone_has_no_compute(tmp_path: Path) -> None:
         ("(no range)", "exposed communication"): 300_000,
         ("(no range)", "idle"): 150_000,
         ("enumerate(DataLoader)", "waiting for data"): 50_000,
+    }
+
+
+def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> None:
+    events = [
+        step(0, 0, 100),
+        step(1, 100, 1000),
+        annotation("forward", 200, 500),
+        span("aten::linear", 300, 200),
+        span("aten::mm", 350, 100),
+        annotation("inner", 600, 50),
+        span("aten::item", 800, 100),
+    ]
+    views = capture(tmp_path, events)
+    assert split_parts(views, compared_steps(views)) == {
+        ("forward", "CPU operators"): 200_000,
+        ("forward", "Python"): 250_000,
+        ("forward/inner", "Python"): 50_000,
+        ("(no range)", "CPU operators"): 100_000,
+        ("(no range)", "idle"): 400_000,
     }
 
 

@@ -81,7 +81,9 @@ def test_the_verdict_of_a_step(trained: Capture) -> None:
     assert (parts["steps"], parts["total_ns"]) == (2, 2600 * US)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
     assert parts["by_kind"] == [
-        {"name": "other CPU", "ns": 1800 * US},
+        # in the steps 4 and 5: the product of 200 each, and the backward
+        {"name": "CPU operators", "ns": 1400 * US},
+        {"name": "Python", "ns": 400 * US},
         {"name": "idle", "ns": 800 * US},
     ]
     assert {part["name"]: part["ns"] for part in parts["by_range"]} == {
@@ -144,6 +146,8 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
         first["evidence"][0]["start_ns"] == expected[0].evidence[0].start_ns - made.events.begin_ns
     )
     assert 0 <= first["evidence"][0]["start_ns"] <= 2000 * US
+    assert first["evidence"][0]["end_ns"] == first["evidence"][0]["start_ns"] + 700 * US
+    assert sections(made)["verdict"]["sentence"] == first["title"]
 
 
 def test_what_if_holds_the_step_for_each_factor(trained: Capture) -> None:
@@ -276,6 +280,27 @@ def test_a_redacted_payload_names_no_file_and_no_host(tmp_path: Path) -> None:
     assert ": main" in clean  # the function stays
     bare = capture(tmp_path, steps())
     assert payload([bare], redact=True)["title"] == "***"
+
+
+def test_folders_with_blanks_are_redacted_whole(tmp_path: Path) -> None:
+    """The path of the capture stands in the commands of findings."""
+    folder = tmp_path / "jane doe" / "it's private"
+    folder.mkdir(parents=True)
+    events = [step(0, 0, 9000), step(1, 9000, 9000), span("aten::mm", 9000, 8000)]
+    made = write_capture(folder, events)
+    plain, clean = (json.dumps(payload([made], redact=redact)) for redact in (False, True))
+    assert ("private" in plain, "private" in clean, "jane" in clean) == (True, False, False)
+    assert "instrument show *** --" in clean
+    for name, shown in (
+        ("/home/jane doe/my code/train.py(31): main", "(file): main"),
+        ("my code/train.py:31 in main", "(file) in main"),
+        ("my code/train.py:31", "(file)"),
+        (
+            "The step waits in train.py:31, and then goes on",
+            "The step waits in (file), and then goes on",
+        ),
+    ):
+        assert redacted(name, ()) == shown
 
 
 def test_the_page_holds_the_payload(trained: Capture) -> None:

@@ -132,6 +132,13 @@ def test_findings_unfold_to_evidence_in_the_timeline(
     assert link.get_attribute("href").startswith("#timeline?from=")
     link.click()
     assert tab.evaluate("location.hash").startswith("#timeline?from=")
+    assert "enumerate(DataLoader)" in tab.locator("#timeline .details h3").inner_text()
+
+
+def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, "#tables")
+    first = tab.locator("#verdict .finding-title").first.text_content()
+    assert tab.locator("#head #sentence").inner_text() == f"{first}."
 
 
 def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], written: Path) -> None:

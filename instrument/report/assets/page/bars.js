@@ -1,4 +1,4 @@
-// Stacked bars with their legends, and small charts of the steps.
+// Numbers in boxes, stacked bars with their legends, and small charts of the steps.
 "use strict";
 
 // The colours of kinds of time and of phases, as the stylesheet names them.
@@ -8,7 +8,8 @@ const kindColours = {
   copy: "var(--copy)",
   "waiting for data": "var(--loader)",
   launch: "var(--launch)",
-  "other CPU": "var(--cpu)",
+  "CPU operators": "var(--cpu)",
+  Python: "var(--python)",
   idle: "var(--idle)",
   forward: "var(--forward)",
   backward: "var(--backward)",
@@ -51,6 +52,17 @@ function legendOf(parts, whole, divisor) {
     element("span", {class: "number", text: duration(Math.round(part.ns / divisor))}),
     element("span", {class: "number soft", text: percent(part.ns / whole)}),
   )));
+}
+
+// A number in a box, between its label and a note.
+function fact(label, value, note) {
+  return element(
+    "div",
+    {class: "fact"},
+    element("span", {class: "soft", text: label}),
+    element("b", {text: value}),
+    element("span", {class: "soft", text: note}),
+  );
 }
 
 function svg(tag, attributes, ...children) {
