@@ -144,7 +144,9 @@ def nodes_of(links: Links, events: Ints) -> Ints:
     device, launcher = links.launched
     launched = np.full(len(table) + 1, -1)
     launched[device] = launcher
-    on_device = np.isin(events, device)
+    is_on_device = np.zeros(len(table) + 1, np.bool_)
+    is_on_device[device] = True
+    on_device = is_on_device[events]
     node[on_device] = launched[events[on_device]]
     others = (node < 0) & ~on_device & ~calls
     if others.any():
@@ -161,11 +163,10 @@ def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     engine's threads have no Python frames, so the source of the backward is not known.
     """
     links, table = capture.links, capture.events
-    launched = np.full(len(table) + 1, -1)
-    calls = np.where(links.launches.call >= 0, links.launches.call, links.launches.operator)
-    launched[links.launches.device] = calls
-    on_device = np.isin(events, links.launches.device)
-    at = np.where(on_device, launched[events], events)
+    launches = links.launches
+    caller = np.append(np.arange(len(table)), -1)  # the last entry is for the position -1
+    caller[launches.device] = np.where(launches.call >= 0, launches.call, launches.operator)
+    at = caller[events]
     frames = links.frames
     code = _source_of_frames(links, at) if len(frames) else _source_of_texts(links, at)
     known, found = np.unique(code[code >= 0], return_inverse=True)

@@ -113,6 +113,8 @@ class CallTree:
 
         The result is -1 for a node if neither the node nor an ancestor is chosen.
         """
+        if not chosen.any():
+            return np.full(len(self), -1)
         # The last entry is for a node without a parent.
         hop = np.append(np.where(chosen, np.arange(len(self)), self.parent), -1)
         is_found = np.append(chosen, True)

@@ -98,6 +98,15 @@ def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
     }
 
 
+def test_of_calls_that_overlap_the_later_one_counts(tmp_path: Path) -> None:
+    """Coroutines on one thread: the wait for the device begins before the operator ends."""
+    views = capture(
+        tmp_path,
+        [step(1, 0, 100), span("aten::mm", 10, 40), call("cudaDeviceSynchronize", 30, 50)],
+    )
+    assert parts_of(views) == {("(no range)", "other CPU"): 20_000, ("(no range)", "idle"): 80_000}
+
+
 def test_without_steps_the_whole_recording_counts(tmp_path: Path) -> None:
     views = capture(tmp_path, [annotation("a", 0, 30), span("aten::mm", 50, 50)])
     assert parts_of(views) == {

@@ -283,13 +283,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
 
     event, start, end = (column(name) for name in ("index", "start_ns", "end_ns"))
     inner = np.concatenate([each.layer.inner_ns[each.nodes] for each in tracks])
-    name, names = intern(
-        (shortened(each.layer.names[code].removesuffix(RESUMED), _LONGEST_NAME), kind)
-        for each in tracks
-        for code, kind in zip(
-            each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
-        )
-    )
+    name, names = _names(tracks)
     path = np.full(len(event), -1)
     path[event >= 0] = range_codes(capture, event[event >= 0])
     used, code = np.unique(np.append(path, -1), return_inverse=True)  # the first one is -1
@@ -309,6 +303,22 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
         "range": (code[:-1] - 1).tolist(),
         **_launches(capture, event),
     }
+
+
+def _names(tracks: Sequence[_Track]) -> tuple[Ints, list[tuple[str, int]]]:
+    """The number of each slice's name and kind, and the distinct names with their kinds."""
+    slices, distinct = intern(
+        (k, name, kind)
+        for k, each in enumerate(tracks)
+        for name, kind in zip(
+            each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
+        )
+    )
+    code, names = intern(
+        (shortened(tracks[k].layer.names[name].removesuffix(RESUMED), _LONGEST_NAME), kind)
+        for k, name, kind in distinct
+    )
+    return code[slices], names
 
 
 def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
