@@ -193,7 +193,7 @@ def test_the_time_of_modules_and_types() -> None:
         "get_attr": None,
         "x": "#graph?node=1",
         block: "#graph?frame=4",
-        one: "#graph?node=2",
+        one: "#graph?node=3",
         "add": "#graph?node=4",
         two: "#graph?node=5",
         "two": "#graph?node=5",

@@ -15,8 +15,8 @@ from instrument.units import counted, duration
 _MOST_FIRST_BOXES = 40
 # These columns come first. The remaining columns follow in the order of the table.
 _FIRST = (
-    *("name", "share", "median_ns", "module_type", "output_shape", "flops", "flops_per_second"),
-    *("bound_by", "bound_ns", "bound_share", "output_bytes"),
+    *("name", "share", "median_ns", "module_path", "module_type", "output_shape"),
+    *("flops", "flops_per_second", "bound_by", "bound_ns", "bound_share", "output_bytes"),
 )
 
 

@@ -43,15 +43,14 @@ def graphs(
     nodes_in = Counter(row.module_path for row in nodes if row.op != "get_attr")
     around_others = {path.rpartition(".")[0] for path in types}
     for at, row in enumerate(nodes):
-        frames, around = [], ""
-        for path in accumulate((row.module_path or "").split("."), "{}.{}".format):
-            if path and path in types:
-                frames.append(f"{path}: {types[path]}")
-                labels[frames[-1]] = module_label(path, around, types)
-                frame = frame_of.get(path)
-                target = f"node={at}" if frame is None else f"frame={frame}"
-                targets.setdefault(frames[-1], f"#graph?{target}")
-                around = path
+        modules = _modules(row.module_path or "", types)
+        frames = [f"{path}: {types[path]}" for path in modules]
+        for name, path, around in zip(frames, modules, ["", *modules]):
+            labels[name] = module_label(path, around, types)
+            if path in frame_of:
+                targets[name] = f"#graph?frame={frame_of[path]}"
+            elif row.op != "get_attr":  # the picture hides parameters
+                targets.setdefault(name, f"#graph?node={at}")
         is_alone = (
             nodes_in[row.module_path] == 1
             and row.module_path in types
@@ -77,6 +76,12 @@ def graphs(
             }
         )
     return [graph for graph in found if graph["names"]]
+
+
+def _modules(path: str, types: Mapping[str, str]) -> list[str]:
+    """The modules with a class among a module and those around it, the outermost first."""
+    around = accumulate(path.split("."), "{}.{}".format)
+    return [each for each in around if each and each in types]
 
 
 def _type(row: Any, is_alone: bool, types: Mapping[str, str]) -> str:
