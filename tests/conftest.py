@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from browsing import browser as browser
+from browsing import opened as opened
 from collected import Log
 from hypothesis import HealthCheck, settings
 from left_on import Before

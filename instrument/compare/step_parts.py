@@ -40,7 +40,7 @@ from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import distinct, groupby
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Ints, is_runtime, is_step, is_wait
+from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
 
 KINDS = (
     "compute",

@@ -184,10 +184,23 @@ def _module(node: fx.Node, model: nn.Module) -> tuple[str | None, str | None]:
     else:
         stack = list(node.meta.get("nn_module_stack", {}).values())
         path = str(stack[-1][0]) if stack else ""
+    kind = _class_name(model, path)
+    return (None, None) if kind is None else (path, kind)
+
+
+def _class_name(model: nn.Module, path: str) -> str | None:
+    """The class of a module; None for the path of a constant, which the model does not hold."""
     try:
-        return path, type(model.get_submodule(path)).__name__
-    except AttributeError:  # the node reads a constant, which the model does not hold
-        return None, None
+        return type(model.get_submodule(path)).__name__
+    except AttributeError:
+        return None
+
+
+def module_types(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
+    """The class of each module that a call of a node is inside of, by its qualified name."""
+    stacks = [node.meta.get("nn_module_stack", {}).values() for node in graph.nodes]
+    paths = sorted({str(path) for stack in stacks for path, _ in stack})
+    return {path: kind for path in paths if (kind := _class_name(model, path)) is not None}
 
 
 def _source(stack: str | None) -> str | None:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from instrument.errors import ConfigError, GraphError
 from instrument.fx.graph_capture import Inputs, Traced, mismatch, outcome, signature, trace
 from instrument.fx.interpreter import NodeInterpreter
-from instrument.fx.node_table import NodeTable, labels
+from instrument.fx.node_table import NodeTable, labels, module_types
 from instrument.fx.result import GraphProfile, Overhead
 from instrument.fx.side_effects import unchanged
 from instrument.fx.tensor_sizes import Inspection, counted_flops
@@ -158,6 +158,7 @@ class NodeProfiler:
             model_bytes=captured.inspection.model_bytes,
             device=captured.device or "cpu",
             model=type(self._model).__name__,
+            module_types=module_types(graph, self._model),
         )
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:

@@ -97,6 +97,7 @@ class GraphProfile:
         model_bytes: the memory of the parameters and buffers.
         device: the kind of device that the model or its inputs are on, such as `cuda`, else `cpu`.
         model: the name of the model's class.
+        module_types: the class of each module whose call contains nodes, by its qualified name.
     """
 
     nodes: NodeTable
@@ -107,6 +108,7 @@ class GraphProfile:
     model_bytes: int
     device: str
     model: str
+    module_types: dict[str, str]
 
     def __str__(self) -> str:
         return f"{to_text(self.nodes.select(SHOWN))}\n\n{self.foot}"
@@ -170,4 +172,4 @@ class GraphProfile:
             bounds = self.roofline(machine)
             columns |= {name: bounds.column(name) for name in roofline.COLUMNS}
             notes.append(f"The bounds are computed from the rates of {machine}.")
-        return page(Table(columns), self.model, notes)
+        return page(Table(columns), self.model, self.module_types, notes)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from base64 import b64decode
+from gzip import decompress
 from typing import Any
 
 from instrument.analysis.table import Table
@@ -11,6 +15,7 @@ DEFAULTS: dict[str, Any] = {
     "name": "",
     "target": "operator.add",
     "module_path": "",
+    "module_type": None,
     "source": None,
     "inputs": "",
     "median_ns": 1000,
@@ -30,3 +35,10 @@ def nodes(*rows: dict[str, Any]) -> Table:
     for row in full:
         row["share"] = row["median_ns"] / whole if row["median_ns"] is not None else None
     return Table({name: [row[name] for row in full] for name in DEFAULTS})
+
+
+def shown(text: str) -> Any:
+    """The payload of a page."""
+    found = re.search(r'id="payload">([^<]*)<', text)
+    assert found
+    return json.loads(decompress(b64decode(found[1])))

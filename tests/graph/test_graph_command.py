@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_nodes import shown as shown_by_page
 
 from instrument.cli.command import main
 from instrument.fx.machine import Machine
@@ -175,8 +176,9 @@ def test_the_picture_is_written(
     assert said.endswith("\nThe picture is in graph.html.\n")
     text = (tmp_path / "graph.html").read_text(encoding="utf-8")
     assert "<title>Net</title>" in text
-    assert '<a href="#n-1">embedding</a>' in text
-    assert f"The bounds are computed from the rates of {machine}." in text
+    sections = shown_by_page(text)["sections"]
+    assert sections["graph"]["nodes"]["cells"]["name"][1] == "embedding"
+    assert f"The bounds are computed from the rates of {machine}." in sections["summary"]["notes"]
     assert shown(capsys, *call, "nowhere/graph.html") == (
         "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in "
         "an existing folder.\n"

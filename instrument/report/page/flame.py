@@ -42,7 +42,7 @@ def section(capture: Views) -> dict[str, Any] | None:
         metrics.append(("device", "device time"))
     ranges = set(links.scopes.paths.names)
     graphs = [
-        {"name": name, "value": value, **_graph(merged(paths(metric)), ranges)}
+        {"name": name, "value": value, **columns(merged(paths(metric)), ranges)}
         for name, paths in kinds
         for metric, value in metrics
     ]
@@ -50,8 +50,8 @@ def section(capture: Views) -> dict[str, Any] | None:
     return {"graphs": found} if found else None
 
 
-def _graph(root: Frame, ranges: set[str]) -> dict[str, Any]:
-    """The columns of a graph; see `section`."""
+def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
+    """Return the columns of a graph; see `section`. `ranges` are the names that count as ranges."""
     frames = _in_order(root, 0)
     least_ns = 0
     if len(frames) > MOST_FRAMES:

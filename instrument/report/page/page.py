@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import shlex
-from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import diagnose
 from instrument.report.page import causal, flame, memory, ranges, runs, tables, timeline, verdict
+from instrument.report.page.document import ASSETS, document
 from instrument.report.page.redacted import redacted
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.templates import render
@@ -24,16 +22,7 @@ if TYPE_CHECKING:
 #: The version of the payload. It grows when a key changes its meaning or goes; keys may be added.
 VERSION = 1
 
-# Higher levels take twice as long, and make the payload 1 % smaller.
-_LEVEL = 6
-_FOLDER = "report/assets/page"
-# The parts of the only script, in their order. Those of the sections register themselves in an
-# object that the first part makes.
 _SCRIPTS = (
-    "page.js",
-    "table.js",
-    "bars.js",
-    "canvas.js",
     "verdict.js",
     "causal.js",
     "ranges.js",
@@ -43,7 +32,6 @@ _SCRIPTS = (
     "tables.js",
     "runs.js",
 )
-_STYLES = ("page.css", "canvas.css")
 
 
 @dataclass(frozen=True)
@@ -94,13 +82,13 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
     (capture,) = last
     sections = {
         "verdict": verdict.section(capture, diagnosis),
+        "runs": runs.section(read),
         "whatif": _whatif(capture),
         "ranges": ranges.section(capture),
         "timeline": timeline.section(capture, diagnosis),
         "flame": flame.section(capture),
         "memory": memory.section(capture),
         "tables": tables.section(capture),
-        "runs": runs.section(read),
     }
     found = {
         "version": VERSION,
@@ -134,12 +122,4 @@ def _whatif(capture: Capture) -> dict[str, Any] | None:
 
 def page(payload: dict[str, Any]) -> Page:
     """Return the page of a payload: one HTML file, which loads nothing and needs no other file."""
-    text = json.dumps(payload, separators=(",", ":"))
-    html = render(
-        "report/templates/report.html",
-        title=payload["title"],
-        styles=[f"{_FOLDER}/{name}" for name in _STYLES],
-        scripts=[f"{_FOLDER}/{name}" for name in _SCRIPTS],
-        payload=b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode(),
-    )
-    return Page(html)
+    return Page(document(payload, [f"{ASSETS}/{name}" for name in _SCRIPTS]))

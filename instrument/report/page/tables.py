@@ -62,8 +62,10 @@ def section(capture: Views) -> list[dict[str, Any]] | None:
     return found or None
 
 
-def as_columns(table: Table, columns: Schema) -> dict[str, Any]:
+def as_columns(table: Table, columns: Schema = ()) -> dict[str, Any]:
     """Return a table as JSON values, with times since the start of the recording.
+
+    `columns` describes the columns; a column that it lacks has no `doc`.
 
     The keys: `columns`, for each column its `name`, `title`, `unit` (see
     `instrument.analysis.table.unit_of`), `doc` and `is_text`; and `cells`, the list of the cells of
@@ -72,12 +74,14 @@ def as_columns(table: Table, columns: Schema) -> dict[str, Any]:
     docs = {column.name: column.doc for column in columns}
     relative = table.since_begin()
     return {
-        "columns": [_column(name, relative.column(name), docs[name]) for name in relative.columns],
+        "columns": [
+            _column(name, relative.column(name), docs.get(name)) for name in relative.columns
+        ],
         "cells": {name: relative.column(name) for name in relative.columns},
     }
 
 
-def _column(name: str, cells: Sequence[Any], doc: str) -> dict[str, Any]:
+def _column(name: str, cells: Sequence[Any], doc: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "title": heading(name),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from browsing import problems
 from builders import (
     annotation,
     capture,
@@ -51,18 +52,6 @@ def training(tmp_path: Path) -> Path:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     return training(tmp_path)
-
-
-def problems(tab: Page) -> list[tuple[str, str]]:
-    """What axe finds that is serious or critical."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
-    found: dict[str, Any] = axe.Axe().run(tab).response
-    assert len(found["passes"]) > 10
-    return [
-        (each["id"], each["nodes"][0]["html"])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -1,4 +1,4 @@
-// The flame graphs: what calls what, merged over steps, as wide as its time.
+// The flame graphs: what contains what, as wide as its time.
 "use strict";
 
 const frameHeight = 18;
@@ -6,15 +6,18 @@ const mostDepth = 400; // rows of a picture
 
 // The frames of a graph as nodes, in order of their callers; the first one stands for all.
 function frameTree(graph) {
-  const root = {name: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
+  const root = {name: "all", label: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
   const stack = [root];
   graph.depth.forEach((depth, at) => {
-    const name = graph.names[graph.name_of[at]];
-    const isRange = graph.is_range[graph.name_of[at]];
+    const code = graph.name_of[at];
+    const name = graph.names[code];
+    const isRange = graph.is_range[code];
+    const label = graph.labels ? graph.labels[code] : labelOf(name);
+    const target = graph.targets ? graph.targets[code] : null;
     stack.length = depth + 1;
     const parent = stack[depth];
     const node = {
-      name, parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
+      name, label, target, parent, depth: depth + 1, self: graph.self[at], total: 0, calls: [],
       range: isRange ? name : parent.range, isRange,
     };
     parent.calls.push(node);
@@ -25,7 +28,7 @@ function frameTree(graph) {
 
 // The same time from the frames that spend it to their callers.
 function invertedTree(tree) {
-  const root = {name: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
+  const root = {name: "all", label: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
   const byName = new Map([[root, new Map()]]);
   for (const leaf of inOrder(tree)) {
     if (leaf.self <= 0 || !leaf.parent) continue;
@@ -33,9 +36,9 @@ function invertedTree(tree) {
     for (let frame = leaf; frame.parent && at.depth < mostDepth; frame = frame.parent) {
       const known = byName.get(at);
       if (!known.has(frame.name)) {
-        const {name, isRange, range} = frame;
+        const {name, label, isRange, range} = frame;
         const made = {
-          name, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange,
+          name, label, parent: at, depth: at.depth + 1, self: 0, total: 0, calls: [], range, isRange,
         };
         known.set(name, made);
         byName.set(made, new Map());
@@ -114,189 +117,207 @@ function timesByName(root) {
 
 // The text in a box: a Python frame without all but the last folder of its file.
 function labelOf(name) {
-  return printable(name.replace(/^[^;<>]*[/\\](?=[^/\\]+[/\\][^/\\]+\.py\()/, ""));
+  return name.replace(/^[^;<>]*[/\\](?=[^/\\]+[/\\][^/\\]+\.py\()/, "");
+}
+
+// The colour of a frame: that of its range, or that of its file.
+function colourOfCall(node, isInverted) {
+  if (node.isRange) return colourOfRange(node.name);
+  const file = node.name.includes(".py(") ? node.name.split("(")[0] : node.name;
+  const base = colourOf((!isInverted && node.range) || file);
+  return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;
+}
+
+// Draw the graphs with their controls. A graph has the keys of `section` in report/page/flame.py, and
+// may have, for each of `names`, `labels` for the texts in the boxes, and `targets` for links to
+// other parts of the page. `list` are options of the table of frames, which is
+// open if `isListed`.
+function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, list}) {
+  const resolve = colourResolver();
+  let graph = graphs[0];
+  let tree = frameTree(graph);
+  let focus = tree;
+  let selected = tree;
+  let isInverted = false;
+  let query = "";
+
+  const canvas = element("canvas", {
+    tabindex: "0",
+    role: "application",
+    "aria-label": `${title}. Arrow keys select frames, Enter zooms, Escape shows all. The frames `
+      + "are also listed in a table below.",
+  });
+  const picture = element("div", {class: "picture"}, canvas);
+  const frame = element("div", {class: "flame"}, picture);
+  const details = element("p", {role: "status"});
+  const found = element("span", {class: "soft", role: "status"});
+  const notes = element("p", {class: "soft"});
+  const listed = element("div");
+  const showTip = tooltip(frame);
+
+  const matches = node => node.name.toLowerCase().includes(query);
+  const share = time => percent(tree.total ? time / tree.total : 0);
+  const isAround = node => node.depth < focus.depth && node.left <= focus.left
+    && node.left + node.total >= focus.left + focus.total;
+
+  // The frames that are wide enough to be seen, as boxes in pixels.
+  const boxes = width => {
+    const scale = focus.total ? width / focus.total : 0;
+    const made = [];
+    const waiting = [tree];
+    while (waiting.length) {
+      const node = waiting.pop();
+      const left = Math.max((node.left - focus.left) * scale, 0);
+      const right = Math.min((node.left + node.total - focus.left) * scale, width);
+      const isSeen = right - left >= 0.5 || node === tree;
+      if (!isSeen || node.depth > mostDepth) continue;
+      made.push({node, left, width: right - left, top: node.depth * frameHeight});
+      waiting.push(...node.calls);
+    }
+    return made;
+  };
+
+  let shown = [];
+  const paint = () => {
+    const width = picture.clientWidth;
+    if (width <= 0) return;
+    shown = boxes(width);
+    const rows = 1 + shown.reduce((most, {node}) => Math.max(most, node.depth), 0);
+    const context = fitted(canvas, width, rows * frameHeight);
+    const [ink, line] = [themeColour("--ink"), themeColour("--line")];
+    for (const {node, left, width: wide, top} of shown) {
+      const isDim = query ? !matches(node) : isAround(node);
+      context.fillStyle = isDim || node === tree ? line : resolve(colour(node, isInverted));
+      context.fillRect(left, top, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.5), frameHeight - 1);
+      context.fillStyle = isDim || node === tree ? ink : "#16191d";
+      if (wide > 22) fillLabel(context, printable(node.label), left, top + frameHeight / 2, wide);
+      if (node === selected && node !== tree) {
+        context.strokeStyle = ink;
+        context.lineWidth = 2;
+        context.strokeRect(left + 1, top + 1, Math.max(wide - 2, 1), frameHeight - 3);
+      }
+    }
+    canvas.dataset.rectangles = shown.length;
+  };
+  const repaint = painter(paint);
+
+  const textOf = node => `${duration(node.total)}, ${share(node.total)} of the ${graph.value}; `
+    + `self ${duration(Math.max(node.self, 0))}`;
+  const select = node => {
+    selected = node;
+    details.replaceChildren(node === tree
+      ? `All ${graph.value}: ${duration(tree.total)}, ${about}. Click a frame to zoom, Escape shows `
+        + "all."
+      : printable(`${node.name}: ${textOf(node)}`));
+    if (node.target) details.append(" ", element("a", {href: node.target, text: "Show in the graph"}));
+    repaint();
+  };
+  const zoom = node => {
+    focus = node;
+    select(node);
+  };
+  const search = () => {
+    found.textContent = query
+      ? `${share(foundTime(tree, matches))} of the time is in frames with this text`
+      : "";
+    repaint();
+  };
+  const load = () => {
+    const straight = frameTree(graph);
+    tree = isInverted ? invertedTree(straight) : straight;
+    notes.textContent = graph.left_out
+      ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their `
+        + "time counts for their callers." : "";
+    listed.replaceChildren(table(
+      [
+        {title: "frame", isText: true},
+        {title: "time", unit: "ns", doc: "with what it calls"},
+        {title: "self", unit: "ns"},
+        {title: "share", unit: "share", doc: "of the whole time, with what it calls"},
+      ],
+      timesByName(straight).map(row => [...row, straight.total ? row[1] / straight.total : null]),
+      {caption: "Frames by name", ...list},
+    ));
+    zoom(tree);
+    search();
+  };
+
+  const nodeAt = event => {
+    const box = canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const hit = shown.find(({left, width, top}) => (
+      x >= left && x < left + width && y >= top && y < top + frameHeight
+    ));
+    return hit ? hit.node : null;
+  };
+  canvas.addEventListener("click", event => {
+    const node = nodeAt(event);
+    if (node) zoom(node);
+  });
+  canvas.addEventListener("pointermove", event => {
+    const node = nodeAt(event);
+    showTip(event, node ? [node.name, textOf(node)] : []);
+  });
+  canvas.addEventListener("pointerleave", event => showTip(event, []));
+  canvas.addEventListener("keydown", event => {
+    const beside = step => {
+      const siblings = selected.parent ? selected.parent.calls : [selected];
+      return siblings[siblings.indexOf(selected) + step] || selected;
+    };
+    const act = {
+      ArrowUp: () => select(selected.parent || selected),
+      ArrowDown: () => select(selected.calls[0] || selected),
+      ArrowLeft: () => select(beside(-1)),
+      ArrowRight: () => select(beside(1)),
+      Enter: () => zoom(selected),
+      Escape: () => zoom(tree),
+    }[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+
+  root.append(
+    element("div", {class: "tools"},
+      element("select", {
+        "aria-label": "Graph",
+        onchange: event => { graph = graphs[event.target.value]; load(); },
+      }, graphs.map(({name, value}, at) => (
+        element("option", {value: at, text: `${name}, ${value}`})
+      ))),
+      canInvert ? element("button", {
+        type: "button", "aria-pressed": "false", text: "Inverted",
+        title: "Begin with the frames that spend the time, and show their callers below",
+        onclick: event => {
+          isInverted = !isInverted;
+          event.target.setAttribute("aria-pressed", String(isInverted));
+          load();
+        },
+      }) : null,
+      element("button", {type: "button", text: "Show all", onclick: () => zoom(tree)}),
+      element("input", {
+        type: "search", placeholder: "Search frames", "aria-label": "Search frames by name",
+        oninput: event => { query = event.target.value.toLowerCase(); search(); },
+      }),
+      found),
+    frame, details, notes,
+    element("details", {open: isListed}, element("summary", {text: "Frames as a table"}), listed),
+  );
+  load();
+  new ResizeObserver(repaint).observe(picture);
+  document.addEventListener("themechange", repaint);
 }
 
 sections.flame = {
   title: "Flame graph",
   draw(root, data) {
-    const resolve = colourResolver();
-    let graph = data.graphs[0];
-    let tree = frameTree(graph);
-    let focus = tree;
-    let selected = tree;
-    let isInverted = false;
-    let query = "";
-
-    const canvas = element("canvas", {
-      tabindex: "0",
-      role: "application",
-      "aria-label": "Flame graph. Arrow keys select frames, Enter zooms, Escape shows all. The "
-        + "frames are also listed in a table below.",
+    drawFlames(root, data.graphs, {
+      title: "Flame graph",
+      about: "merged over steps and threads",
+      colour: colourOfCall,
+      canInvert: true,
+      isListed: false,
+      list: {sort: 2, shown: 20},
     });
-    const picture = element("div", {class: "picture"}, canvas);
-    const frame = element("div", {class: "flame"}, picture);
-    const details = element("p", {role: "status"});
-    const found = element("span", {class: "soft", role: "status"});
-    const notes = element("p", {class: "soft"});
-    const listed = element("div");
-    const showTip = tooltip(frame);
-
-    const matches = node => node.name.toLowerCase().includes(query);
-    const share = time => percent(tree.total ? time / tree.total : 0);
-    const colour = node => {
-      if (node.isRange) return colourOfRange(node.name);
-      const file = node.name.includes(".py(") ? node.name.split("(")[0] : node.name;
-      const base = colourOf((!isInverted && node.range) || file);
-      return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;
-    };
-    const isAround = node => node.depth < focus.depth && node.left <= focus.left
-      && node.left + node.total >= focus.left + focus.total;
-
-    // The frames that are wide enough to be seen, as boxes in pixels.
-    const boxes = width => {
-      const scale = focus.total ? width / focus.total : 0;
-      const made = [];
-      const waiting = [tree];
-      while (waiting.length) {
-        const node = waiting.pop();
-        const left = Math.max((node.left - focus.left) * scale, 0);
-        const right = Math.min((node.left + node.total - focus.left) * scale, width);
-        const isSeen = right - left >= 0.5 || node === tree;
-        if (!isSeen || node.depth > mostDepth) continue;
-        made.push({node, left, width: right - left, top: node.depth * frameHeight});
-        waiting.push(...node.calls);
-      }
-      return made;
-    };
-
-    let shown = [];
-    const paint = () => {
-      const width = picture.clientWidth;
-      if (width <= 0) return;
-      shown = boxes(width);
-      const rows = 1 + shown.reduce((most, {node}) => Math.max(most, node.depth), 0);
-      const context = fitted(canvas, width, rows * frameHeight);
-      const [ink, line] = [themeColour("--ink"), themeColour("--line")];
-      for (const {node, left, width: wide, top} of shown) {
-        const isDim = query ? !matches(node) : isAround(node);
-        context.fillStyle = isDim || node === tree ? line : resolve(colour(node));
-        context.fillRect(left, top, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.5), frameHeight - 1);
-        context.fillStyle = isDim || node === tree ? ink : "#16191d";
-        if (wide > 22) fillLabel(context, labelOf(node.name), left, top + frameHeight / 2, wide);
-        if (node === selected && node !== tree) {
-          context.strokeStyle = ink;
-          context.lineWidth = 2;
-          context.strokeRect(left + 1, top + 1, Math.max(wide - 2, 1), frameHeight - 3);
-        }
-      }
-      canvas.dataset.rectangles = shown.length;
-    };
-    const repaint = painter(paint);
-
-    const textOf = node => `${duration(node.total)}, ${share(node.total)} of the ${graph.value}; `
-      + `self ${duration(Math.max(node.self, 0))}`;
-    const select = node => {
-      selected = node;
-      details.textContent = node === tree
-        ? `All ${graph.value}: ${duration(tree.total)}, merged over steps and threads. `
-          + "Click a frame to zoom, Escape shows all."
-        : printable(`${node.name}: ${textOf(node)}`);
-      repaint();
-    };
-    const zoom = node => {
-      focus = node;
-      select(node);
-    };
-    const search = () => {
-      found.textContent = query
-        ? `${share(foundTime(tree, matches))} of the time is in frames with this text`
-        : "";
-      repaint();
-    };
-    const load = () => {
-      const straight = frameTree(graph);
-      tree = isInverted ? invertedTree(straight) : straight;
-      notes.textContent = graph.left_out
-        ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their `
-          + "time counts for their callers." : "";
-      listed.replaceChildren(table(
-        [
-          {title: "frame", isText: true},
-          {title: "time", unit: "ns", doc: "with what it calls"},
-          {title: "self", unit: "ns"},
-          {title: "share", unit: "share", doc: "of the whole time, with what it calls"},
-        ],
-        timesByName(straight).map(row => [...row, straight.total ? row[1] / straight.total : null]),
-        {caption: "Frames by name", sort: 2, shown: 20},
-      ));
-      zoom(tree);
-      search();
-    };
-
-    const nodeAt = event => {
-      const box = canvas.getBoundingClientRect();
-      const [x, y] = [event.clientX - box.left, event.clientY - box.top];
-      const hit = shown.find(({left, width, top}) => (
-        x >= left && x < left + width && y >= top && y < top + frameHeight
-      ));
-      return hit ? hit.node : null;
-    };
-    canvas.addEventListener("click", event => {
-      const node = nodeAt(event);
-      if (node) zoom(node);
-    });
-    canvas.addEventListener("pointermove", event => {
-      const node = nodeAt(event);
-      showTip(event, node ? [node.name, textOf(node)] : []);
-    });
-    canvas.addEventListener("pointerleave", event => showTip(event, []));
-    canvas.addEventListener("keydown", event => {
-      const beside = step => {
-        const siblings = selected.parent ? selected.parent.calls : [selected];
-        return siblings[siblings.indexOf(selected) + step] || selected;
-      };
-      const act = {
-        ArrowUp: () => select(selected.parent || selected),
-        ArrowDown: () => select(selected.calls[0] || selected),
-        ArrowLeft: () => select(beside(-1)),
-        ArrowRight: () => select(beside(1)),
-        Enter: () => zoom(selected),
-        Escape: () => zoom(tree),
-      }[event.key];
-      if (!act) return;
-      event.preventDefault();
-      act();
-    });
-
-    root.append(
-      element("div", {class: "tools"},
-        element("select", {
-          "aria-label": "Graph",
-          onchange: event => { graph = data.graphs[event.target.value]; load(); },
-        }, data.graphs.map(({name, value}, at) => (
-          element("option", {value: at, text: `${name}, ${value}`})
-        ))),
-        element("button", {
-          type: "button", "aria-pressed": "false", text: "Inverted",
-          title: "Begin with the frames that spend the time, and show their callers below",
-          onclick: event => {
-            isInverted = !isInverted;
-            event.target.setAttribute("aria-pressed", String(isInverted));
-            load();
-          },
-        }),
-        element("button", {type: "button", text: "Show all", onclick: () => zoom(tree)}),
-        element("input", {
-          type: "search", placeholder: "Search frames", "aria-label": "Search frames by name",
-          oninput: event => { query = event.target.value.toLowerCase(); search(); },
-        }),
-        found),
-      frame, details, notes,
-      element("details", {}, element("summary", {text: "Frames as a table"}), listed),
-    );
-    load();
-    new ResizeObserver(repaint).observe(picture);
-    document.addEventListener("themechange", repaint);
   },
 };

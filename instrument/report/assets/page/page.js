@@ -1,9 +1,8 @@
-// The frame of the report page: the payload, the helpers of all sections, and the sections' order.
+// The frame of a page: the payload, and the helpers of all sections.
 "use strict";
 
 // Each section's file adds its entry: {title, draw(root, data)}.
 const sections = {};
-const order = ["verdict", "runs", "whatif", "ranges", "timeline", "flame", "memory", "tables"];
 const light = matchMedia("(prefers-color-scheme: light)");
 
 // What Python's str.isprintable() refuses: names from a trace are shown with it escaped.
@@ -185,13 +184,13 @@ async function start() {
   const contents = document.getElementById("contents");
   main.replaceChildren();
   drawHeading(payload);
-  for (const name of order.filter(each => each in payload.sections && each in sections)) {
+  for (const [name, data] of Object.entries(payload.sections)) {
     const {title, draw} = sections[name];
     contents.append(element("a", {href: `#${name}`, text: title}));
     const root = element("section", {id: name, "aria-labelledby": `${name}-title`});
     root.append(element("h2", {id: `${name}-title`, text: title}));
     main.append(root);
-    drawLazily(root, () => draw(root, payload.sections[name]));
+    drawLazily(root, () => draw(root, data));
   }
   document.getElementById("theme").addEventListener("click", () => {
     setTheme(isDark() ? "light" : "dark");

@@ -70,3 +70,15 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     for tab in tabs:
         tab.close()
     assert problems == []
+
+
+def problems(tab: Page) -> list[tuple[str, str]]:
+    """What axe finds that is serious or critical."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+    found: dict[str, Any] = axe.Axe().run(tab).response
+    assert len(found["passes"]) > 10
+    return [
+        (each["id"], each["nodes"][0]["html"])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]

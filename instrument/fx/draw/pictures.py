@@ -1,25 +1,20 @@
-"""The graph as SVG: nodes in frames of their modules, coloured by their share of the time."""
+"""The pictures of a graph: nodes in frames of their modules, coloured by their share of the time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, NamedTuple
 
-from instrument.analysis.table import Table, cell_text
+from instrument.analysis.table import Table
 from instrument.fx.draw.nested_layout import Box, Frame, Line, corners, frames, lay_out, nested
 from instrument.fx.draw.sugiyama import Point
-from instrument.templates import render
 from instrument.units import duration
 
 _CHARACTER, _SMALL_CHARACTER = 6.7, 5.6  # the widths of both sizes of text, in pixels
 _LINE, _BADGE = 14.0, 14.0  # the heights of a line of text and of a parameter badge
-_LABEL, _BADGE_LABEL = 24, 12  # the most characters in a node and in a parameter badge
-_TOOLTIP = (
-    *("name", "op", "target", "module_path", "median_ns", "share"),
-    *("output_shape", "output_dtype", "source"),
-)
+_LABEL, _BADGE_LABEL = 28, 12  # the most characters in a node and in a parameter badge
 # The opacity of the colour for no time and for the highest share.
 _FAINT, _STRONG = 0.05, 0.8
 
@@ -59,10 +54,9 @@ class DrawnLine(NamedTuple):
 
 
 class ParameterBadge(NamedTuple):
-    """A parameter, drawn beside the only node that takes it."""
+    """A parameter, drawn beside a node that takes it."""
 
     number: int
-    tooltip: str
     text: str
     x: float
     y: float
@@ -74,14 +68,13 @@ class DrawnNode(NamedTuple):
     """The box of a node, or of a closed module.
 
     `number` is the row of the node in the table of nodes; for a closed module, the row of its first
-    node. `target` is the id of the element that the box links to. `texts` are lines of text with
-    their vertical positions.
+    node. `frame` is the number of the module's frame; None for a node. `strength` is the opacity of
+    the colour. `texts` are lines of text with their vertical positions.
     """
 
     number: int
     kind: str
-    target: str
-    tooltip: str
+    frame: int | None
     x: float
     y: float
     width: float
@@ -94,15 +87,13 @@ class DrawnNode(NamedTuple):
 class View(NamedTuple):
     """A picture in which modules are open down to `depth`; positions and sizes are in pixels.
 
-    `number` is the index of the picture among the pictures of the graph. In the last picture, all
-    modules are open and `every_node` is true. `highest` is the share of the time of the box that
-    takes the most time.
+    `boxes` counts the boxes without parameters. In the last picture, all modules are open and
+    `every_node` is true. `legend` has pairs of a share of the time and the opacity of its colour.
     """
 
-    number: int
     depth: int
     boxes: int
-    highest: float
+    legend: list[tuple[float, float]]
     every_node: bool
     width: float
     height: float
@@ -110,18 +101,13 @@ class View(NamedTuple):
     lines: list[DrawnLine]
     nodes: list[DrawnNode]
 
-    @property
-    def svg(self) -> str:
-        """The picture as SVG."""
-        return render("fx/draw/graph.svg", view=self)
-
 
 @dataclass
 class _Unit:
     """One box of the picture: a node, or a closed module with the number of its frame."""
 
     nodes: list[int]
-    path: str = ""
+    label: str
     frame: int | None = None
 
 
@@ -133,34 +119,43 @@ class _Graph:
         rows: the rows of the `NodeTable`, one for each node.
         order: the nodes that get a box, in drawing order.
         paths: the module path of each node in `order`.
-        badges: for each node, the parameters that only this node takes. They are drawn beside the
-            node.
+        badges: for each node, the parameters that it takes. They are drawn beside the node.
         edges: pairs of a node and a node that takes its value.
+        types: the classes of modules, by path.
     """
 
     rows: list[Any]
+    types: Mapping[str, str]
     order: list[int] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     badges: dict[int, list[int]] = field(default_factory=dict)
     edges: list[tuple[int, int]] = field(default_factory=list)
 
 
-def views(nodes: Table) -> list[View]:
+def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
     """Draw a graph at several depths, from all modules closed to every node drawn.
 
-    `nodes` has the columns of `NodeTable`, and a node comes after its inputs. In the last picture,
-    the node in row 3 of `nodes` has a box with the id `n-3`. In all pictures, the box of this node
-    links to `r-3`, which is the id of its row in the table on the page. The box of a closed module
-    links to the same module in the next picture.
+    The number of a node is its row in `nodes`. The box of a closed module has the number of the
+    module's frame, which is open in the next picture.
+
+    Args:
+        nodes: has the columns of `NodeTable`, and a node comes after its inputs.
+        types: the classes of modules, by path.
 
     Cost: about 1 ms for each node.
     """
-    graph = _graph(nodes)
+    graph = _graph(nodes, types)
     root = frames(graph.paths)
     opened = list(nested(root))
     deepest = max((depth for depth, _ in opened), default=0)
     depths = [*range(min(deepest, 4)), deepest]  # more pictures would only enlarge the page
-    return [_view(graph, root, opened, number, depth) for number, depth in enumerate(depths)]
+    return [_view(graph, root, opened, depth) for depth in depths]
+
+
+def module_label(path: str, around: str, types: Mapping[str, str]) -> str:
+    """The label of a module: its path below the module around it, and its class if it is known."""
+    below = path.removeprefix(f"{around}.")
+    return f"{below}: {types[path]}" if path in types else below
 
 
 def heat(share: float | None, highest: float) -> float:
@@ -172,54 +167,45 @@ def heat(share: float | None, highest: float) -> float:
     return _FAINT + (_STRONG - _FAINT) * sqrt((share or 0.0) / highest) if highest else _FAINT
 
 
-def _graph(nodes: Table) -> _Graph:
-    graph = _Graph(list(nodes))
+def _graph(nodes: Table, types: Mapping[str, str]) -> _Graph:
+    graph = _Graph(list(nodes), types)
     index = {row.name: at for at, row in enumerate(graph.rows)}
-    takers: dict[int, list[int]] = {at: [] for at in range(len(graph.rows))}
+    taken = set()
     for at, row in enumerate(graph.rows):
         for source in dict.fromkeys(index[name] for name in (row.inputs or "").split(", ") if name):
-            takers[source].append(at)
-            graph.edges.append((source, at))
-    shared: dict[int, list[int]] = {}  # drawn before the first node that takes them
-    for at, row in enumerate(graph.rows):
-        if row.op == "get_attr" and takers[at]:
-            parameters = graph.badges if len(takers[at]) == 1 else shared
-            parameters.setdefault(takers[at][0], []).append(at)
-    moved = {at for rows in (*graph.badges.values(), *shared.values()) for at in rows}
-    for at, row in enumerate(graph.rows):
-        if at not in moved:
-            rows = [*shared.get(at, []), at]
-            graph.order += rows
-            graph.paths += [row.module_path or ""] * len(rows)
+            if graph.rows[source].op == "get_attr":
+                graph.badges.setdefault(at, []).append(source)
+                taken.add(source)
+            else:
+                graph.edges.append((source, at))
+    graph.order = [at for at in range(len(graph.rows)) if at not in taken]
+    graph.paths = [graph.rows[at].module_path or "" for at in graph.order]
     return graph
 
 
-def _view(
-    graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], number: int, depth: int
-) -> View:
+def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], depth: int) -> View:
     """Draw the picture in which modules are open down to `depth`."""
     units: list[_Unit] = []
     numbers = {id(frame): at for at, (_, frame) in enumerate(opened)}
     closed = _closed(graph, root, depth, units, numbers)
     unit_of = {node: at for at, unit in enumerate(units) for node in unit.nodes}
-    edges = [(unit_of[one], unit_of[other]) for one, other in graph.edges if one in unit_of]
+    edges = [(unit_of[one], unit_of[other]) for one, other in graph.edges]
     edges = list(dict.fromkeys((one, other) for one, other in edges if one != other))
     boxes = [_box(graph, unit) for unit in units]
     lines = lay_out(closed, boxes, edges)
     shares = [_sum(graph.rows[node].share for node in unit.nodes) for unit in units]
     highest = max((share for share in shares if share is not None), default=0.0)
     return View(
-        number=number,
         depth=depth,
-        boxes=len(units),
-        highest=highest,
+        boxes=sum(unit.frame is not None or not _is_parameter(graph, unit) for unit in units),
+        legend=[(highest * k / 4, heat(highest * k / 4, highest)) for k in range(5)],
         every_node=depth == max((deep for deep, _ in opened), default=0),
         width=closed.width,
         height=closed.height,
-        frames=_drawn_frames(closed, opened, depth),
+        frames=_drawn_frames(graph, closed, opened, depth),
         lines=_lines(lines, [unit.nodes[0] for unit in units]),
         nodes=[
-            _node(graph, units[at], boxes[at], corner, heat(shares[at], highest), number)
+            _node(graph, units[at], boxes[at], corner, heat(shares[at], highest))
             for at, corner in corners(closed)
         ],
     )
@@ -237,16 +223,29 @@ def _closed(
             continue
         children.append(len(units))
         if isinstance(child, Frame):
-            units.append(
-                _Unit(graph.order[child.first : child.last], child.path, numbers[id(child)])
-            )
+            nodes = graph.order[child.first : child.last]
+            label = module_label(child.path, frame.path, graph.types)
+            units.append(_Unit(nodes, label, numbers[id(child)]))
         else:
-            units.append(_Unit([graph.order[child]]))
+            units.append(_Unit([graph.order[child]], _label(graph, graph.order[child], frame)))
     return Frame(frame.path, first, len(units), children)
 
 
+def _label(graph: _Graph, node: int, frame: Frame) -> str:
+    """The label of a node; a node without a frame for its module stands for the whole module."""
+    row = graph.rows[node]
+    is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
+    if row.op == "get_attr" or not is_whole:
+        return str(row.name)
+    return module_label(row.module_path, frame.path, graph.types)
+
+
+def _is_parameter(graph: _Graph, unit: _Unit) -> bool:
+    return bool(graph.rows[unit.nodes[0]].op == "get_attr")
+
+
 def _drawn_frames(
-    closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
+    graph: _Graph, closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
 ) -> list[DrawnFrame]:
     """The open frames; a label is the path of a module relative to the frame around it."""
     numbers = [at for at, (frame_depth, _) in enumerate(opened) if frame_depth <= depth]
@@ -254,11 +253,11 @@ def _drawn_frames(
     drawn = []
     for number, (frame_depth, frame) in zip(numbers, nested(closed)):
         del prefixes[frame_depth:]
-        label = frame.path.removeprefix(prefixes[-1])
+        label = module_label(frame.path, prefixes[-1], graph.types)
         label = _short(label, max(int((frame.width - 16) / _CHARACTER), 4))
         place = (frame.x, frame.y, frame.width, frame.height)
         drawn.append(DrawnFrame(number, frame.path, label, *place))
-        prefixes.append(f"{frame.path}.")
+        prefixes.append(frame.path)
     return drawn
 
 
@@ -276,9 +275,9 @@ def _texts(graph: _Graph, unit: _Unit) -> list[str]:
     )
     cost = [f"{duration(time)} · {share:.1%}"] if time is not None and share is not None else []
     if unit.frame is not None:
-        return [_short(unit.path, _LABEL), *cost, f"{len(unit.nodes)} nodes"]
+        return [_short(unit.label, _LABEL), *cost, f"{len(unit.nodes)} nodes"]
     shape = [_short(row.output_shape, _LABEL)] if row.output_shape else []
-    return [_short(row.name, _LABEL), *cost, *shape]
+    return [_short(unit.label, _LABEL), *cost, *shape]
 
 
 def _short(text: str, most: int) -> str:
@@ -312,21 +311,14 @@ def _badge_width(graph: _Graph, node: int) -> float:
     return len(_badge_text(graph, node)) * _SMALL_CHARACTER + 8
 
 
-def _node(
-    graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float, view: int
-) -> DrawnNode:
+def _node(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float) -> DrawnNode:
     x, y = corner
     texts, width, first = _texts(graph, unit), 2 * box.port_x, unit.nodes[0]
-    if unit.frame is None:
-        kind, target, tooltip = graph.rows[first].op, f"r-{first}", _tooltip(graph.rows[first])
-    else:
-        kind, target = "module", f"m-{view + 1}-{unit.frame}"
-        tooltip = f"{unit.path}: {len(unit.nodes)} nodes"
+    kind = graph.rows[first].op if unit.frame is None else "module"
     top = y + (box.height - _LINE * len(texts)) / 2 + 11
     badges = [
         ParameterBadge(
             node,
-            _tooltip(graph.rows[node]),
             _badge_text(graph, node),
             x=x + width + 6,
             y=y + _BADGE * at + 1,
@@ -336,16 +328,8 @@ def _node(
         for at, node in enumerate(_badges(graph, unit))
     ]
     lines = [(top + _LINE * at, text) for at, text in enumerate(texts)]
-    return DrawnNode(first, kind, target, tooltip, x, y, width, box.height, strength, lines, badges)
-
-
-def _tooltip(row: Any) -> str:
-    cells = [(name, getattr(row, name)) for name in _TOOLTIP]
-    return "\n".join(
-        f"{name.removesuffix('_ns').replace('_', ' ')}: {cell_text(name, value, 200)}"
-        for name, value in cells
-        if value not in (None, "")
-    )
+    place = (x, y, width, box.height)
+    return DrawnNode(first, kind, unit.frame, *place, strength, lines, badges)
 
 
 def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]:

@@ -1,0 +1,91 @@
+"""The time of a graph's nodes by module and by module type, as flame graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from instrument.analysis.stacks import Stack
+from instrument.analysis.table import Table
+from instrument.fx.draw.pictures import module_label
+from instrument.report.flame import merged
+from instrument.report.page import flame
+
+#: The names of the two graphs.
+BY_MODULE, BY_TYPE = "By module", "By module type"
+
+
+def graphs(
+    nodes: Table, types: Mapping[str, str], frame_of: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """Return the times of the nodes by module, and by module type; empty if no node has a time.
+
+    A module is a frame, and its nodes are frames inside it. A node that is alone in its module has
+    no frame of its own. Neither has a parameter (`get_attr`): its time counts for the module, and
+    for the frame `get_attr` if the model itself holds it. Nodes that stand for no module have the
+    function that they call as their type.
+
+    The keys of a graph are those of `instrument.report.page.flame.section`, and for each of `names`:
+
+    - `labels`: the name without the path of the module around it.
+    - `targets`: the address of the module or node in the picture of the graph; None for a type.
+
+    Args:
+        nodes: has the columns of `NodeTable`.
+        types: the classes of modules, by path. Other modules have no frame.
+        frame_of: the numbers of the modules' frames in the picture, by path.
+    """
+    by_module, by_type = [], []
+    labels: dict[str, str] = {}
+    targets: dict[str, str] = {}
+    nodes_in = Counter(row.module_path for row in nodes if row.op != "get_attr")
+    around_others = {path.rpartition(".")[0] for path in types}
+    for at, row in enumerate(nodes):
+        modules = _modules(row.module_path or "", types)
+        frames = [f"{path}: {types[path]}" for path in modules]
+        for name, path, around in zip(frames, modules, ["", *modules]):
+            labels[name] = module_label(path, around, types)
+            if path in frame_of:
+                targets[name] = f"#graph?frame={frame_of[path]}"
+            elif row.op != "get_attr":  # the picture hides parameters
+                targets.setdefault(name, f"#graph?node={at}")
+        is_alone = (
+            nodes_in[row.module_path] == 1
+            and row.module_path in types
+            and row.module_path not in around_others
+        )
+        if row.op != "get_attr" and not is_alone:
+            frames.append(row.name)
+            targets[row.name] = f"#graph?node={at}"
+        frames = frames or [row.op]
+        by_module.append(Stack(tuple(frames), row.median_ns or 0))
+        by_type.append(Stack((_type(row, is_alone, types), *frames[-1:]), row.median_ns or 0))
+    found = []
+    for name, stacks in ((BY_MODULE, by_module), (BY_TYPE, by_type)):
+        graph = flame.columns(merged(stacks), set(labels))
+        names = graph["names"]
+        found.append(
+            {
+                "name": name,
+                "value": "node time",
+                **graph,
+                "labels": [labels.get(each, each) for each in names],
+                "targets": [targets.get(each) for each in names],
+            }
+        )
+    return [graph for graph in found if graph["names"]]
+
+
+def _modules(path: str, types: Mapping[str, str]) -> list[str]:
+    """The modules with a class among a module and those around it, the outermost first."""
+    around = accumulate(path.split("."), "{}.{}".format)
+    return [each for each in around if each and each in types]
+
+
+def _type(row: Any, is_alone: bool, types: Mapping[str, str]) -> str:
+    """The class of the module that a node stands for, or else what the node calls."""
+    if row.op == "call_module" or (is_alone and row.op.startswith("call_")):
+        return types.get(row.module_path, row.target)
+    return str(row.target if row.op.startswith("call_") else row.op)

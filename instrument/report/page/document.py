@@ -1,0 +1,42 @@
+"""The HTML file of a payload: a frame, the common scripts and styles, and the scripts of sections."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from instrument.templates import render
+
+#: The folder of the scripts and style sheets, as a path in the package.
+ASSETS = "report/assets/page"
+# Higher levels take twice as long, and make the payload 1 % smaller.
+_LEVEL = 6
+# The first parts of the only script. The parts of the sections follow, and register themselves in
+# an object that page.js makes.
+_COMMON = ("page.js", "table.js", "bars.js", "canvas.js")
+_STYLES = ("page.css", "canvas.css")
+
+
+def document(payload: Mapping[str, Any], scripts: Iterable[str], styles: Iterable[str] = ()) -> str:
+    """Return the page of a payload: one HTML file, which loads nothing and needs no other file.
+
+    Its content security policy allows only its own script and style sheet. The same arguments give
+    the same page.
+
+    Args:
+        payload: JSON values. `title` is the title of the page. `sections` has the data of each
+            section by name, in the order of the page.
+        scripts: the files that draw these sections, as paths in the package.
+        styles: more style sheets, as paths in the package.
+    """
+    text = json.dumps(payload, separators=(",", ":"))
+    return render(
+        "report/templates/report.html",
+        title=payload["title"],
+        styles=[*(f"{ASSETS}/{name}" for name in _STYLES), *styles],
+        scripts=[*(f"{ASSETS}/{name}" for name in _COMMON), *scripts],
+        payload=b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode(),
+    )
