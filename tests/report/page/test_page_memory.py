@@ -96,7 +96,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     tab = opened_page(opened, tmp_path, section(made))
     shown = tab.locator("#memory")
     assert "In use at the peak\n38.00 MiB\nafter 650.000 µs" in shown.inner_text()
-    assert "64.00 MiB\nthe most memory that the allocator held" in shown.inner_text()
+    assert "Held by the allocator\n64.00 MiB\nat most" in shown.inner_text()
     assert shown.get_by_role("link").get_attribute("href") == "memory_snapshot.pickle"
     peak = shown.locator("table", has_text="In use at the peak, by range")
     assert peak.locator("tbody tr").first.inner_text().split("\t")[:2] == [

@@ -1,4 +1,4 @@
-// What if: what each range, operator and kernel spends, and what a step would win.
+// What if: what each range, operator and kernel spends, and what a step would save.
 "use strict";
 
 sections.whatif = {
@@ -10,12 +10,12 @@ sections.whatif = {
       {title: "range, operator or kernel", isText: true, cell: (name, row) => named(name, row[1])},
       {title: "kind", isText: true},
       {
-        title: "spends, and wins at most",
+        title: "spends, and saves at most",
         isBar: true,
-        doc: "CPU and device time of a step; the dark part is what a step wins without it",
+        doc: "CPU and device time of a step; the dark part is what a step saves without it",
         cell: (_, row) => causalBar(row[2], row[3], most),
       },
-      {title: "wins at most", unit: "ns", doc: "how much shorter a step is if this takes no time"},
+      {title: "saves at most", unit: "ns", doc: "how much shorter a step is if this takes no time"},
       ...data.faster.map(share => ({
         title: share === 1 ? "gone" : `${Math.round(share * 100)} % faster`,
         unit: "ns",
@@ -29,7 +29,7 @@ sections.whatif = {
       element("p", {class: "soft", text:
         `A simulated step takes ${duration(data.step_ns)}. Each row is made faster in the `
         + "simulation, and the columns on the right show the step that follows. Time that is spent "
-        + "cannot always be won: what runs beside slower work is free."}),
+        + "cannot always be saved: work that runs beside slower work does not make the step longer."}),
       table(columns, rows, {caption: "Causal profile", shown: 15}),
       element("ul", {class: "soft"}, data.notes.map(note => element("li", {text: note}))),
     );
@@ -43,7 +43,7 @@ function named(name, kind) {
 
 function causalBar(spent, won, most) {
   const bar = element("span", {
-    class: "causal", title: `spends ${duration(spent)}, wins at most ${duration(won)}`,
+    class: "causal", title: `spends ${duration(spent)}, saves at most ${duration(won)}`,
   });
   for (const [ns, name] of [[spent, "spent"], [won, "won"]]) {
     const piece = element("span", {class: name});
