@@ -46,9 +46,9 @@ def costs(name: str, path: Path) -> tuple[list[Row], int]:
         )
     ns = {what: statistics.median(values) for what, values in times.items()}
     limits = {
-        "page": ("the whole page", 12.0),
-        "diagnose": ("its diagnosis", 6.0),
-        "profile": ("its causal profile", 10.0),
+        "page": ("the whole page", 1.0),
+        "diagnose": ("its diagnosis", 3.0),
+        "profile": ("its causal profile", 1.0),
     }
     rows = [
         Row(f"{name}: {what}", ns[part], "reading the trace", ns["read"], limit)
