@@ -226,15 +226,14 @@ def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
 def _failures(budget: Budget, measured: _Measured) -> list[str]:
     """A sentence for each counter above its limit, and lines that tell what is new."""
     from instrument.compare.budget import excesses, what_is_new
-    from instrument.compare.counters import Counters, Occurred
+    from instrument.compare.counters import Occurred
 
     occurred = Occurred(measured.capture)
-    before = measured.stored or Counters(1, measured.counted.counts)
     lines = []
     for excess in excesses(budget, measured.capture, measured.counted):
         lines.append(excess.sentence)
         if excess.counter:
-            lines += what_is_new(excess.counter, occurred, before, measured.counted)
+            lines += what_is_new(excess.counter, occurred, measured.stored, measured.counted)
     return lines
 
 

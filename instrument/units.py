@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
+MINUS = "\N{MINUS SIGN}"
 _TIMES = ((1_000, 1, "ns"), (1_000_000, 1e3, "µs"), (1_000_000_000, 1e6, "ms"))
 
 
@@ -34,6 +35,12 @@ def durations_like(ns: float) -> Callable[[float], str]:
         return f"{round(value / divisor, decimals) + 0.0:,.{decimals}f} {unit}"
 
     return text
+
+
+def percent_change(share: float) -> str:
+    """A change as text, such as "+5.3 %" or "−0.4 %"; 0 has no sign."""
+    text = f"{abs(share):,.1%}".replace("%", " %")
+    return text if text == "0.0 %" else f"{MINUS if share < 0 else '+'}{text}"
 
 
 def size(value: float) -> str:

@@ -146,7 +146,7 @@ def test_a_comparison_that_would_mislead_needs_force(
     error = capsys.readouterr().err
     assert error == (
         f"instrument: {before} and {tmp_path}/other are too unlike to be compared: The world size "
-        "differs: 1 before, 8 after. With --force (force=True) they are compared all the same.\n"
+        "differs: 1 before, 8 after. Use --force (force=True) to compare them nevertheless.\n"
     )
     assert "Warning: The world size differs" in said(capsys, before, tmp_path / "other", "--force")
 

@@ -409,23 +409,27 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
     return RangeTable(scopes.paths, slices, attributed_work(links), len(links.steps), module_types)
 
 
-def total_ns_per_step(links: Links, groups: Groups) -> Ints:
-    """Return the part of `total_ns` in each finished step: a row for each group of paths.
+def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
+    """Return the part of `total_ns` in each of the last finished steps: a row for each group.
 
     The time of a call, or of an autograd node, counts for the step in which the call began.
 
+    Args:
+        links: the relations of the trace.
+        groups: groups of the paths of ranges.
+        most: for how many steps at most; the last ones are taken.
+
     Cost: a pass over the calls of ranges and the autograd nodes for each step.
     """
-    scopes = links.scopes
+    scopes, steps = links.scopes, len(links.steps)
     spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
     step = step_at(links.events, links.steps, scopes.nodes.start_ns)
-    found = np.zeros((groups.count, len(links.steps)), np.int64)
-    for number in range(len(links.steps)):
+    found = [np.zeros((groups.count, 0), np.int64)]
+    for number in range(max(steps - most, 0), steps):
         here = step == number
-        found[:, number] = scopes.paths.summed(
-            spent[here], groups.of, groups.count, scopes.attributed[here]
-        )
-    return found
+        total = scopes.paths.summed(spent[here], groups.of, groups.count, scopes.attributed[here])
+        found.append(total[:, None])
+    return np.concatenate(found, axis=1)
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:

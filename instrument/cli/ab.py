@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ _FORMS = (
     "(--a OVERRIDES --b OVERRIDES -- COMMAND), or two commands (--a COMMAND --b COMMAND)"
 )
 # How many of the last lines of a failed program are shown.
-_LINES = 15
+_LINES, _TAIL_BYTES = 15, 1 << 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--margin",
         metavar="PERCENT",
-        type=_percent,
+        type=percentage,
         default=0.02,
         help="a change within ±PERCENT counts as the same (default: 2)",
     )
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON, with all runs and times in nanoseconds")
 
 
-def _percent(text: str) -> float:
+def percentage(text: str) -> float:
     """A percentage greater than 0 and less than 100, as a share."""
     share = float(text) / 100
     if not 0 < share < 1:
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.report.ab import as_json, parts, progress
 
     blocks: list[Block] = []
-    with _programs(arguments) as (a, b):
+    with _sigterm_as_interrupt(), _programs(arguments) as (a, b):
 
         def result() -> str | Parts:
             comparison = Comparison(blocks, arguments.margin)
@@ -119,6 +120,16 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         return result()
 
 
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, so that a cancelled CI job leaves no worktrees and no programs."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _folder(given: Path | None) -> Path:
     """A new folder for the runs, at `given` or a temporary one."""
     if given is None:
@@ -131,7 +142,9 @@ def _folder(given: Path | None) -> Path:
 
 
 def _last_lines(output: Path) -> str:
-    lines = output.read_text(errors="replace").splitlines()
+    with output.open("rb") as file:
+        file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
+        lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
     return "\n".join(["The last lines of its output:", *(f"  {line}" for line in lines[-_LINES:])])
 
 

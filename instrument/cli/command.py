@@ -50,12 +50,15 @@ COMMANDS = {
     "cache": cache,
 }
 
+# The status of a program that Ctrl-C has ended, as shells report it.
+_INTERRUPTED = 130
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     The status is 0, or 2 after an error that the user can fix; stderr then has one line about the
-    error. `diff` has further statuses. `argv` does not contain the program's name; None means the
+    error. It is 130 after Ctrl-C. `diff` has further statuses. `argv` does not contain the program's name; None means the
     arguments of the process.
     """
     parser = _parser()
@@ -80,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_result(shown)
     except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        say("instrument: interrupted")
+        return _INTERRUPTED
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")
         return 2

@@ -77,16 +77,17 @@ def run(arguments: argparse.Namespace) -> Result:
     from instrument.compare.baseline import is_baseline
 
     conditions = [gate.parse(text) for text in arguments.fail_on]
-    has_baseline = not isinstance(arguments.before, str) and is_baseline(arguments.before)
-    if has_baseline and not conditions:
+    paths = (arguments.before, arguments.after)
+    baselines = [path for path in paths if isinstance(path, Path) and is_baseline(path)]
+    if baselines and not conditions:
         raise ConfigError(
-            f"{arguments.before} holds only counters: add a condition, such as "
+            f"{baselines[0]} is a baseline, which holds only counters: add a condition, such as "
             "--fail-on 'operators>+0', or give the capture."
         )
-    shown = "" if has_baseline else _comparison(arguments)
+    shown = "" if baselines else _comparison(arguments)
     if not conditions:
         return Result(shown)
-    sides = [_side(path) for path in (arguments.before, arguments.after)]
+    sides = [_side(path, path in baselines) for path in paths]
     verdicts = [gate.judge(condition, *sides) for condition in conditions]
     return Result(_with_verdicts(arguments, shown, verdicts), gate.exit_status(verdicts))
 
@@ -103,14 +104,14 @@ def _comparison(arguments: argparse.Namespace) -> str | Parts:
     return report.parts(found, rows=arguments.rows, by=arguments.by)
 
 
-def _side(path: Path | str) -> Side:
+def _side(path: Path | str, is_baseline: bool) -> Side:
     from instrument.analysis.views import Views
     from instrument.cli.paths import captures_at
-    from instrument.compare.baseline import is_baseline, read
+    from instrument.compare.baseline import read
     from instrument.compare.gate import Side, side
 
-    if isinstance(path, Path) and is_baseline(path):
-        return Side([read(path)])
+    if is_baseline:
+        return Side([read(Path(path))])
     return side(Views.load(each) for each in captures_at(path))
 
 

@@ -16,15 +16,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from instrument.compare.machine import Conditions, watch
+from instrument.compare.machine import MachineState, watch
 from instrument.compare.run_record import RunRecord, read_run
-from instrument.compare.statistics import (
-    Change,
-    Floats,
-    Verdict,
-    blocks_missing,
-    changes,
-)
+from instrument.compare.statistics import Change, Floats, Verdict, blocks_missing, changes
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.files import CAPTURES_VARIABLE
 
@@ -41,6 +35,7 @@ OUTPUT_FILE = "output.txt"
 #: range more asks for clearer changes of all.
 LEAST_SHARE, MOST_RANGES = 0.01, 19
 _SEED = 0
+_ENDS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ class Run(NamedTuple):
 
     label: Label
     record: RunRecord
-    conditions: Conditions
+    machine: MachineState
 
 
 class Block(NamedTuple):
@@ -153,10 +148,9 @@ def run_once(program: Program, folder: Path) -> Run:
                 f"{error.strerror}."
             ) from None
         try:
-            conditions = watch(process)
+            machine = watch(process)
         finally:
-            process.terminate()
-            process.wait()
+            _end(process)
     if process.returncode:
         raise RunError(
             f"The command of {program.label} failed with status {process.returncode}; its output "
@@ -164,9 +158,19 @@ def run_once(program: Program, folder: Path) -> Run:
             output,
         )
     try:
-        return Run(program.label, read_run(folder / "captures"), conditions)
+        return Run(program.label, read_run(folder / "captures"), machine)
     except InstrumentError as error:
         raise RunError(f"A run of {program.label} cannot be used: {error}", output) from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program; if it does not end by itself within 10 s, it is killed."""
+    process.terminate()
+    try:
+        process.wait(_ENDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +275,9 @@ class Comparison:
         a, b = self._counter_values("A"), self._counter_values("B")
         return [CounterValues(name, a[name], b[name]) for name in a if name in b]
 
-    def conditions(self, label: Label) -> list[Conditions]:
+    def machine(self, label: Label) -> list[MachineState]:
         """The state of the machine in each run of one side."""
-        return [run.conditions for block in self.blocks for run in block.runs if run.label == label]
+        return [run.machine for block in self.blocks for run in block.runs if run.label == label]
 
     def _records(self, label: Label) -> list[RunRecord]:
         return [record for block in self.blocks for record in block.side(label)]

@@ -46,10 +46,15 @@ _Cell = _Number | Annotated[list[_Number], Meta(min_length=3, max_length=3)]
 _Rows = dict[str, dict[str, _Cell]]
 
 
+class _Head(Struct):
+    """The part of the file that every format has."""
+
+    torch_instrument_baseline: int
+
+
 class _Content(Struct):
     """The content of the file; see the module."""
 
-    torch_instrument_baseline: int
     steps: Annotated[int, Meta(ge=1, le=2**31)]
     counters: dict[str, _Cell]
     ranges: _Rows
@@ -75,18 +80,20 @@ def read(path: Path) -> Counters:
         CaptureError: the file cannot be read, is no baseline, or has a newer format.
     """
     try:
-        content = msgspec.json.decode(files.read_bytes(path, _MOST_BYTES), type=_Content)
+        text = files.read_bytes(path, _MOST_BYTES)
+        version = msgspec.json.decode(text, type=_Head).torch_instrument_baseline
+        if version > FORMAT:
+            raise CaptureError(
+                f"The baseline {path} has format {version}, but this version of torch-instrument "
+                f"reads formats up to {FORMAT}: upgrade torch-instrument."
+            )
+        content = msgspec.json.decode(text, type=_Content)
     except OSError as error:
         raise CaptureError(f"The baseline {path} cannot be read: {error.strerror}.") from None
     except BAD_JSON as error:
         raise CaptureError(
             f"The file {path} is no baseline ({error}): write it with `instrument baseline`."
         ) from None
-    if content.torch_instrument_baseline > FORMAT:
-        raise CaptureError(
-            f"The baseline {path} has format {content.torch_instrument_baseline}, but this version "
-            f"of torch-instrument reads formats up to {FORMAT}: upgrade torch-instrument."
-        )
     steps = content.steps
     known: dict[str, Count | None] = dict.fromkeys(COUNTERS)
     known |= {

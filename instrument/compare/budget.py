@@ -157,14 +157,16 @@ def share_of(capture: Views, name: str) -> float:
     return measured(capture).covered(*merged(events.start_ns[inside], events.end_ns[inside]))
 
 
-def what_is_new(counter: str, occurred: Occurred, before: Counters, after: Counters) -> list[str]:
+def what_is_new(
+    counter: str, occurred: Occurred, before: Counters | None, after: Counters
+) -> list[str]:
     """Lines that name the ranges in which a counter is higher than before, and the new calls there.
 
-    Each call has the stack of its first occurrence. If no range is higher, the calls of the whole
-    step are shown.
+    Each call has the stack of its first occurrence. If no range is higher, or if `before` is None,
+    the calls of the whole step are shown.
     """
-    text, lines = amount_of(counter), []
-    ranges = increased_ranges(before, after, counter)[:_SHOWN]
+    text, lines = amount_of(counter), list[str]()
+    ranges = [] if before is None else increased_ranges(before, after, counter)[:_SHOWN]
     for each in ranges:
         lines.append(f"  in {each.path}: {text(each.after)}, before {text(each.before)}")
         lines += _calls(counter, occurred, before, after, each.path)
@@ -172,7 +174,7 @@ def what_is_new(counter: str, occurred: Occurred, before: Counters, after: Count
 
 
 def _calls(
-    counter: str, occurred: Occurred, before: Counters, after: Counters, path: str | None
+    counter: str, occurred: Occurred, before: Counters | None, after: Counters, path: str | None
 ) -> list[str]:
     lines = []
     for call in calls_behind(counter, occurred, before, after, path)[:_SHOWN]:

@@ -14,7 +14,7 @@ from instrument.analysis.breakdown import KERNEL, KINDS
 from instrument.analysis.coverage import losses
 from instrument.analysis.views import Views
 from instrument.compare.totals import Rows, Totals
-from instrument.runs.rank_summary import rank_of
+from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.trace.capture_json import Environment
 from instrument.trace.events import Events
 
@@ -93,8 +93,8 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
     """The values of each fact; None stands for unknown."""
     about, events = capture.about, capture.events
     environment = about.environment or Environment()
-    phase = about.window.phase or "train"
-    loaders = [each for each in environment.loaders or () if (each.phase or "train") == phase]
+    phase = phase_of(capture)
+    loaders = [each for each in environment.loaders or () if (each.phase or TRAIN) == phase]
     devices = [device.name for device in events.devices]
     return {
         "device": devices or about.devices or (),

@@ -34,8 +34,8 @@ from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, 
 
 #: Each counter, and what it counts.
 COUNTERS = {
-    "operators": "calls of operators that no other operator calls. An operator that synchronizes, "
-    "and an operator of a collective, counts there and not here",
+    "operators": "calls of operators that no other operator calls, without those that count as "
+    "syncs or collectives",
     "launches": "calls that launch kernels; None without a device",
     "kernels": "kernels that ran, without those of collectives; None without a device",
     "syncs": "calls that wait for the device. Without a device: calls of operators that would wait "
@@ -76,7 +76,7 @@ _SYNCHRONIZING = frozenset(
 _COLLECTIVE = "c10d::"
 # A name of torch's dispatcher. Nodes of autograd and regions of compiled code have other names.
 _DISPATCHED = re.compile(r"\w+::\w+(\.\w+)?")
-# Windows have far fewer steps. More steps take time, and tell nothing more.
+# Windows have far fewer steps. More steps would take time and add no information.
 _MOST_STEPS = 1_000
 
 
@@ -281,11 +281,11 @@ class Occurred:
         """Work of the devices of some kinds, at the time of its launch."""
         if not self.has_device:
             return None
-        events, work = self.views.events, self.views.work
-        launch = np.where(work.call >= 0, work.call, work.operator)
-        time_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
-        chosen = np.isin(work.kind, kinds)
-        return Occurrences(work.event, time_ns, np.ones(len(time_ns), np.int64)).only(chosen)
+        work = self.views.work
+        ones = np.ones(len(work.event), np.int64)
+        return Occurrences(work.event, launched_ns(self.views), ones).only(
+            np.isin(work.kind, kinds)
+        )
 
     def _launches(self) -> Occurrences | None:
         if not self.has_device:
@@ -338,6 +338,14 @@ def counters(views: Views) -> Counters:
     texts = views.links.scopes.paths.texts
     ordered = {path: ranges[path] for path in texts if path in ranges}
     return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
+
+
+def launched_ns(views: Views) -> Ints:
+    """When the CPU launched each work of a device; its start if its launch is not in the trace."""
+    work = views.work
+    launch = np.where(work.call >= 0, work.call, work.operator)
+    found: Ints = np.where(launch >= 0, views.events.start_ns[launch], work.start_ns)
+    return found
 
 
 def _counted_steps(views: Views) -> Measured:

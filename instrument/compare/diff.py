@@ -90,8 +90,8 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     found = unlike(was.conditions[phase], now.conditions[phase], old, new)
     if found and found[0].misleads and not force:
         raise CaptureError(
-            f"{was.name} and {now.name} are too unlike to be compared: {found[0].sentence} With "
-            "--force (force=True) they are compared all the same."
+            f"{was.name} and {now.name} are too unlike to be compared: {found[0].sentence} Use "
+            "--force (force=True) to compare them nevertheless."
         )
     found += [Unlike(sentence, misleads=False) for sentence in left_out(was, now, phase)]
     paths = renamed(old, new)

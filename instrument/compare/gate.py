@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from math import comb
 from operator import ge, gt, le, lt
 from typing import Literal, NamedTuple
 
@@ -27,9 +26,10 @@ from instrument.analysis.collectives import KINDS
 from instrument.analysis.views import Views
 from instrument.compare.counters import COUNTERS, KIND, Count, Counters, counters
 from instrument.compare.increases import Increase, increased_ranges
+from instrument.compare.statistics import is_higher
 from instrument.errors import ConfigError, did_you_mean
 from instrument.findings.places import measured
-from instrument.runs.rank_summary import rank_of
+from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.units import BYTES, COUNTS, duration, quantity
 
 Result = Literal["pass", "fail", "undecided"]
@@ -39,10 +39,9 @@ FAILED, UNDECIDED = 1, 3
 #: The times of a range, with the columns of `Capture.ranges`; "step" is the time of a step.
 TIMES = {"total": "total_ns", "cpu": "cpu_ns", "device": "device_ns"}
 STEP = "step"
-#: With fewer windows on each side, no order of their times is rarer than `_RARE`.
+#: With fewer windows on each side, no order of their times is rare enough; see `is_higher`.
 LEAST_WINDOWS = 3
 
-_RARE = Fraction(5, 100)
 _MOST_WINDOWS = 50
 _MOST_RANGES = 5
 #: Short names of counters.
@@ -152,7 +151,7 @@ def side(windows: Iterable[Views]) -> Side:
     for window in windows:
         span = measured(window)
         own = (counters(window), span.total_ns // span.count, _range_times(window))
-        is_other = (window.about.window.phase or "train") != "train"
+        is_other = phase_of(window) != TRAIN
         found.setdefault((is_other, rank_of(window) or 0), []).append(own)
     chosen = found[min(found)]
     return Side(*([*column] for column in zip(*chosen)))
@@ -187,6 +186,10 @@ def parse(text: str) -> Condition:
         where, name = where.removesuffix(KIND[:-1]).removesuffix("."), f"{KIND}{name}"
     name = SHORT.get(name, name)
     known = [*COUNTERS, *(KIND + kind for kind in KINDS), *(TIMES if where else (STEP,))]
+    if name in TIMES and where is None:
+        raise ConfigError(
+            f"{text!r} names no range: write 'range:NAME.{name}>5%', or '{STEP}>5%' for the step."
+        )
     if name not in known:
         raise ConfigError(f"{text!r} names no counter{did_you_mean(name, known)}")
     units = {} if found["percent"] else units_of(name)
@@ -334,8 +337,8 @@ def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
             "(profiler.repeat=3), and give the folders that hold them",
         )
     limit = 1 + condition.value
-    is_above = _is_rare([limit * each for each in was], [Fraction(each) for each in now])
-    is_below = _is_rare([Fraction(each) for each in now], [limit * each for each in was])
+    scaled = [limit * each for each in was]
+    is_above, is_below = is_higher(now, scaled), is_higher(scaled, now)
     if not is_above and not is_below:
         return Verdict(
             condition,
@@ -360,38 +363,6 @@ def _times(condition: Condition, one: Side) -> list[int] | None:
             return None
         found.append(sum(row[condition.name] for row in rows))
     return found
-
-
-def _is_rare(low: Sequence[Fraction], high: Sequence[Fraction]) -> bool:
-    """Whether `high` is above `low`, by the rank-sum test of Mann, Whitney and Wilcoxon.
-
-    True if at most 5 % of all orders of two equally distributed samples have so many pairs in which
-    the value of `high` is above. Ties count as if it were below.
-    """
-    pairs = sum(one < other for one in low for other in high)
-    orders = _orders(len(low), len(high))
-    return Fraction(sum(orders[pairs:]), comb(len(low) + len(high), len(low))) <= _RARE
-
-
-def _orders(low: int, high: int) -> list[int]:
-    """For each number of pairs, how many orders of two samples of these sizes have so many.
-
-    The largest value of all is either of `high`, which makes `low` pairs more, or of `low`. Cost:
-    the square of the product of the sizes.
-    """
-    table: dict[tuple[int, int], list[int]] = {}
-    for i in range(low + 1):
-        for j in range(high + 1):
-            if not i or not j:
-                table[i, j] = [1]
-                continue
-            counts = [0] * (i * j + 1)
-            for number, times in enumerate(table[i - 1, j]):
-                counts[number] += times
-            for number, times in enumerate(table[i, j - 1]):
-                counts[number + i] += times
-            table[i, j] = counts
-    return table[low, high]
 
 
 def amount_of(counter: str) -> Callable[[int], str]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.compare.counters import Counters, Occurred
+from instrument.compare.counters import Count, Counters, Occurred
 from instrument.findings.places import users_source
 from instrument.links.groupby import groupby
 from instrument.trace.events import split_overload
@@ -53,11 +53,12 @@ def increased_ranges(before: Counters, after: Counters, counter: str) -> list[In
 
 
 def calls_behind(
-    counter: str, occurred: Occurred, before: Counters, after: Counters, path: str | None
+    counter: str, occurred: Occurred, before: Counters | None, after: Counters, path: str | None
 ) -> list[Call]:
     """The calls that a counter counts in a range, or in the whole step if `path` is None.
 
-    If some of them are new, only these; else all. Those that count most come first.
+    If some of them are new, only these; else all. Those that count most come first. If `before` is
+    None, it is not known which are new.
     """
     found = occurred.of(counter)
     if found is None:
@@ -73,14 +74,13 @@ def calls_behind(
     calls = []
     for k in np.argsort(-groups.sum(weight), kind="stable").tolist():
         code, name = divmod(int(keys[k]), len(events.names))
-        text, operator = (
-            paths.texts[code - 1] if code else "",
-            split_overload(events.names[name])[0],
-        )
+        text = paths.texts[code - 1] if code else ""
+        operator = split_overload(events.names[name])[0]
         now = after.calls.get(text, {}).get(operator)
-        was = before.calls.get(text, {}).get(operator)
         number = int(groups.size[k]) // after.steps if now is None else now.most
-        earlier = None if now is None else was.most if was is not None else 0
+        earlier = None
+        if before is not None and now is not None:
+            earlier = before.calls.get(text, {}).get(operator, Count(0, 0, 0)).most
         calls.append(Call(operator, earlier, number, int(firsts[k])))
     new = [call for call in calls if call.before is None or call.after > call.before]
     return new or calls

@@ -25,7 +25,7 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class Conditions:
+class MachineState:
     """The state of the machine during one run; None if the machine does not offer a value.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Sample(NamedTuple):
     gpu_celsius: float | None
 
 
-def watch(process: subprocess.Popen[bytes]) -> Conditions:
+def watch(process: subprocess.Popen[bytes]) -> MachineState:
     """Wait until a process ends, and describe the machine during this time.
 
     Clocks and temperatures are read every 5 s, and at least once. Cost: 1 ms of one CPU for each
@@ -66,7 +66,7 @@ def watch(process: subprocess.Popen[bytes]) -> Conditions:
     foreign = None
     if busy_s is not None and ended_busy_s is not None:
         foreign = max(ended_busy_s - busy_s - (_children_s() - own_s), 0.0) / lasted_s
-    return Conditions(
+    return MachineState(
         foreign,
         _of_known(median, [each.cpu_mhz for each in samples]),
         _of_known(max, [each.cpu_celsius for each in samples]),

@@ -6,11 +6,13 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from instrument.errors import ConfigError
 
+# A git hook sets variables such as GIT_INDEX_FILE: git would then write into the user's index.
+_VARIABLES_OF_HOOKS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
 # Hooks of the repository could change the user's files; they do not run.
 _SAFE = ["-c", f"core.hooksPath={os.devnull}"]
 
@@ -36,8 +38,9 @@ def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
             yield [_existing(tree / inside, name) for tree, name in zip(trees, revisions)]
         finally:
             for tree in trees:
-                if tree.exists():
-                    _git(folder, "worktree", "remove", "--force", str(tree))
+                with suppress(ConfigError):  # git has not begun to make this worktree
+                    # Given twice, so that a worktree that is still locked is removed too.
+                    _git(folder, "worktree", "remove", "--force", "--force", str(tree))
 
 
 def python_path(tree: Path) -> str:
@@ -77,7 +80,13 @@ def _git(folder: Path, *arguments: str) -> str:
     """Run git in a folder and return its output without the last line break."""
     try:
         done = subprocess.run(
-            ["git", *_SAFE, *arguments], cwd=folder, capture_output=True, text=True, check=True
+            ["git", *_SAFE, *arguments],
+            cwd=folder,
+            env={k: v for k, v in os.environ.items() if k not in _VARIABLES_OF_HOOKS},
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            check=True,
         )
     except OSError as error:
         raise ConfigError(f"git cannot be started ({error.strerror}): install git.") from None

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from instrument.analysis.table import Schema, Table, names_of, schema
-from instrument.compare.counters import KIND
+from instrument.compare.counters import KIND, OF_WHOLE_STEP
 from instrument.compare.step_change import Whole
-from instrument.compare.totals import PEAK, Quantities, Rows, Totals
+from instrument.compare.totals import Quantities, Rows, Totals
 
 _STATUS = "added, removed, changed (another number of calls) or same (the same number of calls)"
 _STATUS_OF_RANGES = (
@@ -73,7 +73,6 @@ COUNTERS_COMPARED: Schema = schema(
     after="the same after the change",
     change="`after` minus `before`; None if one of them is not known",
 )
-_OF_WINDOWS = frozenset({PEAK, "graph_breaks", "recompilations"})
 
 
 def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -> Table:
@@ -103,7 +102,7 @@ def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
     total = (row or {}).get(name)
     if total is None:
         return 0 if known else None
-    return total if name in _OF_WINDOWS else _divided(name, total, max(totals.counted_steps, 1))
+    return total if name in OF_WHOLE_STEP else _divided(name, total, max(totals.counted_steps, 1))
 
 
 def operators_compared(before: Totals, after: Totals) -> Table:

@@ -11,6 +11,7 @@ from instrument.analysis.views import Views
 from instrument.compare.counters import Count, counters
 from instrument.compare.step_parts import compared_steps, step_parts
 from instrument.errors import CaptureError
+from instrument.runs.rank_summary import TRAIN, phase_of
 from instrument.runs.run import captures_below
 from instrument.runs.timings_file import STEP, read_intervals
 
@@ -51,7 +52,7 @@ def read_run(folder: Path) -> RunRecord:
         TraceError: a trace cannot be read.
     """
     captures = [Views.load(path) for path in captures_below(folder)]
-    training = [each for each in captures if each.about.window.phase in (None, "train")]
+    training = [each for each in captures if phase_of(each) == TRAIN]
     lowest = min((each.about.rank or 0 for each in training), default=0)
     windows = [each for each in training if (each.about.rank or 0) == lowest]
     windows = [each for each in windows if len(each.links.steps) > 1]

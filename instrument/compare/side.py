@@ -13,13 +13,11 @@ from instrument.analysis.views import Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals
 from instrument.errors import CaptureError, TraceError
-from instrument.runs.rank_summary import rank_of
+from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.runs.run import Ranks, Run, paths_at
 
 #: What can be compared: a capture, a run, one window of a run, or the path or URL of one of them.
 Comparable: TypeAlias = "str | PathLike[str] | Views | Run | Ranks"
-
-_TRAIN = "train"
 
 
 @dataclass
@@ -40,7 +38,7 @@ class Side:
 
     def add(self, capture: Views) -> None:
         """Add the sums and the conditions of one capture."""
-        phase = capture.about.window.phase or _TRAIN
+        phase = phase_of(capture)
         own, place = totals(capture), (phase, rank_of(capture))
         self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
         known = [self.conditions[phase]] if phase in self.conditions else []
@@ -96,7 +94,7 @@ def common_phase(before: Side, after: Side) -> str:
             f"{before.name} and {after.name} cannot be compared: the phase of one is {was}, of the "
             f"other {now}. Give captures of the same phase."
         )
-    return _TRAIN if _TRAIN in common else common[0]
+    return TRAIN if TRAIN in common else common[0]
 
 
 def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:

@@ -37,9 +37,10 @@ from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
 from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import Measured, measured, range_codes
-from instrument.links.groupby import groupby
+from instrument.links.call_tree import CallTree
+from instrument.links.groupby import distinct, groupby
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
+from instrument.trace.events import Codes, Ints, is_runtime, is_step, is_wait
 
 KINDS = (
     "compute",
@@ -51,6 +52,9 @@ KINDS = (
     "idle",
 )
 COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OTHER_CPU, IDLE = range(len(KINDS))
+#: The kinds of `split_parts`: those of `KINDS`, where two kinds take the place of "other CPU".
+SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
+_OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _LATEST = np.iinfo(np.int64).max
 # Codes of paths below 0: no range, a launch that is not in the trace, and the range on the CPU.
@@ -72,7 +76,22 @@ class _Layer(NamedTuple):
 
 
 def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
-    """Return the time of some steps in ns, by the path of the range and the kind of time.
+    """Return the time of some steps in ns, by the path of the range and one of `KINDS`.
+
+    The arguments, the cost and the sum are those of `split_parts`.
+    """
+    parts: dict[tuple[str, str], int] = {}
+    for (path, kind), ns in split_parts(capture, span).items():
+        place = path, KINDS[OTHER_CPU] if kind in SPLIT_KINDS[OTHER_CPU:_SPLIT_IDLE] else kind
+        parts[place] = parts.get(place, 0) + ns
+    return parts
+
+
+def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
+    """Return the time of some steps in ns, by the path of the range and one of `SPLIT_KINDS`.
+
+    Other CPU time is split: "CPU operators" is time in operators and calls of the runtime, and
+    "Python" is time in ranges, but in no operator.
 
     The times sum to the duration of the steps exactly. See the module for the kinds.
 
@@ -88,22 +107,26 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     waits, loaders = _waits(capture)
     layers += [waits, *_launches(capture, span)]
     engine = _engine(links)
-    begin, lasts_ns = _segments(links, span, [*layers, engine])
+    path_of_node, kind_of_node = _on_cpu(links)
+    code = path_of_node * len(SPLIT_KINDS) + kind_of_node
+    differs = code[:-1] != code[links.call_tree.parent]
+    begin, lasts_ns = _segments(links, span, [*layers, engine], differs)
     at = engine.at(begin)
     thread = np.where(at >= 0, np.append(engine.code, 0)[at], _thread(links))
-    on_cpu, is_working = _on_cpu(links, thread.astype(np.int32), begin)
-    path, kind = on_cpu.copy(), np.where(is_working, OTHER_CPU, IDLE)
+    node = _node_at(links.call_tree, thread.astype(np.int32), begin)
+    on_cpu = path_of_node[node]
+    path, kind = on_cpu.copy(), kind_of_node[node]
     for layer in reversed(layers):
         at = layer.at(begin)
         found = at >= 0
         code = layer.code[at[found]]
         path[found] = np.where(code == _ON_CPU, on_cpu[found], code)
         kind[found] = layer.kind
-    keys, groups = groupby((path - _NO_LAUNCH) * len(KINDS) + kind)
+    keys, groups = groupby((path - _NO_LAUNCH) * len(SPLIT_KINDS) + kind)
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
     parts: dict[tuple[str, str], int] = {}
     for key, total in zip(keys.tolist(), groups.sum(lasts_ns).tolist()):
-        place = plain_path(texts[key // len(KINDS)]), KINDS[key % len(KINDS)]
+        place = plain_path(texts[key // len(SPLIT_KINDS)]), SPLIT_KINDS[key % len(SPLIT_KINDS)]
         parts[place] = parts.get(place, 0) + total
     return parts
 
@@ -125,14 +148,21 @@ def plain_path(path: str) -> str:
     return _ITERATOR.sub(r"\1", path)
 
 
-def _segments(links: Links, span: Measured, layers: Sequence[_Layer]) -> tuple[Ints, Ints]:
-    """The start and the duration of each segment of the steps, in which nothing starts or ends."""
+def _segments(
+    links: Links, span: Measured, layers: Sequence[_Layer], differs: Flags
+) -> tuple[Ints, Ints]:
+    """The start and the duration of each segment of the steps, in which nothing starts or ends.
+
+    `differs` is a mask of the nodes at which the range or the kind of time is not that of the
+    parent. The other nodes start and end inside segments.
+    """
     tree = links.call_tree
     threads = np.append(np.unique(layers[-1].code), _thread(links))
-    nodes = np.flatnonzero(np.isin(tree.thread, threads))
-    times = [span.start_ns, span.end_ns, tree.start_ns[nodes], tree.end_ns[nodes]]
+    nodes = np.flatnonzero(differs & np.isin(tree.thread, threads))
+    start_ns = tree.start_ns[nodes]
+    times = [span.start_ns, span.end_ns, start_ns, start_ns + links.spent_ns[nodes]]
     times += [side for layer in layers for side in (layer.start_ns, layer.end_ns)]
-    cuts = np.unique(np.concatenate(times))
+    cuts = distinct(np.concatenate(times))
     begin, lasts_ns = cuts[:-1], np.diff(cuts)
     inside = span.holds(begin) >= 0
     return begin[inside], lasts_ns[inside]
@@ -177,7 +207,7 @@ def _launches(capture: Views, span: Measured) -> list[_Layer]:
     events, links, work = capture.events, capture.links, capture.work
     if not len(work.event):
         return []
-    call = np.unique(work.call[work.call >= 0])
+    call = distinct(work.call[work.call >= 0])
     scope = np.append(links.scopes.innermost, -1)[links.call_tree.nodes_of(call)]
     is_ours = (events.thread[call] == _thread(links)) | np.append(links.scopes.backward, False)[
         scope
@@ -195,10 +225,8 @@ def _launches(capture: Views, span: Measured) -> list[_Layer]:
 def _engine(links: Links) -> _Layer:
     """The backward nodes, with the thread of each."""
     nodes, backward = links.scopes.nodes, links.scopes.backward
-    top = backward & ~nodes.inside(backward)
-    return _disjoint(
-        OTHER_CPU, nodes.start_ns[top], nodes.end_ns[top], nodes.thread[top].astype(np.int64)
-    )
+    thread = nodes.thread[backward].astype(np.int64)
+    return _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], thread)
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
@@ -219,16 +247,24 @@ def _thread(links: Links) -> int:
     return int(np.bincount(thread).argmax()) if len(thread) else -1
 
 
-def _on_cpu(links: Links, thread: Codes, time_ns: Ints) -> tuple[Ints, Flags]:
-    """The path of the range in which each thread is at a time, and whether the thread works.
+def _on_cpu(links: Links) -> tuple[Ints, Ints]:
+    """The path of the range of each node, and the kind of its time; the last is for no node.
 
-    A thread that waits for a device, or is in no operator, range or call, does not work.
+    A thread that waits for a device, or is in no operator, range or call, is idle.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
+    waits = events.among(is_runtime) & events.named(is_wait)
+    is_range = np.zeros(len(events), np.bool_)
+    is_range[scopes.ranges.index] = True
+    kind = np.where(is_range, _PYTHON, _OPERATORS)
+    kind[waits | events.named(is_step)] = _SPLIT_IDLE
+    path = np.append(scopes.attributed, _NO_RANGE)[np.append(scopes.innermost, -1)]
+    return path, np.append(kind[tree.index], _SPLIT_IDLE)
+
+
+def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
+    """The innermost node of each thread at a time; -1 for none. A node does not contain its end."""
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]
-    waits = events.among(is_runtime) & events.named(is_wait)
-    is_work = ~(waits | events.named(is_step))[tree.index]
-    path = np.append(scopes.attributed, _NO_RANGE)[np.append(scopes.innermost, -1)[node]]
-    return path, np.append(is_work, False)[node]
+    return node

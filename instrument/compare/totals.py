@@ -16,13 +16,12 @@ from instrument.analysis.breakdown import COPY, KINDS, Work
 from instrument.analysis.kernels import copies, kernels
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
-from instrument.compare.counters import Counters, counters
+from instrument.compare.counters import Counters, counters, launched_ns
 from instrument.compare.step_parts import compared_steps, plain_path, step_parts
 from instrument.findings.places import Measured
 from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups
 from instrument.links.paths import Paths
-from instrument.trace.events import Flags
 
 #: The quantities of one range, operator or kernel, by name; None stands for unknown.
 Quantities = dict[str, int | None]
@@ -36,8 +35,8 @@ _OF_OPERATORS = (
     "self_device_bytes",
     "flops",
 )
-#: The counter that is a maximum, and not a sum.
-PEAK = "peak_bytes"
+# The counter that is a maximum, and not a sum.
+_PEAK = "peak_bytes"
 # Ranges, steps and marks are no operators.
 _NO_OPERATORS = frozenset({"range", "step", "mark"})
 
@@ -174,9 +173,9 @@ def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
 
 def _add_counters(one: Rows, other: Rows) -> Rows:
     found = _add_rows(one, other)
-    peaks = [row.get(PEAK) for row in (one.get(None, {}), other.get(None, {}))]
+    peaks = [row.get(_PEAK) for row in (one.get(None, {}), other.get(None, {}))]
     if known := [peak for peak in peaks if peak is not None]:
-        found[None][PEAK] = max(known)
+        found[None][_PEAK] = max(known)
     return found
 
 
@@ -193,21 +192,10 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
     return found
 
 
-def _launched_in(capture: Views, span: Measured) -> Flags:
-    """A mask of the device events that the steps launched.
-
-    If the launch of a device event is not in the trace, the start of the device event decides.
-    """
-    events, work = capture.events, capture.work
-    launch = np.where(work.call >= 0, work.call, work.operator)
-    time_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
-    found: Flags = span.holds(time_ns) >= 0
-    return found
-
-
 def _kernels(capture: Views, span: Measured) -> Rows:
     """The kernels and copies that the steps launched, by name and kind."""
-    events, work, chosen = capture.events, capture.work, _launched_in(capture, span)
+    events, work = capture.events, capture.work
+    chosen = span.holds(launched_ns(capture)) >= 0
     part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
     names = ("calls", "device_ns", "launch_ns")
     found = _summed(kernels(events, part), names, lambda row: (row.name, row.kind))
@@ -241,7 +229,7 @@ def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | N
     of_nodes, counts = Groups(path, count), (span.holds(tree.start_ns) >= 0) & (path >= 0)
     device, node = links.launched
     of_work = np.append(path, -1)[node]
-    launched = _launched_in(capture, span) & (of_work >= 0)
+    launched = (span.holds(launched_ns(capture)) >= 0) & (of_work >= 0)
     device_ns = Groups(of_work, count).sum(events.duration_ns[device], launched)
     flops = None if links.flops is None else np.where(links.flops == UNKNOWN, 0, links.flops)
     return {

@@ -24,6 +24,7 @@ from instrument.findings import (
     device_idle,
     exposed_communication,
     first_step,
+    float64,
     garbage_collection,
     graph_breaks,
     hooks,
@@ -52,18 +53,19 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.whatif.scenario import Scenario
 
-#: Every kind of problem that `diagnose` looks for.
+#: Every kind of problem that `diagnose` looks for. Of findings with an unknown saving, those of
+#: earlier checks come first: so unmarked time comes after what explains it.
 CHECKS: tuple[Check, ...] = (
     loader_wait.CHECK,
     synchronizing_calls.CHECK,
     operator_storm.CHECK,
-    unmarked_time.CHECK,
     launch_bound.CHECK,
     device_idle.CHECK,
     blocking_copies.CHECK,
     exposed_communication.CHECK,
     slow_links.CHECK,
     tensor_cores.CHECK,
+    float64.CHECK,
     attention_not_fused.CHECK,
     layout_and_casts.CHECK,
     allocator_churn.CHECK,
@@ -79,6 +81,7 @@ CHECKS: tuple[Check, ...] = (
     conv_bias_before_norm.CHECK,
     first_step.CHECK,
     recording_overhead.CHECK,
+    unmarked_time.CHECK,
 )
 #: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)

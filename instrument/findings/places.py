@@ -144,7 +144,9 @@ def nodes_of(links: Links, events: Ints) -> Ints:
     device, launcher = links.launched
     launched = np.full(len(table) + 1, -1)
     launched[device] = launcher
-    on_device = np.isin(events, device)
+    is_on_device = np.zeros(len(table) + 1, np.bool_)
+    is_on_device[device] = True
+    on_device = is_on_device[events]
     node[on_device] = launched[events[on_device]]
     others = (node < 0) & ~on_device & ~calls
     if others.any():
@@ -161,11 +163,10 @@ def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     engine's threads have no Python frames, so the source of the backward is not known.
     """
     links, table = capture.links, capture.events
-    launched = np.full(len(table) + 1, -1)
-    calls = np.where(links.launches.call >= 0, links.launches.call, links.launches.operator)
-    launched[links.launches.device] = calls
-    on_device = np.isin(events, links.launches.device)
-    at = np.where(on_device, launched[events], events)
+    launches = links.launches
+    caller = np.append(np.arange(len(table)), -1)  # the last entry is for the position -1
+    caller[launches.device] = np.where(launches.call >= 0, launches.call, launches.operator)
+    at = caller[events]
     frames = links.frames
     code = _source_of_frames(links, at) if len(frames) else _source_of_texts(links, at)
     known, found = np.unique(code[code >= 0], return_inverse=True)
@@ -399,3 +400,19 @@ def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
 def percent(share: float) -> str:
     """A share as text for a title, such as "52 %" or "0.4 %"."""
     return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
+
+
+def evidence_span(events: Events, evidence: Evidence) -> tuple[int, int] | None:
+    """The start and end of the event that starts at `evidence.start_ns`; None without such an event.
+
+    Of several events, one whose name begins with the name of the evidence is preferred, then the
+    longest.
+    """
+    if evidence.start_ns is None:
+        return None
+    found = np.flatnonzero(events.start_ns == evidence.start_ns)
+    if not len(found):
+        return None
+    named = [events.names[k].startswith(evidence.name) for k in events.name[found].tolist()]
+    last = found[np.lexsort((events.end_ns[found], named))[-1]]
+    return evidence.start_ns, int(events.end_ns[last])

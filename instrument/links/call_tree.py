@@ -113,11 +113,16 @@ class CallTree:
 
         The result is -1 for a node if neither the node nor an ancestor is chosen.
         """
-        own = np.arange(len(self))
-        hop = np.where(chosen | (self.parent < 0), own, self.parent)
-        while not np.array_equal(further := hop[hop], hop):
-            hop = further
-        return np.where(chosen[hop], hop, -1) if len(self) else hop
+        if not chosen.any():
+            return np.full(len(self), -1)
+        # The last entry is for a node without a parent.
+        hop = np.append(np.where(chosen, np.arange(len(self)), self.parent), -1)
+        is_found = np.append(chosen, True)
+        left = np.flatnonzero(~is_found[hop])
+        while len(left):
+            hop[left] = hop[hop[left]]
+            left = left[~is_found[hop[left]]]
+        return hop[:-1]
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""

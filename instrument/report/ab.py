@@ -10,16 +10,17 @@ from typing import Any
 
 from instrument.analysis.table import Table, known_columns
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
-from instrument.compare.machine import Conditions
+from instrument.compare.gate import amount_of
+from instrument.compare.machine import MachineState
 from instrument.printable import printable
 from instrument.report.section import Section
-from instrument.units import durations_like
+from instrument.units import durations_like, percent_change
 
 #: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
 VERSION = 1
 
 # For each fact about the machine: its name, its unit and its number of decimals.
-_CONDITIONS = {
+_MACHINE = {
     "foreign_cpus": ("CPUs used by other programs", "", 1),
     "cpu_mhz": ("CPU clock", " MHz", 0),
     "cpu_celsius": ("CPU temperature", " °C", 0),
@@ -31,7 +32,7 @@ _CONDITIONS = {
 def progress(number: int, blocks: int, block: Block) -> str:
     """One line about a finished block."""
     text = durations_like(block.step_ns("A"))
-    foreign = [run.conditions.foreign_cpus for run in block.runs]
+    foreign = [run.machine.foreign_cpus for run in block.runs]
     known = [each for each in foreign if each is not None]
     load = f"; other programs use {sum(known) / len(known):.1f} CPUs" if known else ""
     steps = ", ".join(f"{label} {text(block.step_ns(label))}" for label in LABELS)
@@ -73,7 +74,7 @@ def as_json(a: Program, b: Program, comparison: Comparison) -> str:
                     "steps": run.record.steps,
                     "step_ns": run.record.step_ns,
                     "ranges_ns": run.record.ranges_ns,
-                    "conditions": asdict(run.conditions),
+                    "machine": asdict(run.machine),
                 }
                 for run in block.runs
             ]
@@ -116,12 +117,8 @@ def _blocks(number: int) -> str:
 def _change(quantity: Quantity) -> str:
     change = quantity.change
     if change.low is None or change.high is None:
-        return f"{_percent(change.share)}, too few blocks for an interval"
-    return f"{_percent(change.share)} ({_percent(change.low)} to {_percent(change.high)})"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+        return f"{percent_change(change.share)}, too few blocks for an interval"
+    return f"{percent_change(change.share)} ({percent_change(change.low)} to {percent_change(change.high)})"
 
 
 def _ranges(comparison: Comparison) -> str | Section:
@@ -145,7 +142,11 @@ def _ranges(comparison: Comparison) -> str | Section:
         known_columns(table),
         "Time of a step by range; low and high: all true changes lie between them in 95 of 100 "
         "comparisons",
-        texts={"A_ns": text, "B_ns": text, **dict.fromkeys(("change", "low", "high"), _percent)},
+        texts={
+            "A_ns": text,
+            "B_ns": text,
+            **dict.fromkeys(("change", "low", "high"), percent_change),
+        },
         all_columns="--json",
     )
 
@@ -166,10 +167,12 @@ def _counters(counters: Sequence[CounterValues]) -> str:
     lines = []
     for each in counters:
         if each.differs:
-            lines.append(f"  {each.name}: {_values(each.a)} in A, {_values(each.b)} in B")
+            lines.append(
+                f"  {each.name}: {_values(each.name, each.a)} in A, {_values(each.name, each.b)} in B"
+            )
         elif each.a != each.b or each.a[0] < each.a[1]:
             lines.append(
-                f"  {each.name}: {_values(each.a)} in A, {_values(each.b)} in B (varies, no clear "
+                f"  {each.name}: {_values(each.name, each.a)} in A, {_values(each.name, each.b)} in B (varies, no clear "
                 "difference)"
             )
     equal = [each.name for each in counters if each.a == each.b and each.a[0] == each.a[1]]
@@ -179,23 +182,23 @@ def _counters(counters: Sequence[CounterValues]) -> str:
     return "\n".join([f"{heading}:" if lines else f"{heading}: {', '.join(equal)}", *lines])
 
 
-def _values(values: tuple[int, int]) -> str:
-    low, high = values
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+def _values(counter: str, values: tuple[int, int]) -> str:
+    low, high = map(amount_of(counter), values)
+    return low if low == high else f"{low} to {high}"
 
 
 def _machine(comparison: Comparison) -> str:
     """What is known about the machine during the runs of each side."""
     lines = []
-    for name, (title, unit, decimals) in _CONDITIONS.items():
-        sides = [_spread(comparison.conditions(label), name, decimals) for label in LABELS]
+    for name, (title, unit, decimals) in _MACHINE.items():
+        sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]
         if all(sides):
             lines.append(f"  {title}: {sides[0]}{unit} in A, {sides[1]}{unit} in B")
     return "\n".join(["Machine, median and extremes over the runs:", *lines]) if lines else ""
 
 
-def _spread(conditions: Sequence[Conditions], name: str, decimals: int) -> str:
-    known = [value for each in conditions if (value := getattr(each, name)) is not None]
+def _spread(states: Sequence[MachineState], name: str, decimals: int) -> str:
+    known = [value for each in states if (value := getattr(each, name)) is not None]
     if not known:
         return ""
     middle, low, high = (

@@ -17,7 +17,7 @@ from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable
 from instrument.report.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
 from instrument.report.section import Section
-from instrument.units import count, durations_like, size
+from instrument.units import MINUS, count, durations_like, percent_change, size
 
 By = Literal["range", "operator", "kernel", "shape"]
 
@@ -54,7 +54,6 @@ _TIMES = {
     "self_device_ns": "device time",
     "self_cpu_ns": "CPU time",
 }
-_MINUS = "\N{MINUS SIGN}"
 
 
 def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[str | Section]:
@@ -123,7 +122,7 @@ def summary(found: Difference) -> str:
     text = durations_like(max(step.before_ns, step.after_ns))
     was, now = (_round(ns, _unit(step)) for ns in (step.before_ns, step.after_ns))
     change = _signed(now - was, text)
-    share = f", {_percent(step.change_ns / step.before_ns)}" if step.before_ns else ""
+    share = f", {percent_change(step.change_ns / step.before_ns)}" if step.before_ns else ""
     causes = [
         f"{kind}{f' in {shortened(path, _LONGEST_NAME)}' if path else ''} {_signed(change_ns, text)}"
         for kind, path, change_ns in _causes(step)
@@ -156,7 +155,7 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
 
 
 def _spread(step: Whole) -> str:
-    """How much the steps of each side differ from each other, beside the change of their median."""
+    """How much the steps of each side vary, and the change of their median."""
     one, other = step.before, step.after
     if one.deviation_ns is None or other.deviation_ns is None:
         return (
@@ -230,12 +229,7 @@ def _signed(ns: float, text: Any) -> str:
     """A change with its sign; 0 has none."""
     shown: str = text(abs(ns))
     is_nothing = not any(digit in shown for digit in "123456789")
-    return shown if is_nothing else f"{_MINUS if ns < 0 else '+'}{shown}"
-
-
-def _percent(share: float) -> str:
-    text = f"{abs(share):.1%}".replace("%", " %")
-    return text if text == "0.0 %" else f"{_MINUS if share < 0 else '+'}{text}"
+    return shown if is_nothing else f"{MINUS if ns < 0 else '+'}{shown}"
 
 
 def _ranks(found: Difference) -> Section:

@@ -26,6 +26,7 @@ from urllib.parse import quote
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError
 from instrument.findings.finding import Finding
+from instrument.findings.places import evidence_span
 
 UI = "https://ui.perfetto.dev"
 PORT = 9001
@@ -149,11 +150,8 @@ def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
 
     None if the evidence names no event.
     """
-    events = capture.events
-    starts = (row.start_ns for row in finding.evidence if row.start_ns is not None)
-    start_ns = next(starts, None)
-    if start_ns is None:
-        return None
-    lasts_ns = int((events.end_ns - events.start_ns)[events.start_ns == start_ns].max(initial=0))
-    margin_ns = max(lasts_ns, _LEAST_MARGIN_NS)
-    return start_ns - margin_ns, start_ns + lasts_ns + margin_ns
+    for row in finding.evidence:
+        if span := evidence_span(capture.events, row):
+            margin_ns = max(span[1] - span[0], _LEAST_MARGIN_NS)
+            return span[0] - margin_ns, span[1] + margin_ns
+    return None

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 
 from instrument.analysis.views import Views
-from instrument.report.notebook import DEVICE_PARTS
+from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 
 #: The colours of the parts of a bar, in order: their names, and their red, green and blue.
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -24,26 +24,16 @@ _WIDTH, _HEIGHT = 800, 40
 
 
 def step_split(capture: Views) -> list[tuple[str, float]]:
-    """Return the parts of the steps with their shares, at most eight, which add up to 1.
+    """Return the kinds of time in the steps with their shares, which add up to 1.
 
-    With device work, the parts are what the device did. Otherwise they are the outermost ranges
-    with all CPU time that they caused, the largest first. Empty if the trace shows no time.
+    The kinds are those of `split_parts`. Empty if the trace shows no time.
     """
-    if len(capture.work.event):
-        (row,) = capture.breakdown
-        whole = row.total_ns or 1
-        return [(words, getattr(row, name) / whole) for name, words in DEVICE_PARTS.items()]
-    shares: dict[str, float] = {}
-    outermost = ""
-    for ranged in capture.ranges:
-        outermost = ranged.name if ranged.depth == 0 else outermost
-        shares[outermost] = shares.get(outermost, 0.0) + (ranged.share or 0.0)
-    for rest in capture.ranges.rest:
-        shares[rest.name] = rest.share or 0.0
-    found = sorted(shares.items(), key=lambda part: -part[1])
-    few, others = found[: len(COLOURS) - 1], found[len(COLOURS) - 1 :]
-    more = [("others", sum(share for _, share in others))] if others else []
-    return [part for part in [*few, *more] if part[1]]
+    parts = split_parts(capture, compared_steps(capture))
+    whole = sum(parts.values())
+    spent = {
+        name: sum(ns for (_, kind), ns in parts.items() if kind == name) for name in SPLIT_KINDS
+    }
+    return [(name, ns / whole) for name, ns in spent.items() if ns]
 
 
 def bar_png(shares: Sequence[float]) -> bytes:
@@ -58,9 +48,8 @@ def bar_png(shares: Sequence[float]) -> bytes:
     line += b"\xff" * (3 * _WIDTH - len(line))
     # Each line of a PNG begins with the number of its filter; 0 means none.
     pixels = (b"\0" + bytes(line)) * _HEIGHT
-    head = struct.pack(
-        ">IIBBBBB", _WIDTH, _HEIGHT, 8, 2, 0, 0, 0
-    )  # 8 bits each of red, green, blue
+    eight_bits, rgb = 8, 2
+    head = struct.pack(">IIBBBBB", _WIDTH, _HEIGHT, eight_bits, rgb, 0, 0, 0)
     chunks = (_chunk(b"IHDR", head), _chunk(b"IDAT", zlib.compress(pixels)), _chunk(b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 

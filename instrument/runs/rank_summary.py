@@ -30,6 +30,8 @@ SUMMARY_FILE = "summary.json"
 VERSION = 3
 # A summary keeps at most 500 ranges, those with the most CPU time, and the last 512 collectives. So
 # a file has some tens of kilobytes.
+#: The phase of training.
+TRAIN = "train"
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
 _OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
 #: The columns that are equal for all collectives of one process group and kind.
@@ -136,6 +138,11 @@ def summarize(capture: Views) -> RankSummary:
         collectives=collectives,
         collective_groups=collective_groups,
     )
+
+
+def phase_of(capture: Views) -> str:
+    """The phase of a capture, such as "validation"; `TRAIN` if it is not known."""
+    return capture.about.window.phase or TRAIN
 
 
 def rank_of(capture: Views) -> int | None:

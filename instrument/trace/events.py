@@ -373,17 +373,21 @@ class Events:
     def among(self, test: frozenset[str] | Callable[[str], bool]) -> Flags:
         """A mask of the events whose category is in a set or passes a test."""
         passes = test.__contains__ if isinstance(test, frozenset) else test
-        chosen = flags(passes, self.categories)
-        return chosen.take(self.category) if chosen.any() else np.zeros(len(self), np.bool_)
+        return _taken(flags(passes, self.categories), self.category)
 
     def named(self, test: Callable[[str], bool]) -> Flags:
         """A mask of the events whose name passes a test. Each distinct name is tested once."""
-        return flags(test, self.names).take(self.name)
+        return _taken(flags(test, self.names), self.name)
 
 
 def works_on_device(events: Events) -> Flags:
     """A mask of the kernels, copies and memsets."""
     return events.among(DEVICE) & ~(events.among(_MTIA) & events.named(_DEVICE_WAITS.__contains__))
+
+
+def _taken(chosen: Flags, code: Codes) -> Flags:
+    """A mask of the codes that are chosen; most tests that are made choose none."""
+    return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 
 
 def _at_least(least: int, value: np.integer[Any]) -> int | None:

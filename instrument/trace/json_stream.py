@@ -6,7 +6,8 @@ decoding checks the guess. The guess is that a `}` before `, {` ends an event. A
 start of an event to such a `}`, put between brackets, is a JSON list if and only if the guess is
 right. If decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The
 smallest piece is decoded event by event, with a parser that accepts the errors that Kineto is known
-to write: NaN, bad escapes, control characters, broken UTF-8.
+to write: NaN, bad escapes, control characters, broken UTF-8, and arguments with a stray quotation
+mark. Of an event with such arguments, only the arguments are lost.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _LATEST_NS = 2**62  # in Unix time the year 2116
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 # Kineto writes a minus sign before both parts of a negative time, as in `"dur": -1918637.-566`.
 _TWO_SIGNS = re.compile(rb'("(?:ts|dur)"\s*:\s*)-?(\d{1,20})\.-(\d{1,3})(?!\d)')
+# Where one event of Kineto ends and the next one begins. No valid event contains this text.
+_NEXT_EVENT = re.compile(rb'\}\s*,\s*\{\s*"ph"\s*:')
+_ARGS = re.compile(rb',\s*"args"\s*:')
 _BAD_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
 _FORGIVING = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
@@ -240,7 +244,7 @@ class Pieces:
                 return True
             if character and character != b"{":
                 raise self._not_an_event(character, self._passed + begin)
-            end = _object_end(self._text, begin, stop) if character else -1
+            end = _event_end(self._text, begin, stop) if character else -1
             if end < 0:
                 return False
             events.append(self._decode_one(self._text[begin:end], begin))
@@ -254,7 +258,11 @@ class Pieces:
         try:
             event, repaired = forgiving(text)
         except (ValueError, RecursionError) as error:
-            raise self._not_json(f"{error}, in the event at byte {self._passed + begin}") from None
+            try:
+                event, repaired = forgiving(_without_args(text))
+            except (ValueError, RecursionError):
+                where = f"in the event at byte {self._passed + begin}"
+                raise self._not_json(f"{error}, {where}") from None
         return self._coerce(event, repaired)
 
     def _close(self, is_list: bool) -> None:
@@ -391,6 +399,24 @@ def _skip_back(text: bytes, at: int) -> int:
             return begin + len(part) - 1
         at, size = begin, size * 2
     return 0
+
+
+def _event_end(text: bytes, begin: int, end: int) -> int:
+    """The position after the event at `begin`; -1 if the event does not end before `end`.
+
+    A stray quotation mark hides the brackets after it. So an event also ends where the next event
+    of Kineto begins.
+    """
+    following = _NEXT_EVENT.search(text, begin, end)
+    until = end if following is None else following.start() + 1
+    found = _object_end(text, begin, until)
+    return until if found < 0 and following else found
+
+
+def _without_args(text: bytes) -> bytes:
+    """The text of an event without its arguments, which Kineto writes last."""
+    args = _ARGS.search(text)
+    return text if args is None else text[: args.start()] + b"}"
 
 
 def _object_end(text: bytes, begin: int, end: int) -> int:

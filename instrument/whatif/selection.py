@@ -253,8 +253,9 @@ def _below(model: Model, nodes: Flags) -> Selection:
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.nearest(nodes) >= 0, False)
     # What runs inside a node adds no time to it.
-    outermost = nodes & ~np.append(nodes, False)[tree.parent]
-    cpu = joined(*model.node_spans, outermost)
+    top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
+    thread = tree.thread[top]
+    cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))
     _, launcher = links.launched
     calls = np.zeros(len(links.events), np.bool_)
     calls[tree.index] = around[:-1]

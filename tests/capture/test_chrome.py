@@ -557,6 +557,35 @@ def test_a_time_with_two_signs_is_read(tmp_path, written_as, starts_ns, lasts_ns
     assert (said in render(Capture.load(path))) == (lasts_ns is None)
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("stack", [b'a\xfe"b', b'"', b'a"}, {"b', b'"a\xff"', b"a\\"])
+@pytest.mark.parametrize("at", [0, 1, 299])
+def test_an_event_with_garbage_in_its_arguments_keeps_its_name_and_times(
+    tmp_path, stack, indent, at
+) -> None:
+    written = [span(f"aten::op{k}", 10 * k, 5, External_id=k + 1) for k in range(300)]
+    written[at]["args"] = {"External id": 7, "Call stack": "GARBAGE", "Ev Idx": 3}
+    document = {"traceEvents": [*written, span("last", 5000, 1)], "baseTimeNanoseconds": 9}
+    text = json.dumps(document, indent=indent).encode().replace(b"GARBAGE", stack)
+    (tmp_path / "trace.json").write_bytes(text)
+    events = reader.read(tmp_path / "trace.json")
+    assert columns(events) == [
+        *((f"aten::op{k}", "cpu_op", 10_000 * k, 10_000 * k + 5_000) for k in range(300)),
+        ("last", "cpu_op", 5_000_000, 5_001_000),
+    ]
+    others = [k for k in range(300) if k != at]
+    assert events.external_id[others].tolist() == [k + 1 for k in others]
+    assert events.base_ns == 9
+    assert not events.cut_short
+
+
+def test_garbage_outside_of_arguments_is_an_error(tmp_path) -> None:
+    text = json.dumps([span('a"b', 1, 2), span("c", 4, 1)]).replace('\\"', '"')
+    (tmp_path / "trace.json").write_text(text)
+    with pytest.raises(TraceError, match=r"is not JSON .*in the event at byte 1"):
+        reader.read(tmp_path / "trace.json")
+
+
 def test_a_name_that_looks_like_a_time_with_two_signs_stays(tmp_path) -> None:
     name = 'a "dur": -1.-5'
     assert (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +14,17 @@ import pytest
 from builders import annotation, span, step, write_capture
 
 from instrument.cli.command import main
+from instrument.compare import ab
 from instrument.compare.ab import Block, Comparison, Run
 from instrument.compare.counters import Count
-from instrument.compare.machine import Conditions, watch
+from instrument.compare.machine import MachineState, watch
 from instrument.compare.revisions import worktrees
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.worker.queue import output_dir
 
-QUIET = Conditions(None, None, None, None, None)
+QUIET = MachineState(None, None, None, None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.
 # Each line of its timings file has two steps; the first line is far slower.
 PROGRAM = """
@@ -251,6 +254,51 @@ def test_hooks_do_not_run(repository: Path) -> None:
     hook.chmod(0o755)
     with worktrees(["HEAD", "HEAD"], repository):
         assert not (repository / "hooked").exists()
+
+
+def test_the_variables_of_a_git_hook_change_nothing(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = (repository / ".git" / "index").read_bytes()
+    monkeypatch.setenv("GIT_DIR", str(repository / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(repository / ".git" / "index"))
+    with worktrees(["HEAD~1", "HEAD"], repository) as found:
+        assert ["'1000'" in (each / "training/train.py").read_text() for each in found] == [
+            True,
+            False,
+        ]
+    assert (repository / ".git" / "index").read_bytes() == index
+
+
+def test_a_locked_worktree_is_removed(repository: Path) -> None:
+    before = git(repository, "worktree", "list")
+    with worktrees(["HEAD"], repository) as (tree,):
+        git(repository, "worktree", "lock", str(tree))
+    assert git(repository, "worktree", "list") == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_comparison_leaves_no_worktrees(
+    repository: Path, capfd: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    before = git(repository, "worktree", "list")
+    interrupt = f"import os, time; os.kill({os.getpid()}, {number:d}); time.sleep(100)"
+    assert main(["ab", "HEAD~1", "HEAD", "--", sys.executable, "-c", interrupt]) == 130
+    assert capfd.readouterr().err.endswith("instrument: interrupted\n")
+    assert git(repository, "worktree", "list") == before
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_program_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ab, "_ENDS_S", 0.1)
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print(); signal.pause()"
+    command = [sys.executable, "-c", stubborn]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        ab._end(process)
+        assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("name", ["no-such-branch", "--force", "HEAD:training"])

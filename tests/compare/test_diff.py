@@ -184,6 +184,8 @@ def test_the_tables_say_what_was_added_removed_and_changed(tmp_path: Path) -> No
     assert (product.before_flops, product.after_flops) == (192, 384)
     # The memory of the side without memory events is unknown, not 0.
     assert (product.before_self_cpu_bytes, product.change_self_cpu_bytes) == (None, None)
+    gelu = operators["aten::gelu"]
+    assert (gelu.before_calls, gelu.before_self_cpu_bytes) == (0, None)
     kernels = {row.name: (row.kind, row.status, row.change_device_ns) for row in found.kernels}
     assert kernels == {"gemm": ("kernel", "same", 0), "old": ("kernel", "removed", -4_000)}
     shapes = row_of(found.shapes, name="aten::mm")
@@ -270,6 +272,52 @@ def test_ranges_with_other_contents_do_not_match(tmp_path: Path) -> None:
     assert status == {"a": "removed", "b": "added", "(no range)": "same"}
 
 
+def layers(*names: str, operator: str = "aten::mm", others: int = 0) -> list[Event]:
+    """A step with ranges that each call an operator twice, and other operators too."""
+    events = [step(1, 0, 1000)]
+    for k, name in enumerate(names):
+        events.append(annotation(name, 100 * k, 50))
+        events += [span(operator, 100 * k + 2, 3), span(operator, 100 * k + 6, 3)]
+        events += [span("aten::relu", 100 * k + 10 + 2 * n, 1) for n in range(others)]
+    return events
+
+
+def test_a_range_must_be_alike_by_three_quarters(tmp_path: Path) -> None:
+    before = saved(tmp_path, "a", layers("old", others=4))
+    for others, status in ((3, "renamed"), (2, "added")):
+        after = saved(tmp_path, "b", layers("new", others=others))
+        assert row_of(diff(before, after).ranges, range="new").status == status
+
+
+def test_each_range_matches_one_other_range(tmp_path: Path) -> None:
+    found = diff(saved(tmp_path, "a", layers("a", "b")), saved(tmp_path, "b", layers("c")))
+    rows = {row.range: (row.before_range, row.status) for row in found.ranges}
+    assert rows == {
+        "c": ("a", "renamed"),
+        "b": (None, "removed"),
+        "(no range)": (None, "same"),
+    }
+
+
+def test_of_ranges_that_are_alike_the_one_with_the_same_name_matches(tmp_path: Path) -> None:
+    moved = [*layers("copy", "model"), annotation("outer", 0, 300)]
+    found = diff(saved(tmp_path, "a", layers("model")), saved(tmp_path, "b", moved))
+    assert row_of(found.ranges, before_range="model").range == "outer/model"
+
+
+def test_only_work_of_the_compared_steps_counts(tmp_path: Path) -> None:
+    events = []
+    for number in range(4):
+        start = 1000 * number
+        events += [step(number, start, 900), annotation("model", start, 800)]
+        events += launched("gemm", start, start + 10, 500 if number == 0 else 100, number + 1)
+    path = saved(tmp_path, "a", events)
+    found = diff(path, path)
+    model, gemm = row_of(found.ranges, range="model"), row_of(found.kernels, name="gemm")
+    assert (model.before_calls, model.before_self_device_ns) == (1, 100_000)
+    assert (gemm.before_calls, gemm.before_device_ns) == (1, 100_000)
+
+
 def test_a_loader_with_other_workers_is_the_same_loader(tmp_path: Path) -> None:
     def one(iterator: str, lasts: int) -> list[Event]:
         name = f"enumerate(DataLoader)#{iterator}.__next__"
@@ -299,6 +347,36 @@ def test_the_windows_and_ranks_of_runs_are_compared(tmp_path: Path) -> None:
     }
     assert row_of(everyone.parts, range="forward").change_ns == 100_000
     assert is_exact(found)
+
+
+def test_the_windows_of_a_rank_are_taken_together(tmp_path: Path) -> None:
+    def window(name: str, first: int, read_us: int, breaks: int, size: int) -> None:
+        events = [
+            *training(read_us),
+            allocation(1700, size, 64, size),
+            allocation(1701, -size, 64, 0),
+        ]
+        about = {"first_step": first, "last_step": first + 2, "steps": 3}
+        dynamo = {"dynamo": {"graph_breaks": {"print": breaks}, "recompilations": 0}}
+        write_capture(tmp_path / "run", events, name, window=about, environment=dynamo)
+
+    window("early", 10, 40, 1, 512)
+    window("late", 20, 60, 2, 2048)
+    found = diff(tmp_path / "run", tmp_path / "run" / "late")
+    assert (found.before, found.after) == (("early", "late"), ("late",))
+    assert (found.step.before.count, found.step.after.count) == (6, 3)
+    assert parts(found)["read", "other CPU"] == (50_000, 60_000)
+    counters = {row.counter: (row.before, row.after) for row in found.counters if row.range is None}
+    assert counters["graph_breaks"] == (3, 2)
+    assert counters["peak_bytes"] == (2048, 2048)
+    assert counters["operators"] == (3, 3)
+    assert counters["allocations"] == (1 / 3, 1 / 3)
+    read = row_of(found.ranges, range="read")
+    assert (read.before_calls, read.before_self_cpu_ns, read.after_self_cpu_ns) == (
+        1,
+        50_000,
+        60_000,
+    )
 
 
 def test_a_window_of_a_run_is_compared_with_its_name(tmp_path: Path) -> None:
@@ -361,7 +439,7 @@ def test_sides_whose_comparison_would_mislead_are_refused(
     now = write_capture(tmp_path / "b", training(15), **after)
     with pytest.raises(CaptureError) as caught:
         diff(was, now)
-    assert f"are too unlike to be compared: {why} With --force" in str(caught.value)
+    assert f"are too unlike to be compared: {why} Use --force" in str(caught.value)
     found = diff(was, now, force=True)
     assert found.step.change_ns == -25_000
     assert found.unlike[0] == (why, True)

@@ -13,7 +13,7 @@ from builders import annotation, capture, is_harmless, span, step, write_capture
 from instrument.cli.command import main
 from instrument.compare.counters import COUNTERS, Count, Counters
 from instrument.compare.gate import Side, exit_status, judge, parse, side
-from instrument.compare.gate import _is_rare as is_rare
+from instrument.compare.statistics import is_higher
 from instrument.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ def test_a_condition_is_read(text: str, expected: tuple[object, ...]) -> None:
         ("syncs=0", "is no condition"),
         ("operators>__import__('os')", "is no condition"),
         ("sync>0", "names no counter; did you mean 'syncs'"),
-        ("total>5%", "names no counter"),
+        ("total>5%", "names no range: write 'range:NAME.total>5%'"),
         ("collectives.allreduce>1", "did you mean 'collectives.all_reduce'?"),
         ("range:a.collectives.allreduce>1", "did you mean 'collectives.all_reduce'?"),
         ("peak>2Gb", "give a number with one of the units"),
@@ -151,8 +151,7 @@ def test_the_test_of_ranks_counts_all_orders(low: int, high: int) -> None:
     pairs = [sum(a < b for a in one for b in other) for one, other in every]
     for (one, other), own in zip(every, pairs):
         share = Fraction(sum(each >= own for each in pairs), len(every))
-        found = is_rare([Fraction(k) for k in one], [Fraction(k) for k in other])
-        assert found == (share <= Fraction(5, 100))
+        assert is_higher(other, one) == (share <= Fraction(5, 100))
 
 
 def test_times_of_ranges_come_from_captures(tmp_path: Path) -> None:
@@ -263,6 +262,9 @@ def test_a_baseline_stands_for_the_side_before(
     assert main(["diff", baseline, before, "--fail-on", "step>5%"]) == 3
     assert main(["diff", baseline, before]) == 2
     assert "holds only counters: add a condition" in capsys.readouterr().err
+    assert main(["diff", after, baseline, "--fail-on", "syncs>+0"]) == 0
+    assert main(["diff", after, baseline, "--fail-on", "syncs<+0"]) == 1
+    assert main(["diff", baseline, baseline, "--fail-on", "syncs>0"]) == 1
 
 
 def test_only_the_lowest_rank_and_the_windows_of_training_count(

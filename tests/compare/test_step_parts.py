@@ -11,7 +11,7 @@ from builders import REDUCES, annotation, call, capture, copy, launched, span, s
 
 from compare.painter import LOADER, Program
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import compared_steps, plain_path, step_parts
+from instrument.compare.step_parts import compared_steps, plain_path, split_parts, step_parts
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
@@ -68,6 +68,26 @@ def test_a_trace_of_the_cpu_alone_has_no_compute(tmp_path: Path) -> None:
     }
 
 
+def test_time_in_ranges_is_split_into_operators_and_python(tmp_path: Path) -> None:
+    events = [
+        step(0, 0, 100),
+        step(1, 100, 1000),
+        annotation("forward", 200, 500),
+        span("aten::linear", 300, 200),
+        span("aten::mm", 350, 100),
+        annotation("inner", 600, 50),
+        span("aten::item", 800, 100),
+    ]
+    views = capture(tmp_path, events)
+    assert split_parts(views, compared_steps(views)) == {
+        ("forward", "CPU operators"): 200_000,
+        ("forward", "Python"): 250_000,
+        ("forward/inner", "Python"): 50_000,
+        ("(no range)", "CPU operators"): 100_000,
+        ("(no range)", "idle"): 400_000,
+    }
+
+
 def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
     events = [step(0, 0, 10), step(1, 10, 100), step(2, 50, 100), span("aten::mm", 60, 30)]
     views = capture(tmp_path, events)
@@ -76,6 +96,15 @@ def test_of_steps_that_overlap_each_moment_counts_once(tmp_path: Path) -> None:
         ("(no range)", "other CPU"): 30_000,
         ("(no range)", "idle"): 110_000,
     }
+
+
+def test_of_calls_that_overlap_the_later_one_counts(tmp_path: Path) -> None:
+    """Coroutines on one thread: the wait for the device begins before the operator ends."""
+    views = capture(
+        tmp_path,
+        [step(1, 0, 100), span("aten::mm", 10, 40), call("cudaDeviceSynchronize", 30, 50)],
+    )
+    assert parts_of(views) == {("(no range)", "other CPU"): 20_000, ("(no range)", "idle"): 80_000}
 
 
 def test_without_steps_the_whole_recording_counts(tmp_path: Path) -> None:

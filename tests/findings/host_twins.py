@@ -100,6 +100,22 @@ def within_range() -> object:
         return torch.ones(4).sum()
 
 
+def multiplied(dtype: torch.dtype) -> Callable[[], object]:
+    """A step of two layers, forward and backward."""
+
+    @cache
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)).to(dtype)
+
+    def step() -> object:
+        with profiled("train"):
+            loss = (model()(torch.ones(64, 256, dtype=dtype)) * 2.0).square().mean()
+            loss.backward()
+            return loss
+
+    return step
+
+
 TWINS = (
     Twin(
         "two workers",
@@ -112,5 +128,12 @@ TWINS = (
     Twin("an iterator", generated(SHORT_S), generated(0.0), "loader-wait", steps=3),
     Twin("rows", row_by_row, all_rows, "operator-storm"),
     Twin("parameters", updated(foreach=False), updated(fused=True), "operator-storm"),
+    Twin(
+        "two layers",
+        multiplied(torch.float64),
+        multiplied(torch.float32),
+        "float64",
+        options={"record_shapes": True},
+    ),
     Twin("a block in a range", without_range, within_range, "unmarked-time", steps=3),
 )

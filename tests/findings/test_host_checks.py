@@ -25,7 +25,13 @@ from builders import (
 
 from findings.twins import assert_command_runs
 from instrument import Capture
-from instrument.findings import loader_wait, operator_storm, synchronizing_calls, unmarked_time
+from instrument.findings import (
+    float64,
+    loader_wait,
+    operator_storm,
+    synchronizing_calls,
+    unmarked_time,
+)
 from instrument.findings.diagnose import diagnose
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.report.diagnosis import as_text
@@ -309,6 +315,50 @@ def test_operators_inside_operators_and_backward_nodes_do_not_count(tmp_path: Pa
         for event in looping(100)
     ]
     assert not findings(operator_storm.CHECK, capture(tmp_path, events))
+
+
+# Float64
+
+
+def typed(name: str, start_us: float, duration_us: float, *types: Any) -> dict[str, Any]:
+    return span(name, start_us, duration_us, Input_type=list(types))
+
+
+def test_float64_is_found_by_the_first_input_and_counted_once(tmp_path: Path) -> None:
+    events = []
+    for number in range(3):
+        start = 1000 * number
+        events += [
+            step(number, start, 1000),
+            typed("aten::linear", start, 300, "double", "double"),
+            typed("aten::addmm", start + 10, 200, "double", "double", "double"),
+            typed("aten::mul", start + 400, 500, "float", "double"),
+            typed("aten::_foreach_add_", start + 900, 100, ["double", "double"], "Scalar"),
+        ]
+    (found,) = findings(float64.CHECK, capture(tmp_path, events))
+    assert found.title == "40 % of the step computes in float64"
+    assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
+        ("aten::linear", 2, 600_000),
+        ("aten::_foreach_add_", 2, 200_000),
+    ]
+    assert found.saving is not None
+    assert found.saving.saving_ns == 200_000
+
+
+def test_float32_beside_numbers_is_no_float64(tmp_path: Path) -> None:
+    events = []
+    for number in range(3):
+        events += [
+            step(number, 1000 * number, 1000),
+            typed("aten::mul", 1000 * number, 900, "float", "double"),
+        ]
+    assert not findings(float64.CHECK, capture(tmp_path, events))
+
+
+def test_float64_needs_input_types(tmp_path: Path) -> None:
+    events = [step(0, 0, 1000), span("aten::mm", 0, 900), step(1, 1000, 1000)]
+    with pytest.raises(NotRecorded, match="record_shapes"):
+        findings(float64.CHECK, capture(tmp_path, events))
 
 
 # Unmarked time

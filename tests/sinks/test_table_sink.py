@@ -40,10 +40,11 @@ forward          2    1.200 ms    600.000 µs  20.0%  400.000 µs
 (no range)       -           -             -  40.0%  800.000 µs
 
 Operators, 2 of 2, by self_cpu_ns; share: self, of 2.000 ms on all threads in 2 steps
-name        calls    self CPU  share         CPU  CPU per call  flops
-----------  -----  ----------  -----  ----------  ------------  -----
-aten::mm        2  600.000 µs  30.0%  600.000 µs    300.000 µs    384
-aten::relu      2  100.000 µs   5.0%  100.000 µs     50.000 µs      -
+name              calls    self CPU  share         CPU  CPU per call  flops
+----------------  -----  ----------  -----  ----------  ------------  -----
+aten::mm              2  600.000 µs  30.0%  600.000 µs    300.000 µs    384
+aten::relu            2  100.000 µs   5.0%  100.000 µs     50.000 µs      -
+(in no operator)      -    1.300 ms  65.0%           -             -      -
 
 Not recorded: device times (no device), memory (profile_memory=false)."""
 
@@ -124,7 +125,7 @@ def test_device_columns_where_a_device_was_recorded(write: Write) -> None:
     ]
     assert {"self device", "device", "device share"} <= set(headings(text))
     by_device = render(write(steps() + kernels(), "again"), sort="self_cuda_time_total", rows=1)
-    assert names(by_device) == ["aten::mm"]
+    assert names(by_device) == ["aten::mm", "(2 other operators)", "(in no operator)"]
     assert "Operators, 1 of 3, by self_device_ns" in by_device
 
 
@@ -161,6 +162,7 @@ def test_only_operators_and_runtime_calls_are_among_the_operators_and_waits_say_
         "hipMemcpyWithStream (waiting)",
         "aten::relu",
         "cudaLaunchKernel",
+        "(in no operator)",
     ]
     kinds = {row.name: row.kind for row in capture.operators}
     assert kinds == {
@@ -227,10 +229,12 @@ def test_options_that_leave_out(capture: Capture) -> None:
 
 
 def test_rows_and_sort(capture: Capture) -> None:
-    assert names(render(capture, rows=1)) == ["aten::mm"]
-    assert names(render(capture, sort="cpu_ns", rows=3)) == ["aten::mm", "aten::relu"]
-    assert names(render(capture, sort="cpu_time", rows=1)) == ["aten::mm"]
-    assert names(render(capture, sort="name")) == ["aten::mm", "aten::relu"]
+    one, rest = ["aten::mm", "(1 other operator)"], ["(in no operator)"]
+    assert names(render(capture, rows=1)) == [*one, *rest]
+    both = ["aten::mm", "aten::relu", *rest]
+    assert names(render(capture, sort="cpu_ns", rows=3)) == both
+    assert names(render(capture, sort="cpu_time", rows=1)) == [*one, *rest]
+    assert names(render(capture, sort="name")) == both
 
 
 def test_ranges_with_the_most_time_are_kept_with_those_around_them(write: Write) -> None:
@@ -279,6 +283,7 @@ def test_by_input_shapes(write: Write) -> None:
         ["[[8, 3], [3, 4]]"],
         ["aten::relu", "2", "100.000 µs"],
         ["[[8, 4]]"],
+        ["(in no operator)", "-", "1.300 ms"],
     ]
 
 
@@ -380,7 +385,8 @@ def test_what_is_least_missed_goes_where_device_and_memory_make_it_too_wide(writ
     text = render(capture)
     assert max(map(len, text.splitlines()[2:])) <= 140
     assert headings(text)[-4:] == ["device", "self CPU memory", "self device memory", "flops"]
-    assert text.endswith("\nToo wide to show: cpu_bytes, device_bytes, device_share.")
+    said = "\nToo wide to show: cpu_bytes, device_bytes, share, cpu_ns_per_call."
+    assert text.endswith(said), "the share of the device decides, so it stays"
     assert "Not recorded" not in text
     assert "CPU memory" in headings(render(capture, sort="cpu_bytes")), "what decides is shown"
     asked = [

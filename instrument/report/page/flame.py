@@ -10,6 +10,7 @@ from instrument.analysis.views import Views
 from instrument.findings.places import has_sources
 from instrument.links.groupby import intern
 from instrument.report.flame import Frame, merged
+from instrument.report.prose import shortened
 
 #: The most frames of a graph. The others are too narrow to be seen.
 MOST_FRAMES = 12_000
@@ -58,9 +59,7 @@ def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
     kept = _in_order(root, least_ns)
     code, names = intern(frame.name for _, frame in kept)
     return {
-        "names": [
-            name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in names
-        ],
+        "names": [shortened(name, _LONGEST_NAME) for name in names],
         "is_range": [name in ranges for name in names],
         "depth": [depth for depth, _ in kept],
         "name_of": code.tolist(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,11 +69,13 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
     """
     read: list[tuple[Path | str, RankSummary]] = []
     last: list[Capture] = []
+    private: list[str] = []
 
     def reading() -> Iterator[Capture]:
         for capture in captures:
             read.append((capture.place or capture.name, summarize(capture)))
             last[:] = [capture]
+            private.extend(_private(capture))
             yield capture
 
     diagnosis = diagnose(reading())
@@ -96,9 +99,18 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
     }
     if not redact:
         return found
-    files = [capture.name] if capture.folder is None else []
-    without: dict[str, Any] = redacted(found, files + [each.host or "" for _, each in read])
+    without: dict[str, Any] = redacted(found, private)
     return without
+
+
+def _private(capture: Capture) -> Iterator[str]:
+    """The words about a capture to hide: its host, its path, and the name of a lone trace file."""
+    yield capture.about.host or ""
+    if capture.folder is None:
+        yield capture.name
+    if capture.place is not None and len(capture.place.parts) > 1:
+        for path in (str(capture.place), str(capture.place.absolute())):
+            yield from (path, shlex.quote(path))
 
 
 def _whatif(capture: Capture) -> dict[str, Any] | None:

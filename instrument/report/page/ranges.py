@@ -15,8 +15,8 @@ from instrument.report.notebook import recomputed, unmarked, with_largest_shares
 from instrument.report.page.tables import as_columns
 from instrument.trace.events import Ints
 
-# The most ranges, so that a page stays small.
-_MOST_ROWS = 2000
+# The most ranges, and the most steps of a range, so that a page stays small.
+_MOST_ROWS, _MOST_STEPS = 2000, 100
 _COLUMNS = (
     "name", "total_ns", "share", "self_total_ns", "forward_ns", "backward_ns", "accumulate_ns",
     "recompute_ns", "optimizer_ns", "device_ns", "device_share", "self_device_ns", "device_idle_ns",
@@ -32,9 +32,9 @@ def section(capture: Views) -> dict[str, Any] | None:
 
     - `by_path`: the ranges in the order of the tree: the keys of `tables.as_columns`, where
       `cells` also has `depth`, `module_type`, and `steps`: for each range the CPU time that it
-      caused in each finished step. The last rows are those of `ranges.rest`.
-    - `by_name`: the same without the tree.
-    - `steps`: the numbers of the steps.
+      caused in each of `steps`. The last rows are those of `ranges.rest`.
+    - `by_name`: the same without the tree, the most time first.
+    - `steps`: the numbers of the last finished steps, at most 100.
     - `left_out`: how many paths are left out, since a page has at most 2000 of them.
     - `notes`: sentences on what is in no range, and on what was computed again.
     """
@@ -48,10 +48,12 @@ def section(capture: Views) -> dict[str, Any] | None:
         for name, fill in (("depth", 0), ("module_type", None))
     }
     by_name, (number, _) = ranges.by("name"), intern(ranges.column("name"))
+    total_ns = by_name.column("total_ns")
+    costliest = sorted(range(len(by_name)), key=lambda row: -total_ns[row])[:_MOST_ROWS]
     return {
         "by_path": by_path,
-        "by_name": _columns(by_name, range(min(len(by_name), _MOST_ROWS)), number, capture),
-        "steps": capture.steps.column("number"),
+        "by_name": _columns(by_name, costliest, number, capture),
+        "steps": capture.steps.column("number")[-_MOST_STEPS:],
         "left_out": len(ranges) - len(kept),
         "notes": [note for note in (unmarked(capture), recomputed(capture)) if note],
     }
@@ -70,6 +72,6 @@ def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> 
     cells["total_ns"][len(rows) :] = rest.column("self_total_ns")
     shown = Table(cells)
     found = as_columns(shown.select(known_columns(shown)), VIEWS["ranges"].schema)
-    in_steps = total_ns_per_step(capture.links, Groups(group, len(table)))[[*rows]]
+    in_steps = total_ns_per_step(capture.links, Groups(group, len(table)), _MOST_STEPS)[[*rows]]
     found["cells"]["steps"] = [*in_steps.tolist(), *([None] * len(rest))]
     return found

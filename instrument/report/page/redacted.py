@@ -8,13 +8,17 @@ from typing import Any
 
 _HIDDEN, _FILE = "***", "(file)"
 _NAME = r"[\w.+@~<>$%-]"
-# Three forms of names of files: a source file with its line, as torch and Python write it, such as
+# Four forms of names of files: a text that is a Python frame or a place in a source file, whose
+# folders may have blanks; a source file with its line, as torch and Python write it, such as
 # train.py:31 or torch/nn/module.py(75); a URL; a path that begins at the root, a home or a drive.
-# The path of a range begins with a name.
+# The path of a range begins with a name. A match begins only where a word does, so that a long name
+# takes linear time.
 _FILES = re.compile(
-    rf"(?:[A-Za-z]:)?(?:{_NAME}*[/\\])*{_NAME}+\.(?:pyx?|ipynb|cpp|cc|cu|cuh|c|h|hpp|so|gz|json)"
+    r"\A[^;<>]+?\.pyx?(?:\(\d+\)(?=: )|:\d+(?=(?: in \S+)?\Z))"
+    r"|(?<![\w.+@~<>$%/\\-])(?:[A-Za-z]:)?"
+    rf"(?:{_NAME}*[/\\])*{_NAME}+\.(?:pyx?|ipynb|cpp|cc|cu|cuh|c|h|hpp|so|gz|json)"
     r"(?![\w.])(?::\d+|\(\d+\))?"
-    r"|\b[a-z][a-z0-9+.]*://\S+"
+    r"|(?<![a-z0-9+.])[a-z][a-z0-9+.]*://\S+"
     rf"|(?<![\w/\\.~])(?:~|[A-Za-z]:)?(?:[/\\]{_NAME}+){{2,}}[/\\]?"
 )
 
@@ -27,7 +31,7 @@ def redacted(payload: Any, names: Iterable[str]) -> Any:
 
     Args:
         payload: JSON values.
-        names: the names of hosts, and other words to hide.
+        names: the names of hosts, the paths of the captures, and other words to hide.
     """
     chosen = sorted({name for name in names if name}, key=len, reverse=True)
     words = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in chosen)

@@ -12,12 +12,12 @@ from instrument.analysis.stacks import is_own_frame
 from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
-from instrument.findings.finding import Evidence
-from instrument.findings.places import range_codes
+from instrument.findings.places import evidence_span, range_codes
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
 from instrument.range_names import RESUMED
+from instrument.report.prose import shortened
 from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
 
 #: The most slices of a page. Each takes about 8 bytes of the page.
@@ -86,7 +86,8 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     """Return the slices of a trace, at most `MOST_SLICES`; None if the trace holds no events.
 
     If a trace has more slices, the page keeps those of the median step before the others, and
-    longer slices before shorter ones. Times are in nanoseconds since the first event of the trace.
+    longer slices before shorter ones. The slices of findings are in addition to them. Times are in
+    nanoseconds since the first event of the trace.
 
     The keys:
 
@@ -113,11 +114,10 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     steps = capture.links.steps
     begin_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
     median = _median(end_ns - begin_ns)
-    layers = [*_findings(capture, diagnosis), *_device(capture), *_threads(capture)]
-    total = sum(len(layer.tree) for layer in layers)
+    findings, others = _findings(capture, diagnosis), [*_device(capture), *_threads(capture)]
     span = None if median is None else (int(begin_ns[median]), int(end_ns[median]))
-    tracks = [track for layer in _longest(layers, span) for track in _tracks(layer, events)]
-    columns = _columns(capture, tracks)
+    shown = [*findings, *_longest(others, span)]
+    columns = _columns(capture, [track for layer in shown for track in _tracks(layer, events)])
     return {
         "steps": [
             [step_number(events, k), start - events.begin_ns, end - start]
@@ -126,7 +126,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
         "step": median,
         "causes": [*_CAUSES.values()],
         **columns,
-        "left_out": total - len(columns["start"]),
+        "left_out": sum(len(each.tree) for each in [*findings, *others]) - len(columns["start"]),
     }
 
 
@@ -199,13 +199,15 @@ def _device(capture: Views) -> list[_Layer]:
 
 
 def _findings(capture: Views, diagnosis: Diagnosis | None) -> list[_Layer]:
-    """The evidence of the findings: the longest event of each row, under the finding's code."""
+    """The longest event of each row of evidence, under the code of the finding.
+
+    Evidence that lies in another capture is not shown.
+    """
     spans = [
-        (start_ns, end_ns, finding.code)
+        (*span, finding.code)
         for finding in (diagnosis.findings if diagnosis else ())
         for evidence in finding.evidence
-        if (start_ns := evidence.start_ns) is not None
-        and (end_ns := evidence_end_ns(capture.events, evidence)) is not None
+        if (span := evidence_span(capture.events, evidence)) is not None
     ]
     if not spans:
         return []
@@ -213,19 +215,6 @@ def _findings(capture: Views, diagnosis: Diagnosis | None) -> list[_Layer]:
     names = [*dict.fromkeys(codes)]
     name = np.array([names.index(code) for code in codes])
     return [_flat("findings", names, _FINDING, np.array(start), np.array(end), name)]
-
-
-def evidence_end_ns(events: Events, evidence: Evidence) -> int | None:
-    """The end of the event that starts at `evidence.start_ns`; None if there is no such event.
-
-    Of several events, one whose name begins with the name of the evidence is preferred, then the
-    longest.
-    """
-    found = np.flatnonzero(events.start_ns == evidence.start_ns)
-    if not len(found):
-        return None
-    named = [events.names[k].startswith(evidence.name) for k in events.name[found].tolist()]
-    return int(events.end_ns[found[np.lexsort((events.end_ns[found], named))[-1]]])
 
 
 def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_Layer]:
@@ -294,13 +283,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
 
     event, start, end = (column(name) for name in ("index", "start_ns", "end_ns"))
     inner = np.concatenate([each.layer.inner_ns[each.nodes] for each in tracks])
-    name, names = intern(
-        (_shown(each.layer.names[code]), kind)
-        for each in tracks
-        for code, kind in zip(
-            each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
-        )
-    )
+    name, names = _names(tracks)
     path = np.full(len(event), -1)
     path[event >= 0] = range_codes(capture, event[event >= 0])
     used, code = np.unique(np.append(path, -1), return_inverse=True)  # the first one is -1
@@ -322,6 +305,22 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
     }
 
 
+def _names(tracks: Sequence[_Track]) -> tuple[Ints, list[tuple[str, int]]]:
+    """The number of each slice's name and kind, and the distinct names with their kinds."""
+    slices, distinct = intern(
+        (k, name, kind)
+        for k, each in enumerate(tracks)
+        for name, kind in zip(
+            each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
+        )
+    )
+    code, names = intern(
+        (shortened(tracks[k].layer.names[name].removesuffix(RESUMED), _LONGEST_NAME), kind)
+        for k, name, kind in distinct
+    )
+    return code[slices], names
+
+
 def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     """The slices of device work and the slices of the calls that launched them; see `section`."""
     found = capture.links.launches
@@ -332,8 +331,3 @@ def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     known = np.flatnonzero((work >= 0) & (call >= 0))
     known = known[np.argsort(work[known])]
     return {"launched": differences(work[known]), "launches": differences(call[known])}
-
-
-def _shown(name: str) -> str:
-    name = name.removesuffix(RESUMED)
-    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"

@@ -6,11 +6,14 @@ from statistics import mean, median
 from typing import Any
 
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import KINDS, compared_steps, step_parts
+from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Finding
+from instrument.findings.places import evidence_span
 from instrument.report.diagnosis import finding_as_dict
 from instrument.report.notebook import cost, facts
+from instrument.report.verdict import verdict
+from instrument.trace.events import Events
 
 # The bar by range has this many ranges, and one part for the others.
 _MOST_RANGES = 9
@@ -27,18 +30,21 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `steps`: `numbers`, `start_ns` (since `begin_ns`) and `duration_ns` of the finished steps.
     - `spread`: `median_ns`, `min_ns` and `max_ns` of the steps that count: all but the first.
     - `parts`: `steps`, the number of steps that count, `total_ns`, their time, and how it splits,
-      `by_kind` and `by_range`: lists of `name` and `ns`, which sum to `total_ns` exactly. See
-      `instrument.compare.step_parts`.
+      `by_kind` and `by_range`: lists of `name` and `ns`, which sum to `total_ns` exactly. The kinds
+      are those of `instrument.compare.step_parts.split_parts`.
     - `device_share`: the share of this time in which a device works; null without device work.
     - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or null; whether it is a lower bound.
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
     - `step_ns`: the simulated step, or null.
-    - `findings`: as `instrument diagnose --json` prints them, with `start_ns` since `begin_ns`, and
-      `baseline_ns`, the step of which `saving_ns` is a part.
+    - `sentence`: what slows the run most.
+    - `findings`: as `instrument diagnose --json` prints them, with `baseline_ns`, the step of which
+      `saving_ns` is a part. Evidence has `start_ns` and `end_ns`, the longest event of the row,
+      since `begin_ns`; null if the event is not known or in another capture.
     - `passed`, `not_checked`, `notes`: sentences.
     """
     begin_ns, steps = capture.events.begin_ns, capture.steps
     return {
+        "sentence": verdict(diagnosis),
         "facts": facts(capture),
         "cost": cost(capture),
         "steps": {
@@ -52,7 +58,7 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
             {"name": row.name, "share": row.share, "why": row.why} for row in capture.coverage
         ],
         "step_ns": diagnosis.step_ns,
-        "findings": [_finding(finding, begin_ns) for finding in diagnosis.findings],
+        "findings": [_finding(finding, capture.events) for finding in diagnosis.findings],
         "passed": diagnosis.passed,
         "not_checked": diagnosis.not_checked,
         "notes": diagnosis.notes,
@@ -62,16 +68,16 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
 def _where_it_goes(capture: Views) -> dict[str, Any]:
     span = compared_steps(capture)
     lasts_ns = (span.end_ns - span.start_ns).tolist()
-    kinds = dict.fromkeys(KINDS, 0)
+    kinds = dict.fromkeys(SPLIT_KINDS, 0)
     ranges: dict[str, int] = {}
-    for (path, kind), ns in step_parts(capture, span).items():
+    for (path, kind), ns in split_parts(capture, span).items():
         kinds[kind] += ns
         ranges[path] = ranges.get(path, 0) + ns
     largest = sorted(ranges.items(), key=lambda item: -item[1])
     if others := largest[_MOST_RANGES:]:
         largest = [*largest[:_MOST_RANGES], (_OTHERS, sum(ns for _, ns in others))]
     has_device = len(capture.work.event) > 0
-    busy_ns = sum(kinds[name] for name in KINDS[:3])
+    busy_ns = sum(kinds[name] for name in SPLIT_KINDS[:3])
     total_ns = sum(lasts_ns)
     return {
         "spread": {
@@ -102,10 +108,11 @@ def _utilization(capture: Views) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding, begin_ns: int) -> dict[str, Any]:
-    found = finding_as_dict(finding)
-    for row in found["evidence"]:
-        if row["start_ns"] is not None:
-            row["start_ns"] -= begin_ns
-    saving = finding.saving
+def _finding(finding: Finding, events: Events) -> dict[str, Any]:
+    found, saving = finding_as_dict(finding), finding.saving
+    for row, evidence in zip(found["evidence"], finding.evidence):
+        span = evidence_span(events, evidence)
+        row["start_ns"], row["end_ns"] = (
+            (None, None) if span is None else (ns - events.begin_ns for ns in span)
+        )
     return found | {"baseline_ns": None if saving is None else round(saving.baseline_ns)}

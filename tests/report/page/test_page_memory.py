@@ -95,7 +95,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     (made.folder / "memory_snapshot.pickle").write_bytes(b"")
     tab = opened_page(opened, tmp_path, section(made))
     shown = tab.locator("#memory")
-    assert "38.00 MiB\nin use at the peak, after 650.000 µs" in shown.inner_text()
+    assert "In use at the peak\n38.00 MiB\nafter 650.000 µs" in shown.inner_text()
     assert "64.00 MiB\nthe most memory that the allocator held" in shown.inner_text()
     assert shown.get_by_role("link").get_attribute("href") == "memory_snapshot.pickle"
     peak = shown.locator("table", has_text="In use at the peak, by range")

@@ -168,6 +168,17 @@ def test_evidence_lies_on_a_track_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MOST_SLICES", 1)
+    found_in = capture(tmp_path, steps())
+    at = found_in.events.begin_ns + 1_250_000
+    finding = Finding("code", "title", "change", "verify", evidence=(Evidence("a", 2, None, at),))
+    found = section(found_in, Diagnosis((), (finding,), (), ()))
+    assert found is not None
+    assert [each.kind for each in slices(found)][:1] == ["finding"]
+    assert len(slices(found)) == 2
+
+
 def test_a_trace_without_events_has_no_timeline(tmp_path: Path) -> None:
     assert section(capture(tmp_path, [])) is None
 
@@ -281,7 +292,7 @@ def test_a_link_shows_evidence(opened: Callable[..., Page], tmp_path: Path) -> N
     evidence = (Evidence("aten::mm", 2, 600_000, read.events.begin_ns + 1_250_000),)
     finding = Finding("slow-product", "title", "change", "verify", evidence=evidence)
     found = section(read, Diagnosis((), (finding,), (), ()))
-    link = "#timeline?from=1100000&to=1700000&finding=slow-product"
+    link = "#timeline?from=1250000&to=1550000"
     tab = opened(written(tmp_path, found), link)
     canvas_of(tab)
     details = tab.locator("#timeline .details")

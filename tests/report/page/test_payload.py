@@ -31,6 +31,7 @@ from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.report.page.page import page, payload
+from instrument.report.page.redacted import redacted
 
 US = 1000
 
@@ -80,7 +81,9 @@ def test_the_verdict_of_a_step(trained: Capture) -> None:
     assert (parts["steps"], parts["total_ns"]) == (2, 2600 * US)
     # forward 300 + optimizer 100 in each step, and the backward: 600 and 400
     assert parts["by_kind"] == [
-        {"name": "other CPU", "ns": 1800 * US},
+        # in the steps 4 and 5: the product of 200 each, and the backward
+        {"name": "CPU operators", "ns": 1400 * US},
+        {"name": "Python", "ns": 400 * US},
         {"name": "idle", "ns": 800 * US},
     ]
     assert {part["name"]: part["ns"] for part in parts["by_range"]} == {
@@ -143,6 +146,8 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
         first["evidence"][0]["start_ns"] == expected[0].evidence[0].start_ns - made.events.begin_ns
     )
     assert 0 <= first["evidence"][0]["start_ns"] <= 2000 * US
+    assert first["evidence"][0]["end_ns"] == first["evidence"][0]["start_ns"] + 700 * US
+    assert sections(made)["verdict"]["sentence"] == first["title"]
 
 
 def test_what_if_holds_the_step_for_each_factor(trained: Capture) -> None:
@@ -277,6 +282,27 @@ def test_a_redacted_payload_names_no_file_and_no_host(tmp_path: Path) -> None:
     assert payload([bare], redact=True)["title"] == "***"
 
 
+def test_folders_with_blanks_are_redacted_whole(tmp_path: Path) -> None:
+    """The path of the capture stands in the commands of findings."""
+    folder = tmp_path / "jane doe" / "it's private"
+    folder.mkdir(parents=True)
+    events = [step(0, 0, 9000), step(1, 9000, 9000), span("aten::mm", 9000, 8000)]
+    made = write_capture(folder, events)
+    plain, clean = (json.dumps(payload([made], redact=redact)) for redact in (False, True))
+    assert ("private" in plain, "private" in clean, "jane" in clean) == (True, False, False)
+    assert "instrument show *** --" in clean
+    for name, shown in (
+        ("/home/jane doe/my code/train.py(31): main", "(file): main"),
+        ("my code/train.py:31 in main", "(file) in main"),
+        ("my code/train.py:31", "(file)"),
+        (
+            "The step waits in train.py:31, and then goes on",
+            "The step waits in (file), and then goes on",
+        ),
+    ):
+        assert redacted(name, ()) == shown
+
+
 def test_the_page_holds_the_payload(trained: Capture) -> None:
     content = payload([trained])
     html = page(content).html
@@ -319,3 +345,19 @@ def test_the_command_writes_the_page(
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(payload([trained])))
     assert main(["report", str(trained.folder), "--json", "-o", "x.html"]) == 2
     assert "--json prints on stdout" in capsys.readouterr().err
+
+
+def test_a_long_name_is_redacted_in_linear_time() -> None:
+    for name in ("a" * 100_000, "a." * 50_000, "a/" * 50_000, "-/" * 50_000, "a+b://"[:3] * 30_000):
+        assert redacted([name], ["box"]) is not None
+    assert redacted({"a": ["/x/y", None, 3, "box", "inbox"]}, ["box"]) == {
+        "a": ["(file)", None, 3, "***", "inbox"]
+    }
+
+
+def test_ranges_show_the_last_steps(tmp_path: Path) -> None:
+    events = [step(number, 100 * number, 100) for number in range(130)]
+    events += [annotation("work", 100 * number + 10, number % 50 + 1) for number in range(130)]
+    found = sections(capture(tmp_path, events))["ranges"]
+    assert found["steps"] == [*range(30, 130)]
+    assert found["by_path"]["cells"]["steps"][0] == [(k % 50 + 1) * US for k in range(30, 130)]

@@ -74,8 +74,8 @@ def test_axe_finds_nothing_serious(
 
 def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> None:
     tab = opened(written, "#tables")
-    tab.get_by_text("Kernels", exact=True).click()
-    kernels = tab.locator("details", has=tab.get_by_text("Kernels", exact=True))
+    kernels = tab.locator("#tables details", has=tab.locator("summary", has_text="Kernels"))
+    kernels.locator("summary").click()
     names = kernels.locator("tbody tr td:first-child")
     assert names.first.inner_text() == "gemm 7"
     header = kernels.get_by_role("button", name="name", exact=True)
@@ -121,6 +121,13 @@ def test_findings_unfold_to_evidence_in_the_timeline(
     assert link.get_attribute("href").startswith("#timeline?from=")
     link.click()
     assert tab.evaluate("location.hash").startswith("#timeline?from=")
+    assert "enumerate(DataLoader)" in tab.locator("#timeline .details h3").inner_text()
+
+
+def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, "#tables")
+    first = tab.locator("#verdict .finding-title").first.text_content()
+    assert tab.locator("#head #sentence").inner_text() == f"{first}."
 
 
 def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], written: Path) -> None:
@@ -130,7 +137,7 @@ def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], writ
     tab = opened(frame)
     inner = tab.frame_locator("iframe")
     inner.get_by_role("link", name="Tables").click()
-    inner.get_by_text("Kernels", exact=True).click()
+    inner.locator("#tables summary", has_text="Kernels").click()
     assert inner.get_by_text("gemm 7").first.is_visible()
     assert inner.locator("h1").inner_text() == "trace"
 

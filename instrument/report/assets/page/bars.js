@@ -1,4 +1,4 @@
-// Stacked bars with their legends, and small charts of the steps.
+// Numbers in boxes, stacked bars with their legends, and small charts of the steps.
 "use strict";
 
 // The colours of kinds of time and of phases, as the stylesheet names them.
@@ -8,7 +8,8 @@ const kindColours = {
   copy: "var(--copy)",
   "waiting for data": "var(--loader)",
   launch: "var(--launch)",
-  "other CPU": "var(--cpu)",
+  "CPU operators": "var(--cpu)",
+  Python: "var(--python)",
   idle: "var(--idle)",
   forward: "var(--forward)",
   backward: "var(--backward)",
@@ -53,6 +54,17 @@ function legendOf(parts, whole, divisor) {
   )));
 }
 
+// A number in a box, between its label and a note.
+function fact(label, value, note) {
+  return element(
+    "div",
+    {class: "fact"},
+    element("span", {class: "soft", text: label}),
+    element("b", {text: value}),
+    element("span", {class: "soft", text: note}),
+  );
+}
+
 function svg(tag, attributes, ...children) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -63,7 +75,12 @@ function svg(tag, attributes, ...children) {
 // A column for each step. `labels` are the columns' tooltips, `label` the name of the chart.
 function stepChart(values, labels, label, {width, height, most = Math.max(...values, 1)}) {
   const chart = svg("svg", {
-    class: "steps", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label,
+    class: "steps",
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": label,
   });
   const step = width / values.length;
   values.forEach((value, at) => {

@@ -37,7 +37,8 @@ sections.whatif = {
 };
 
 function named(name, kind) {
-  return element("span", {class: "named"}, mark(kind === "range" ? colourOfRange(name) : "transparent"), longName(name));
+  const colour = kind === "range" ? colourOfRange(name) : "transparent";
+  return element("span", {class: "named"}, mark(colour), longName(name));
 }
 
 function causalBar(spent, won, most) {

@@ -153,21 +153,19 @@ function memoryLegend(stacked) {
   return element("p", {class: "legend"}, entries);
 }
 
-// The numbers above the charts, with their labels.
+// The numbers above the charts.
 function memoryFacts(summary) {
-  const isWhole = summary.peak_bytes !== null;
-  const what = isWhole ? "in use at the peak" : "more at the peak than at the start";
-  return element("div", {class: "tiles"}, [
-    [bytes(isWhole ? summary.peak_bytes : summary.peak_net_bytes),
-      `${what}, after ${duration(summary.peak_ns)}`],
+  const peak = summary.peak_bytes === null
+    ? fact("More at the peak than at the start", bytes(summary.peak_net_bytes),
+      `after ${duration(summary.peak_ns)}`)
+    : fact("In use at the peak", bytes(summary.peak_bytes), `after ${duration(summary.peak_ns)}`);
+  return element("div", {class: "facts"},
+    peak,
     summary.reserved_bytes === null ? null
-      : [bytes(summary.reserved_bytes), "the most memory that the allocator held"],
-    [bytes(summary.net_bytes), "left behind by the window"],
-    [summary.allocations.toLocaleString("en"),
-      `allocations, ${bytes(summary.allocated_bytes)} together`],
-  ].filter(each => each).map(([number, text]) => (
-    element("div", {}, element("b", {text: number}), text)
-  )));
+      : fact("Held by the allocator", bytes(summary.reserved_bytes), "at most"),
+    fact("Left behind", bytes(summary.net_bytes), "by the window"),
+    fact("Allocations", summary.allocations.toLocaleString("en"),
+      `${bytes(summary.allocated_bytes)} together`));
 }
 
 sections.memory = {

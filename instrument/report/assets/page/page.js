@@ -163,15 +163,27 @@ function isDark() {
   return chosen ? chosen === "dark" : !light.matches;
 }
 
+// The lines below the title: the verdict, the facts, and what the page is of.
+function drawHeading({captures = 1, sections: {verdict}}) {
+  const title = document.querySelector("#head h1");
+  if (captures > 1) {
+    title.after(element("p", {class: "soft", text:
+      `One of ${captures} captures. The findings and the section Run are of all captures.`}));
+  }
+  if (verdict) {
+    title.after(
+      element("p", {id: "sentence", text: `${verdict.sentence}.`}),
+      element("p", {class: "soft", text: verdict.facts.join(" · ")}),
+    );
+  }
+}
+
 async function start() {
   const payload = await unpacked();
   const main = document.getElementById("main");
   const contents = document.getElementById("contents");
   main.replaceChildren();
-  if (payload.captures > 1) {
-    document.getElementById("captures").textContent =
-      `One of ${payload.captures} captures. The findings and the section Run are of all captures.`;
-  }
+  drawHeading(payload);
   for (const [name, data] of Object.entries(payload.sections)) {
     const {title, draw} = sections[name];
     contents.append(element("a", {href: `#${name}`, text: title}));

@@ -8,22 +8,26 @@ sections.ranges = {
   draw(root, data) {
     const place = element("div");
     const show = key => {
-      for (const button of buttons) button.setAttribute("aria-pressed", String(button.value === key));
+      for (const button of buttons) {
+        button.setAttribute("aria-pressed", String(button.value === key));
+      }
       place.replaceChildren(rangeTable(data, key));
     };
     const buttons = [["by_path", "By path"], ["by_name", "By name"]].map(([key, title]) => (
       element("button", {type: "button", value: key, text: title, onclick: () => show(key)})
     ));
-    const legend = element("p", {class: "legend"}, ["forward", "backward", "optimizer"].map(name => (
+    const shown = ["forward", "backward", "optimizer"];
+    const legend = element("p", {class: "legend"}, shown.map(name => (
       element("span", {}, mark(kindColours[name]), name)
     )));
+    const left = data.left_out ? [`${data.left_out} more ranges are left out.`] : [];
     root.append(
       element("p", {class: "soft", text:
         "CPU time that each range caused, on all threads and in all steps: its forward, the "
         + "backward of its operators, and the optimizer."}),
       element("div", {class: "tools", role: "group", "aria-label": "Grouping"}, buttons, legend),
       place,
-      ...data.notes.map(note => element("p", {class: "soft", text: note})),
+      ...[...left, ...data.notes].map(note => element("p", {class: "soft", text: note})),
     );
     show("by_path");
   },
@@ -56,6 +60,9 @@ function rangeTable(data, key) {
   const rows = cells.name.map((name, at) => (
     [name, at, cells.total_ns[at], cells.steps[at], ...others.map(column => cells[column.name][at])]
   ));
+  if (data.steps.length < 2) {
+    for (const each of [columns, ...rows]) each.splice(3, 1);
+  }
   return table(columns, rows, {
     caption: key === "by_path" ? "Ranges by path" : "Ranges by name",
     filter: true,
@@ -69,14 +76,22 @@ function rangeName(cells, at) {
   const name = cells.name[at];
   const type = cells.module_type && cells.module_type[at];
   const isNew = type && !name.endsWith(type);
-  return element("span", {}, mark(colourOfRange(name)), longName(name), isNew ? element("span", {class: "soft", text: ` ${type}`}) : null);
+  return element(
+    "span",
+    {},
+    mark(colourOfRange(name)),
+    longName(name),
+    isNew ? element("span", {class: "soft", text: ` ${type}`}) : null,
+  );
 }
 
 function rangeBar(cells, at, most) {
   const parts = phases
     .map(name => ({name, ns: (cells[`${name}_ns`] || [])[at] || 0, colour: kindColours[name]}))
     .filter(part => part.ns > 0);
-  if (!parts.length) parts.push({name: cells.name[at], ns: cells.total_ns[at] || 0, colour: "var(--idle)"});
+  if (!parts.length) {
+    parts.push({name: cells.name[at], ns: cells.total_ns[at] || 0, colour: "var(--idle)"});
+  }
   const label = parts.map(part => `${part.name} ${duration(part.ns)}`).join(", ");
   const bar = stackedBar(parts, most, label);
   bar.title = label;

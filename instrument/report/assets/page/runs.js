@@ -18,8 +18,8 @@ sections.runs = {
 };
 
 // The ranks have colours of their own, as far from each other as possible.
-function colourOfRank(ranks, rank) {
-  return `oklch(0.68 0.14 ${Math.round((360 * ranks.indexOf(rank)) / ranks.length)})`;
+function colourOfRank(at, count) {
+  return `oklch(0.68 0.14 ${Math.round((360 * at) / count)})`;
 }
 
 function nameOfRank(rank) {
@@ -41,36 +41,42 @@ function stepPlot({windows, steps}) {
       const key = `${window}/${number}`;
       if (!columns.has(key)) columns.set(key, {at: columns.size, number, window});
     });
-  const most = Math.max(...points.map(point => point.ns));
+  const most = points.reduce((longest, {ns}) => Math.max(longest, ns), 1);
   const ranks = [...new Set(steps.map(({rank}) => rank))];
+  const places = new Map(ranks.map((rank, at) => [rank, at]));
   const wide = (width - left) / columns.size;
   const middle = ({window, number}) => left + (columns.get(`${window}/${number}`).at + 0.5) * wide;
   // The ranks of a step stand side by side.
-  const x = point => middle(point) + ((ranks.indexOf(point.rank) + 0.5) / ranks.length - 0.5) * wide * 0.7;
+  const x = point => (
+    middle(point) + ((places.get(point.rank) + 0.5) / ranks.length - 0.5) * wide * 0.7
+  );
   const y = ns => 8 + (height - bottom - 8) * (1 - ns / most);
   const label = `Step times of ${windows.length} windows, ${points.length} steps on all ranks; `
     + `the longest takes ${duration(most)}. The tables below have the numbers.`;
-  const plot = svg("svg", {class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
+  const plot = svg("svg", {
+    class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label,
+  });
   for (const part of [0, 0.25, 0.5, 0.75, 1]) {
     plot.append(svg("line", {x1: left, x2: width, y1: y(part * most), y2: y(part * most)}));
     plot.append(textAt(left - 8, y(part * most) + 4, duration(Math.round(part * most)), "end"));
   }
   const every = Math.ceil(columns.size / 12);
   for (const {at, number, window} of columns.values()) {
-    if (at % every === 0) plot.append(textAt(middle({window, number}), height - 6, `step ${number}`, "middle"));
+    if (at % every) continue;
+    plot.append(textAt(middle({window, number}), height - 6, `step ${number}`, "middle"));
   }
   for (const point of points) {
     const title = svg("title", {});
     title.textContent = `step ${point.number}, ${nameOfRank(point.rank)}: ${duration(point.ns)}`;
     const dot = svg("circle", {cx: x(point), cy: y(point.ns), r: 4}, title);
-    dot.style.fill = colourOfRank(ranks, point.rank);
+    dot.style.fill = colourOfRank(places.get(point.rank), ranks.length);
     plot.append(dot);
   }
   return [
     element("h3", {text: "Step times over the run"}),
     plot,
-    element("p", {class: "legend"}, ranks.slice(0, mostLegend).map(rank => (
-      element("span", {}, mark(colourOfRank(ranks, rank)), nameOfRank(rank))
+    element("p", {class: "legend"}, ranks.slice(0, mostLegend).map((rank, at) => (
+      element("span", {}, mark(colourOfRank(at, ranks.length)), nameOfRank(rank))
     ))),
   ];
 }
@@ -110,9 +116,11 @@ function ranksTable({ranks, name}) {
       const parts = known.map(([column, kind]) => (
         {name: kind, ns: cells[column][at] || 0, colour: kindColours[kind]}
       ));
-      return stackedBar(parts, most, parts.map(part => `${part.name} ${duration(part.ns)}`).join(", "));
+      const label = parts.map(part => `${part.name} ${duration(part.ns)}`).join(", ");
+      return stackedBar(parts, most, label);
     };
-    columns.splice(1, 0, {title: "where a step goes", isBar: true, cell: bar, key: at => cells.step_ns[at]});
+    const key = at => cells.step_ns[at];
+    columns.splice(1, 0, {title: "where a step goes", isBar: true, cell: bar, key});
     rows.forEach((row, at) => row.splice(1, 0, at));
   }
   return table(columns, rows, {caption: `Ranks: ${name}`});

@@ -20,7 +20,8 @@ function cellText(unit, value) {
   if (value === null || value === undefined) return "–";
   if (unit in unitTexts) return unitTexts[unit](value);
   if (typeof value !== "number") return String(value);
-  return Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(3)));
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return String(Number(value.toPrecision(3)));
 }
 
 // A name; if it is long, its middle is left out until it is clicked.
@@ -28,7 +29,9 @@ function longName(text) {
   const whole = printable(text);
   if (whole.length <= longestName) return whole;
   const short = `${whole.slice(0, longestName - 21)}…${whole.slice(-20)}`;
-  const button = element("button", {type: "button", class: "name", "aria-expanded": "false"}, short);
+  const button = element("button", {
+    type: "button", class: "name", "aria-expanded": "false", text: short,
+  });
   button.addEventListener("click", () => {
     const isOpen = button.getAttribute("aria-expanded") === "true";
     button.setAttribute("aria-expanded", String(!isOpen));
@@ -42,7 +45,8 @@ function longName(text) {
 // sentence is never shortened. `rows` are arrays with a value for each column. `sort` is the index of
 // the column that sorts the rows at first; null keeps their order. With `depths`, the rows are a tree
 // in which each row stands after its parent.
-function table(columns, rows, {caption, sort = null, filter = rows.length > 10, shown = 25, depths = null}) {
+function table(columns, rows, options) {
+  const {caption, sort = null, filter = rows.length > 10, shown = 25, depths = null} = options;
   const {roots, all} = treeOf(rows, depths);
   const hasBranches = all.some(node => node.children.length);
   let sorted = {column: null, descending: true};
@@ -58,7 +62,8 @@ function table(columns, rows, {caption, sort = null, filter = rows.length > 10, 
       sortBy(index, sorted.column === index ? !sorted.descending : !column.isText);
       fill();
     });
-    return element("th", {scope: "col", class: column.isText || column.isBar ? "text" : null}, button);
+    const isLeft = column.isText || column.isBar;
+    return element("th", {scope: "col", class: isLeft ? "text" : null}, button);
   });
 
   function sortBy(index, descending) {
@@ -97,7 +102,8 @@ function table(columns, rows, {caption, sort = null, filter = rows.length > 10, 
 
   function fill() {
     const found = visible();
-    body.replaceChildren(...found.slice(0, limit).map(node => rowOf(columns, node, hasBranches, fill)));
+    const first = found.slice(0, limit);
+    body.replaceChildren(...first.map(node => rowOf(columns, node, hasBranches, fill)));
     counted.textContent = found.length < rows.length
       ? `${found.length} of ${rows.length} rows`
       : `${rows.length} ${rows.length === 1 ? "row" : "rows"}`;
@@ -174,14 +180,15 @@ function treeOf(rows, depths) {
 }
 
 function matches(columns, row, query) {
-  return columns.some((column, at) => column.isText && String(row[at]).toLowerCase().includes(query));
+  return columns.some(({isText}, at) => isText && String(row[at]).toLowerCase().includes(query));
 }
 
 function rowOf(columns, node, hasBranches, redraw) {
   return element("tr", {}, columns.map((column, at) => {
     const value = node.row[at];
     let content = column.cell ? column.cell(value, node.row) : cellText(column.unit, value);
-    if (typeof content === "string" && column.isText && !column.isSentence) content = longName(content);
+    const isName = column.isText && !column.isSentence;
+    if (typeof content === "string" && isName) content = longName(content);
     const isLong = column.isText && String(value).length > longestLine;
     if (at > 0 || !hasBranches) {
       return element("td", {class: column.isText ? `text${isLong ? " long" : ""}` : null}, content);

@@ -125,7 +125,7 @@ sections.timeline = {
     let colours = colourSlices(data, slices);
     let height = placeRows(slices.tracks);
     let selected = -1;
-    let evidence = null; // {from, to, finding} of the address
+    let evidence = null; // {from, to} of the address
     let matched = null;
 
     const canvas = element("canvas", {
@@ -210,9 +210,11 @@ sections.timeline = {
       });
     };
 
-    // Slices narrower than a pixel share a rectangle with those that begin in the same pixel.
+    // Slices narrower than a pixel share a rectangle with those that begin in the same pixel; a
+    // finding always has its own, wide enough to be seen.
     const paintRow = (context, view, row, top) => {
       const {start, end} = slices;
+      const isFinding = data.kinds[data.name[row.first]] === findingKind;
       let rectangles = 0;
       let at = lowerBound(end, axis.begin, row.first, row.last);
       let colour = "";
@@ -220,7 +222,7 @@ sections.timeline = {
         const left = Math.max(x(start[at], view), -2);
         const right = Math.min(x(end[at], view), view.width + 2);
         let next = at + 1;
-        if (right - left < 1) {
+        if (right - left < 1 && !isFinding) {
           const until = axis.begin + (Math.floor(left) + 1) / view.scale;
           next = lowerBound(start, until, next, row.last);
           if (next > at + 1 && end[next - 1] > until) next -= 1; // it is seen beside this pixel
@@ -230,7 +232,7 @@ sections.timeline = {
         const wanted = isDim ? view.line : own.fill;
         if (wanted !== colour) context.fillStyle = wanted;
         colour = wanted;
-        const width = Math.max(right - left - (right - left > 3 ? 0.6 : 0), 1);
+        const width = Math.max(right - left - (right - left > 3 ? 0.6 : 0), isFinding ? 4 : 1);
         context.fillRect(left, top + 1, width, rowHeight - 2);
         rectangles += 1;
         if (width > 22) {
@@ -521,27 +523,19 @@ sections.timeline = {
       repaint();
     });
 
-    // The address names a finding and a time around its evidence: show the slice that it is.
+    // The address names the time of an event: show the time around it, and select its slice.
     const showEvidence = () => {
       const values = addressed("timeline");
       if (!values || !values.has("from")) return;
       const [from, to] = [Number(values.get("from")), Number(values.get("to"))];
       if (!Number.isFinite(from) || !(to > from)) return;
       evidence = {from, to};
-      showSpan(axis, from, to);
-      const {start, end} = slices;
-      const all = [...start.keys()];
-      const exact = all.find(at => start[at] >= from && start[at] <= to
-        && data.kinds[data.name[at]] === findingKind && nameOf(at) === values.get("finding"));
-      if (exact !== undefined) {
-        evidence = {from: start[exact], to: end[exact]};
-        const length = Math.max(end[exact] - start[exact], 1000);
-        showSpan(axis, start[exact] - length / 2, end[exact] + length / 2);
-        const event = all.find(
-          at => start[at] === start[exact] && end[at] === end[exact] && at !== exact,
-        );
-        goTo(event === undefined ? exact : event);
-      }
+      const margin = Math.max(to - from, 1000) / 2;
+      showSpan(axis, from - margin, to + margin);
+      const at = slices.start.findIndex((start, slice) => (
+        start === from && slices.end[slice] === to && data.kinds[data.name[slice]] < idleKind
+      ));
+      if (at >= 0) goTo(at);
       repaint();
     };
 

@@ -1,15 +1,13 @@
 // The verdict: the step, where it goes, and what to change first.
 "use strict";
 
-// How many findings stand at the top, and how much around an event a link shows.
+// How many findings stand at the top.
 const firstFindings = 3;
-const unknownLength = 1e6;
 
 sections.verdict = {
   title: "Verdict",
   draw(root, data) {
-    document.getElementById("facts").textContent = data.facts.map(printable).join(" · ");
-    const cards = data.findings.map(finding => findingCard(finding, data));
+    const cards = data.findings.map(findingCard);
     const parts = [
       factsOf(data),
       whereItGoes(data),
@@ -49,8 +47,11 @@ function factsOf(data) {
     losses.length ? "checks of the recording; see Coverage" : "checks of the recording",
   ));
   if (steps.numbers.length > 1) {
-    const labels = steps.numbers.map((number, at) => `step ${number}: ${duration(steps.duration_ns[at])}`);
-    const chart = stepChart(steps.duration_ns, labels, `Step times. ${labels.join(", ")}`, {width: 200, height: 40});
+    const labels = steps.numbers.map((number, at) => (
+      `step ${number}: ${duration(steps.duration_ns[at])}`
+    ));
+    const label = `Step times of ${labels.length} steps; the tile before has the spread`;
+    const chart = stepChart(steps.duration_ns, labels, label, {width: 200, height: 40});
     found.push(element(
       "div",
       {class: "fact"},
@@ -62,20 +63,12 @@ function factsOf(data) {
   return element("div", {class: "facts"}, found);
 }
 
-function fact(label, value, note) {
-  return element(
-    "div",
-    {class: "fact"},
-    element("span", {class: "soft", text: label}),
-    element("b", {text: value}),
-    element("span", {class: "soft", text: note}),
-  );
-}
-
 function whereItGoes({parts, steps, device_share: deviceShare}) {
   const what = steps.numbers.length ? "a step" : "the recording";
   const kinds = parts.by_kind.map(({name, ns}) => ({
-    name: name === "other CPU" && deviceShare === null ? "CPU" : name, ns, colour: kindColours[name],
+    name: name === "idle" && deviceShare === null ? "idle, or not recorded" : name,
+    ns,
+    colour: kindColours[name],
   }));
   const ranges = parts.by_range.map(({name, ns}) => ({name, ns, colour: colourOfRange(name)}));
   const shown = [["what happens", kinds]];
@@ -84,7 +77,7 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     "div",
     {},
     element("h4", {text: `By ${by}`}),
-    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the list below has the numbers`),
+    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the numbers are below`),
     legendOf(found, parts.total_ns, parts.steps),
   ));
   return element(
@@ -96,7 +89,7 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
   );
 }
 
-function findingCard(finding, data) {
+function findingCard(finding) {
   const saves = finding.saving_ns !== null;
   const summary = element(
     "summary",
@@ -104,9 +97,10 @@ function findingCard(finding, data) {
     element("span", {class: "finding-title", text: finding.title}),
     saves ? savingBar(finding) : element("span", {class: "soft saving", text: "saving not known"}),
   );
+  const where = [finding.range && `range ${finding.range}`, finding.source];
   const rows = [
     ["Saves", saves ? savingText(finding) : null],
-    ["Where", [finding.range && `range ${finding.range}`, finding.source].filter(Boolean).join(", ")],
+    ["Where", where.filter(Boolean).join(", ")],
     ["Change", element("code", {class: "block", text: finding.change})],
     ["Verify", element("code", {class: "block", text: finding.verify})],
   ].filter(([, content]) => content);
@@ -143,24 +137,21 @@ function savingText(finding) {
 
 function evidence(finding) {
   const columns = [
-    {title: "evidence", isText: true, cell: (name, row) => evidenceLink(finding, row, name)},
+    {title: "evidence", isText: true, cell: (name, row) => evidenceLink(row, name)},
     {title: "calls"},
     {title: "time in the window", unit: "ns"},
     {title: "detail", isText: true, isSentence: true},
   ];
   const rows = finding.evidence.map(row => (
-    [row.name, row.calls, row.total_ns, row.detail, row.start_ns]
+    [row.name, row.calls, row.total_ns, row.detail, row.start_ns, row.end_ns]
   ));
   return table(columns, rows, {caption: `Evidence: ${finding.title}`});
 }
 
 // The name of an event, as a link to the longest such event in the timeline.
-function evidenceLink(finding, [, calls, total, , start], name) {
+function evidenceLink([, , , , start, end], name) {
   if (start === null) return longName(name);
-  const length = total === null ? unknownLength : Math.max(total / Math.max(calls, 1), 1);
-  const from = Math.max(Math.round(start - length / 2), 0);
-  const to = Math.round(start + 1.5 * length);
-  return element("a", {href: `#timeline?from=${from}&to=${to}&finding=${finding.code}`, text: name});
+  return element("a", {href: `#timeline?from=${start}&to=${end}`, text: name});
 }
 
 function coverage({coverage: rows, cost}) {
@@ -170,7 +161,9 @@ function coverage({coverage: rows, cost}) {
     {title: "what is missing", isText: true, isSentence: true, cell: why => why || ""},
   ];
   return folded("Coverage of the recording", [
-    table(columns, rows.map(row => [row.name, row.share, row.why]), {caption: "Coverage", filter: false}),
+    table(columns, rows.map(row => [row.name, row.share, row.why]), {
+      caption: "Coverage", filter: false,
+    }),
     element("p", {class: "soft", text: cost}),
   ]);
 }

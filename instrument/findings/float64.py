@@ -1,0 +1,88 @@
+"""`float64`: operators on the CPU that compute in double precision.
+
+A model that is float64 by accident is common: numpy's arrays are float64, and `torch.from_numpy`
+keeps their type. The check reads the input types of operators (`record_shapes`). An operator counts
+if its first input is a float64 tensor; a number beside a float32 tensor does not count. The finding
+needs 10 % of the steps in such operators.
+
+The saving is that of operators which take half the time: float32 has half the bytes, and twice as
+many numbers fit into a register of the CPU. Operators on a few numbers save less than that.
+
+It cannot see whether a program needs the precision. On a device, `tensor-cores` looks at the
+kernels instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from instrument.analysis.views import Views
+from instrument.findings.event_time import scaled, share_of
+from instrument.findings.finding import Check, Finding, NotRecorded, show_command
+from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import is_worth
+from instrument.trace.events import OPERATOR, Ints, decoded
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+_LEAST_SHARE = 0.1
+_LEAST_SAVING = 0.03
+_FASTER = 0.5
+_FLOAT64 = "double"  # torch's word for it in a trace
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
+    """Yield one finding if float64 takes 10 % of the steps."""
+    if len(capture.work.event):
+        return
+    if not (capture.events.types >= 0).any():
+        raise NotRecorded(
+            "float64 was not checked: the trace has no input types. Record with "
+            "profiler.record_shapes=true."
+        )
+    operators = _in_float64(capture)
+    share = share_of(capture, operators)
+    if share < _LEAST_SHARE:
+        return
+    saving = scaled(whatif, operators, by=_FASTER)
+    if not is_worth(saving, _LEAST_SAVING):
+        return
+    path, source = common_place(capture, operators)
+    yield Finding(
+        code="float64",
+        title=f"{percent(share)} of the {measured(capture).what} computes in float64",
+        change="Use float32: model.float(), and torch.from_numpy(array).float() for data from "
+        "numpy.",
+        verify=show_command(capture, "--ops --by input_shapes"),
+        saving=saving,
+        range=path,
+        source=source,
+        evidence=evidence(capture, operators),
+    )
+
+
+def _in_float64(capture: Views) -> Ints:
+    """The positions of the operators in float64 within the steps, without those inside of others."""
+    events, tree = capture.events, capture.links.call_tree
+    operators = tree.index[events.among(OPERATOR)[tree.index]]
+    codes = np.unique(events.types[operators])
+    wanted = [code for code in codes[codes >= 0].tolist() if _is_float64(events.texts[code])]
+    in_float64 = np.isin(events.types, wanted)[tree.index] & events.among(OPERATOR)[tree.index]
+    in_steps = measured(capture).holds(tree.start_ns) >= 0
+    found: Ints = tree.index[in_float64 & in_steps & ~tree.inside(in_float64)]
+    return found
+
+
+def _is_float64(types: bytes) -> bool:
+    """Whether the first input is a float64 tensor, or a list that begins with one."""
+    given = decoded(types)
+    while isinstance(given, list) and given:
+        given = given[0]
+    return bool(given == _FLOAT64)
+
+
+CHECK = Check("float64", find)
