@@ -19,7 +19,8 @@ from instrument.whatif.selection import short_name
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
+#: added.
 VERSION = 1
 #: The tables of a scenario, by the names that the command and the JSON give them.
 PROFILE, CRITICAL_PATH, SLACK = "profile", "critical_path", "slack"
