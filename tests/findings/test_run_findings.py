@@ -320,7 +320,7 @@ def test_a_program_without_any_backward(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, events), "unused-autograd")
     assert (
         finding.title
-        == "The program records gradients, and runs no backward: 19 graph nodes a step"
+        == "The program builds a graph for gradients, but runs no backward: 19 graph nodes a step"
     )
 
 
