@@ -119,8 +119,8 @@ def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str
     return Finding(
         code=CHECK.code,
         title=f"{title}{per_step}",
-        change="Run it inside `with torch.inference_mode():`, or `with torch.no_grad():` if its "
-        "results are used for training.",
+        change="Use torch.inference_mode() around it, or torch.no_grad() if its results are used "
+        "for training.",
         verify="Record again: this finding must be gone, and profiler.profile_memory=true must "
         "show that less memory is in use.",
         saving=shortened(capture, whatif, made, _NODE_NS),

@@ -251,7 +251,8 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
     return Section(
         shown,
         ("name", "slack_ns"),
-        f"Slack{_few(shown, known)}; how much longer a call of the range could take at no cost{none}",
+        f"Slack{_few(shown, known)}; how much longer a call of the range could take before a step "
+        f"takes longer{none}",
         texts={"slack_ns": text},
         all_columns=_ALL_COLUMNS,
     )
