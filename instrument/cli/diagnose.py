@@ -12,8 +12,8 @@ HELP = "say what slows a run, what to change, and what the change saves"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Say what slows a run, what to change, and what a step would take then. Several captures, "
-        "such as the windows and ranks below a folder, are diagnosed as one run."
+        "Say what slows a run, what to change, and how long a step would take after the change. "
+        "Several captures, such as the windows and ranks below a folder, are diagnosed as one run."
     )
     parser.add_argument(
         "paths",

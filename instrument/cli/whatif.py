@@ -1,4 +1,4 @@
-"""`instrument whatif`: what a step would take if something were faster or gone."""
+"""`instrument whatif`: simulate the steps of a capture with faster or removed parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instrument.errors import ConfigError
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-HELP = "compute what a step would take if something were faster or gone"
+HELP = "compute how long a step would take with faster or removed parts"
 
 _KINDS = ("range", "operator", "kernel", "thread")
 _SYNC = "sync"
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="tables",
         action="append_const",
         const="slack",
-        help="print how much longer each range could take at no cost",
+        help="print how much longer each range could take before a step takes longer",
     )
     add(
         "--rows",

@@ -1,1 +1,1 @@
-"""What makes a run slow, what to change, and what the step would take then."""
+"""Find what makes a run slow, what to change, and how long a step would take after the change."""

@@ -1,12 +1,13 @@
 """`allocator-churn`: memory of the device is allocated and freed by the driver in every step.
 
-torch keeps freed memory and gives it out again, so that after the first steps hardly any call of
-cudaMalloc or cudaFree remains. It looks at such calls (and those of HIP and of the driver, and of
-pinned memory on threads that launch work) in the finished steps without the first. The finding needs
-2 % of these steps, in at least two of them. cudaFree also waits for the device.
+torch keeps freed memory and uses it again, so after the first steps a program hardly calls
+cudaMalloc or cudaFree. The check looks for such calls in all finished steps except the first. Calls
+of HIP and of the driver count too, and so do allocations of pinned memory on threads that launch
+work. There is a finding if these calls take 2 % of the steps, and occur in at least two steps.
+cudaFree also waits for the device.
 
-It cannot see why the allocator gave memory back: torch.cuda.empty_cache(), sizes that change from
-step to step, or too little memory.
+The trace does not show why the allocator freed memory. Causes can be torch.cuda.empty_cache(),
+sizes that change from step to step, or too little memory.
 """
 
 from __future__ import annotations

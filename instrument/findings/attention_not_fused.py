@@ -1,15 +1,17 @@
 """`attention-not-fused`: attention is computed as matrix product, softmax, matrix product.
 
-It looks at each softmax that runs between two batched matrix products on the same thread, with at
-most 12 other operators before and after it (scaling, mask, dropout, reshaping), and outside of
-`scaled_dot_product_attention`. Where shapes were recorded, they must fit: the softmax has the rows
-and columns of the first product. The finding needs 5 % of the step in the softmax and these
-operators, on the device, or on the CPU if nothing ran on a device. The saving is that of the step
-without these operators, because a fused kernel never writes the matrix of scores to memory; the
-matrix products stay. What the fused backward saves comes on top.
+The check looks for each softmax between two batched matrix products on the same thread, outside
+`scaled_dot_product_attention`. At most 12 other operators (scaling, mask, dropout, reshaping) may
+run on each side between the softmax and the product. If shapes were recorded, they must fit: the
+softmax has the rows and columns of the result of the first product. There is a finding if the
+softmax and these operators take 5 % of the step on the device, or on the CPU if nothing ran on a
+device.
 
-It cannot see attention that torch.compile has fused, nor a mask or a change of the scores that fused
-kernels cannot do.
+The simulation removes these operators, because a fused kernel never writes the matrix of scores to
+memory. The matrix products stay. A fused backward saves more time, which the simulation leaves out.
+
+The check does not find attention that torch.compile has fused. It cannot tell whether a fused
+kernel supports the mask, or a change of the scores.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     count = int((time.holds(capture.links.call_tree.start_ns[softmax]) >= 0).sum()) / time.count
     yield Finding(
         code="attention-not-fused",
-        title=f"{percent(share)} of the {time.what} is softmax and what surrounds it between the "
+        title=f"{percent(share)} of the {time.what} is softmax and the other operators between the "
         f"two matrix products of attention: {count:,.0f} a {time.what}",
-        change="torch.nn.functional.scaled_dot_product_attention(query, key, value, "
+        change="Use torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
         verify=show_command(capture, "--ops"),
         saving=saving,
@@ -71,7 +73,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _attention(capture: Views) -> tuple[Ints, Ints]:
     """The softmax of each attention, and all operators between its products, as nodes.
 
-    The products and the softmax are direct children of one node, in any depth of the call tree.
+    The products and the softmax are direct children of one node, at any depth of the call tree.
     """
     events, tree = capture.events, capture.links.call_tree
     softmax = events.named(_is_softmax)[tree.index]
@@ -79,7 +81,7 @@ def _attention(capture: Views) -> tuple[Ints, Ints]:
     hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
     shown = events.among(OPERATOR)[tree.index] & (tree.nearest(hidden) < 0)
     softmax &= shown
-    # Only the outermost one, as in aten::softmax around aten::_softmax.
+    # aten::softmax calls aten::_softmax: only the outermost of the two counts.
     softmax &= ~tree.inside(softmax)
     products = shown & (tree.with_descendants(batched.astype(np.int64)) > 0) & ~softmax
     by_parent = np.flatnonzero(shown)[np.argsort(tree.parent[shown], kind="stable")]

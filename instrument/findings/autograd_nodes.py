@@ -1,9 +1,9 @@
 """The operators that make a node of the autograd graph, and the nodes that a backward runs.
 
-While gradients are recorded, torch writes on every operator the number that the next node of its
-thread will get, whether the operator makes a node or not. So the last operator with a number made
-that node, if an operator with a higher number follows on the thread. The event of a backward node
-has the same number.
+While gradients are recorded, torch writes a number on every operator: the number that the next node
+of the thread will get. It does so even if the operator makes no node. If an operator with a higher
+number follows on the thread, the last operator with a number made the node with this number. The
+event of the backward node has the same number.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from instrument.trace.events import Ints
 def makers(capture: Views) -> Ints:
     """The operators of the forward that made a node, sorted by thread, then by start.
 
-    If one operator made several nodes, the other nodes have none. The last node of each thread has
-    none either, unless its backward shows that it was made.
+    An operator that made several nodes occurs once. The last operator of each thread is left out,
+    unless a backward ran its node.
     """
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]

@@ -1,15 +1,17 @@
 """`blocking-copies`: the CPU waits for copies to the device, which meanwhile computes nothing.
 
-It looks at copies from the CPU to a device: the calls that launch them, and the calls inside the
-same operator that wait for them, such as cudaStreamSynchronize inside aten::to. Of their CPU time,
-the part counts in which no kernel runs. The driver copies pageable memory in pieces, through a
-buffer of its own, and the call returns only when the last piece is there; torch also waits for the
-copy if `non_blocking` is not set. The finding needs 2 % of the step: 1 % is common, and little can
-be won then. The saving is that of the step without these calls and copies, as if they ran beside the
-computation in full.
+The check looks at copies from the CPU to a device: the calls that launch them, and the calls inside
+the same operator that wait for them, such as cudaStreamSynchronize inside aten::to. It measures the
+CPU time of these calls during which no kernel runs. There is a finding if this time is 2 % of the
+step. Many programs have 1 %, and can save little.
 
-It cannot see whether a kernel needs the copied data at once, so that overlap wins nothing. Copies
-to the CPU are left to the synchronising calls.
+There are two causes. The driver copies pageable memory in pieces through a buffer of its own, and
+the call returns only after the last piece is copied. And torch waits for the copy if `non_blocking`
+is not set. The simulation lets these calls return at once, and the copies run entirely beside the
+computation.
+
+The check cannot see whether a kernel needs the copied data at once; overlap then saves nothing.
+Copies to the CPU belong to the check `synchronizing-calls`.
 """
 
 from __future__ import annotations
@@ -71,14 +73,14 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     memory = "from pageable memory " if pageable else ""
     yield Finding(
         code="blocking-copies",
-        title=f"The CPU waits for copies {memory}to the device, which computes nothing for "
-        f"{percent(time.share(blocked_ns))} of the {time.what} meanwhile",
+        title=f"The CPU waits for copies {memory}to the device; meanwhile the device computes "
+        f"nothing, for {percent(time.share(blocked_ns))} of the {time.what}",
         change=(
             "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True), then "
             "batch.to(device, non_blocking=True)."
             if pageable
-            else "Copy without waiting: batch.to(device, non_blocking=True); the memory is pinned "
-            "already."
+            else "Copy without waiting: batch.to(device, non_blocking=True). The memory is already "
+            "pinned."
         ),
         verify=show_command(capture, "--copies --synchronisations"),
         saving=saving,
@@ -92,7 +94,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
     """Which copies block the CPU, and the calls that wait for them.
 
-    A copy blocks if its call returns after its end, or if another call of the same operator waits.
+    A copy blocks in two cases: its call returns after the copy has ended, or another call inside
+    the same operator waits for the device.
     """
     events, tree = capture.events, capture.links.call_tree
     top = np.append(outermost_operators(events, tree), -1)

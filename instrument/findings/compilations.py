@@ -1,4 +1,4 @@
-"""What torch.compile does inside a window: the times in which it compiles, and what it compiles."""
+"""The compilations of torch.compile inside a window: when it compiles, and which frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compilations(capture: Views) -> Ints:
 
 
 def frames_compiled_again(capture: Views) -> Ints:
-    """The notes of frames that torch.compile compiles again, since a guard has failed."""
+    """The notes of frames that torch.compile compiles again because a guard has failed."""
     events = capture.events
 
     def is_again(name: str) -> bool:

@@ -1,17 +1,17 @@
-"""Find convolutions with a bias that the batch norm behind them takes away again.
+"""Find convolutions with a bias that the batch norm after them removes again.
 
 From the shapes of operators (`record_shapes`): a convolution whose third input, the bias, has a
 shape, and the next `aten::batch_norm` on the thread, whose input has the shape of the convolution's
-output. Between the two, only operators without a tensor of dimensions may run, such as the count
-of batches. Batch norm subtracts the mean of each channel, so a bias changes nothing.
+output. Between the two, only operators whose tensors have no dimensions may run, such as the one
+that counts batches. Batch norm subtracts the mean of each channel, so a bias has no effect.
 
-What it costs is seen only where the bias has operators of its own, as with cuDNN: an addition in
-the forward; a sum in the backward; and the node that accumulates the sum. Other convolutions on the
-CPU have only the last two: they begin with the bias where they else begin with zeros. MKL-DNN adds
-and sums inside the convolution. So these operators must take 1 % of the steps, and the simulation
-must win 0.5 % without them.
+The cost of the bias is visible only if the bias has operators of its own. With cuDNN, these are an
+addition in the forward, a sum in the backward, and the node that accumulates the sum. Some
+convolutions on the CPU have only the last two, because they start with the bias instead of zeros.
+MKL-DNN adds and sums inside the convolution, so the trace shows no cost. There is a finding if
+these operators take 1 % of the steps, and the simulation without them saves 0.5 %.
 
-Lost: models that are compiled; a norm that is not `torch.nn.BatchNorm`.
+Not found: compiled models; norms other than `torch.nn.BatchNorm`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST_SHARE = 0.01
 _LEAST_SAVING = 0.005
 _CONVOLUTIONS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
 _NORM = "aten::batch_norm"
-# What adds the bias inside the convolution, and what sums its gradient inside the backward.
+# The operators that add the bias in the forward, and those that sum its gradient in the backward.
 _ADDS = frozenset({"aten::add_", "aten::reshape"})
 _BACKWARD = "aten::convolution_backward"
 _SUM = "aten::sum"
@@ -68,7 +68,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code=CHECK.code,
         title=f"{percent(share)} of the {steps.what} is spent on biases without effect: "
-        f"{count:.0f} convolutions a {steps.what} add one before a batch norm",
+        f"{count:.0f} convolutions a {steps.what} add a bias before a batch norm",
         change="nn.Conv2d(…, bias=False) before nn.BatchNorm2d",
         verify=show_command(
             capture, "--ops --by input_shapes", "the third input of aten::conv2d is empty"
@@ -89,7 +89,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _before_norm(capture: Views) -> Ints:
-    """The convolutions with a bias whose output goes straight into a batch norm."""
+    """The convolutions with a bias whose output is the input of the next batch norm."""
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR)[tree.index]
     outer = ~np.append(is_operator, False)[tree.parent] & is_operator
@@ -110,7 +110,7 @@ def _before_norm(capture: Views) -> Ints:
             waiting = None if output is None else (event, output, thread)
         elif not shapes or any(
             shape != [] for shape in shapes
-        ):  # it works on a tensor, perhaps on the output
+        ):  # the operator has a tensor as input, perhaps the output of the convolution
             waiting = None
     return np.array(found, np.int64)
 
@@ -155,7 +155,7 @@ def _values(events: Events, event: int) -> list[Any]:
 
 
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
-    """What adds the biases of convolutions, and what sums their gradients in the backward.
+    """The operators that add biases of convolutions, and those that sum their gradients.
 
     A backward node has the sequence number of its convolution.
     """

@@ -1,4 +1,4 @@
-"""What calls cost: device time of the work that they launched, or CPU time without a device."""
+"""The cost of calls: the device time of the work that they launched, else their CPU time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def costs(capture: Views, nodes: Ints) -> Ints:
 
 
 def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
-    """The cost of calls as a share of the measured steps; what runs at the same time counts once.
+    """The cost of calls as a share of the measured steps; overlapping times count once.
 
     The cost is the time of the device work that the calls launched. In a trace without device work,
     it is the CPU time of the calls. `nodes` are nodes of the call tree; none lies inside another.

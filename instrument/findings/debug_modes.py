@@ -1,16 +1,16 @@
 """Find debugging modes of torch that were left on: anomaly detection.
 
-From `anomaly_mode` in `capture.json`, or else from what the mode does: after each backward node,
-the engine looks for NaN in the gradients with `aten::isnan`, directly inside the event of the node.
-The mode costs twice:
+The check reads `anomaly_mode` in `capture.json`. If this is missing, it looks for the effect of the
+mode: after each backward node, the engine searches the gradients for NaN with `aten::isnan`,
+directly inside the event of the node. The mode has two costs:
 
-- The search in the backward, with a wait for the device for each gradient.
+- In the backward, the engine searches each gradient, and waits for the device each time.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
-  about 100 µs. The trace has no event for that. It is part of the operator's own time. So the
-  simulation takes from each of these operators what the cheap ones of them take: the 25th
-  percentile of their own times, less the median of the operators that make no node.
+  about 100 µs. The trace has no event for this time: it is part of the operator's own time. So the
+  time is estimated: the 25th percentile of the own times of these operators, minus the median of
+  the operators that make no node. The simulation subtracts this time from each of these operators.
 
-The finding needs no threshold: the mode is for looking for errors alone.
+There is no threshold, because the mode is only meant for the search for errors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
 _FIRST = "aten::isnan"
-# Of the backward nodes that calculate something. A user's hook may search some of them for NaN.
+# The mode is on if a larger share of the backward nodes is searched. A user's hook may search some.
 _LEAST_SEARCHED = 0.5
 # The percentile of operators that calculate next to nothing themselves, such as views.
 _CHEAP = 25
@@ -47,7 +47,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_searched and not recorded:
         if recorded is None and not is_backward(capture.events).any():
             raise NotRecorded(
-                "Without a backward, the trace does not tell whether anomaly detection was on: "
+                "The trace has no backward, so it does not show whether anomaly detection was on: "
                 "record it with a session of this version."
             )
         return
@@ -65,7 +65,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code=CHECK.code,
         title=f"Anomaly detection is on{cost}",
-        change="torch.autograd.set_detect_anomaly(False), and no torch.autograd.detect_anomaly()",
+        change="Call torch.autograd.set_detect_anomaly(False), and leave out "
+        "torch.autograd.detect_anomaly().",
         verify=show_command(capture, "--ops", "aten::isnan is gone"),
         saving=saving,
         evidence=evidence(capture, search),

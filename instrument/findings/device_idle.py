@@ -1,15 +1,17 @@
 """`device-idle`: the device does nothing for long, because the CPU is busy with something else.
 
-It looks at the gaps of at least 1 ms in which no device works. Such a gap counts from its start
-until the call returned that launched the next work, without the time of the data loader,
-compilation, garbage collection, allocations and the profiler, which have findings of their own. So
-have gaps in which the CPU waited for the device first. The cause is the operator or range in which
-the launching thread spent most of its own time during the gaps. The finding needs 5 % of the step.
-The saving is that of the step without the calls that end in the gaps and launch nothing. It is not
-known if most of the time lies in calls that also launch work, or in no call.
+The check looks at gaps of at least 1 ms in which no device works. A gap counts from its start until
+the call that launches the next work has returned. The time of the data loader, compilation, garbage
+collection, allocations and the profiler does not count, because other findings cover it. For the
+same reason, a gap does not count if the CPU waits for the device when the gap begins. The cause is
+the operator or range in which the launching thread spent most of its own time during the gaps.
+There is a finding if the gaps take 5 % of the step.
 
-It cannot see what Python code does outside of operators and ranges, if no Python frames were
-recorded, nor what other processes do for which this one waits.
+The simulation removes the calls that end in the gaps and launch nothing. The saving is unknown if
+most of the time lies in calls that also launch work, or outside all calls.
+
+Without Python frames, the check cannot see what Python code does outside operators and ranges. It
+cannot see other processes for which this process waits.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 _LEAST_SHARE = 0.05
-# The saving is not known if the calls that only work on the CPU take less of the gaps than this.
+# If calls that launch nothing take a smaller share of the gaps than this, the saving is unknown.
 _EXPLAINED = 0.5
 _MOST_CAUSES = 5
 
@@ -69,7 +71,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     causes = _causes(capture, long)
     only_cpu, only_cpu_ns = _only_cpu(capture, long)
-    # Most of the time may lie in operators that launch work too, or in no event.
+    # Most of the time may lie in operators that also launch work, or outside all events.
     explained = only_cpu_ns >= _EXPLAINED * idle_ns
     saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if explained else None
     if not is_worth(saving, LEAST_SAVING):
@@ -80,7 +82,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="device-idle",
         title=f"The device is idle for {percent(time.share(idle_ns))} of the {time.what} in gaps "
-        f"of over 1 ms; {percent(top.time_ns / idle_ns)} of this time the CPU is {where}",
+        f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
         change=f"Shorten {top.name} on the CPU, or run it while the device works: in the workers "
         "of the DataLoader, in another thread, or after the next launches."
         if top.event >= 0
@@ -106,7 +108,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
-    """The thread that launched the work after each gap; after all work, the one of the last."""
+    """The thread that launched the work after each gap; after all work, the last such thread."""
     events = capture.events
     calls = capture.work.call[capture.work.call >= 0]
     last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1
@@ -115,7 +117,7 @@ def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
 
 
 def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
-    """What the launching threads did during the gaps, the costliest first."""
+    """What the launching threads did during the gaps, sorted by time, the longest first."""
     events, tree = capture.events, capture.links.call_tree
     inside_ns = _inside_ns(capture, gaps)
     own_ns = tree.own(inside_ns)
@@ -147,7 +149,7 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     """For each node of the call tree, its time in the gaps that end with a launch of its thread.
 
-    Cost: a sweep over all gaps, then one over those of each thread with the nodes of this thread.
+    Cost: a sweep over all gaps, and for each thread a sweep over its gaps and its nodes.
     """
     tree = capture.links.call_tree
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
@@ -166,7 +168,8 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
 def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
     """The outermost calls that end in a gap, launch nothing and do not wait for the device.
 
-    They run on the thread whose launch ends the gap. Also returns their time in the gaps.
+    Only calls on the thread whose launch ends the gap count. The second result is the total time of
+    the calls in the gaps.
     """
     events, tree = capture.events, capture.links.call_tree
     if not len(gaps.call) or not len(tree):

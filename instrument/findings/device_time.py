@@ -1,4 +1,4 @@
-"""What the findings about devices share: device work, gaps in it, and who launched it."""
+"""Device work, the gaps in it, and the calls that launched it, for the findings about devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXPLAINED = (
     interruptions.ALLOCATION,
     interruptions.PROFILER,
 )
-#: An edit that wins less than this share of the step is not worth a change of the program.
+#: If an edit saves a smaller share of the step, it is not worth a change of the program.
 LEAST_SAVING = 0.01
 
 
@@ -43,9 +43,9 @@ class LaunchGaps:
         start_ns: the start of each gap.
         queued_ns: when the CPU had launched the work that ends the gap.
         call: the CPU call that launched this work; -1 for a gap after all work.
-        wait_ns: the part of the gap before `queued_ns`, in the measured steps, that no interruption
-            with a finding of its own explains.
-        waiting: the intervals of all these parts together, also of gaps that `only` left out.
+        wait_ns: the time of the gap before `queued_ns` and inside the measured steps, without
+            interruptions that have findings of their own.
+        waiting: the intervals of this time for all gaps, including gaps that `only` left out.
     """
 
     start_ns: Ints
@@ -55,7 +55,7 @@ class LaunchGaps:
     waiting: Intervals
 
     def only(self, chosen: Flags) -> LaunchGaps:
-        """The gaps of a mask."""
+        """The gaps that a mask selects."""
         return LaunchGaps(
             self.start_ns[chosen],
             self.queued_ns[chosen],
@@ -85,8 +85,8 @@ def has_device_work(capture: Views, what: str) -> bool:
 def launch_gaps(capture: Views) -> LaunchGaps:
     """Find the gaps in which the devices wait for launches; see `LaunchGaps`.
 
-    A gap that begins while the CPU waits for the device is left out: its cause is this
-    synchronisation. So are gaps whose launch is not in the trace.
+    A gap that begins while the CPU waits for the device is left out, because this synchronisation
+    is its cause. A gap whose launch is not in the trace is left out too.
     """
     events, time = capture.events, measured(capture)
     found = gaps(events, capture.work, time.start_ns, time.end_ns)
@@ -140,7 +140,7 @@ def by_operator(
 ) -> tuple[Evidence, ...]:
     """Make one row of evidence for each operator around some calls, with a time of each call.
 
-    `detail` tells what the time is. Calls outside of all operators count under their own name.
+    `detail` says what the time is. A call outside all operators has a row with its own name.
     """
     operator, _ = callers(capture.links, calls)
     name = np.where(operator >= 0, operator, capture.events.name[calls])

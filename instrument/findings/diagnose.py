@@ -1,8 +1,8 @@
-"""`diagnose`: run all checks on the captures of a run, and sort what they find by its saving.
+"""`diagnose`: run all checks on the captures of a run, and sort the findings by their savings.
 
-Several windows and ranks are diagnosed as one run. Equal findings of several captures, with the
-same code and range, become one: the finding with the largest saving. Its title says where else it
-was found.
+Several windows and ranks are diagnosed as one run. Findings of several captures with the same code
+and range become one finding: the one with the largest saving. Its title says in how many windows
+and on which ranks it was found.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ CHECKS: tuple[Check, ...] = (
 )
 #: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
-# Stands for all of them where ranks cannot be compared.
+# The code under which a failure to compare the ranks is noted, for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
 _FEW = 8
 _LONGEST_ERROR = 100
@@ -101,8 +101,8 @@ class Diagnosis:
         passed: the codes of the checks that found nothing in any capture.
         not_checked: a sentence for each check that could not run, with what to record for it.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the simulated step without changes, of the capture with the longest one; None if
-            no step could be simulated.
+        step_ns: the longest simulated step without changes of all captures; None if no step could
+            be simulated.
     """
 
     captures: tuple[str, ...]
@@ -120,17 +120,17 @@ def diagnose(
 ) -> Diagnosis:
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
-    Captures are read one after the other, so an iterator over them needs the memory of one. A check
-    that fails with an unexpected error counts as not checked, and the others go on. If the simulation
-    fails, the findings have no savings; if the summary of a rank fails, this rank is not compared.
-    The diagnosis says what failed, and why.
+    Captures are read one after the other, so an iterator needs the memory of only one capture. If a
+    check fails with an unexpected error, it counts as not checked, and the other checks still run.
+    If the simulation fails, the findings have no savings. If the summary of a rank fails, this rank
+    is not compared. The diagnosis says what failed, and why.
 
     Args:
         captures: the captures.
         checks: what to look for in each capture.
         ranks_checks: what to look for by comparing the ranks of each window.
 
-    Cost: for each capture about as much as reading it, and what the simulations take.
+    Cost: for each capture, about the time of reading it, plus the time of the simulations.
 
     Raises:
         CaptureError: there is no capture, or one holds no trace.
@@ -155,7 +155,7 @@ class _Problem:
 
 
 class _Seen:
-    """What the checks have said of the captures so far."""
+    """The results of the checks for the captures so far."""
 
     def __init__(self, checks: tuple[Check, ...], ranks_checks: tuple[RanksCheck, ...]) -> None:
         self.checks, self.ranks_checks = checks, ranks_checks
@@ -195,7 +195,7 @@ class _Seen:
     def _keep(
         self, code: str, find: Callable[[], Iterator[Finding]], window: Any, rank: int | None
     ) -> None:
-        """Keep what one check finds in one capture or window."""
+        """Add the findings of one check in one capture or window."""
         numbers: dict[str | None, int] = {}
         with self._noting(code, f"The check {code}"):
             for finding in find():
@@ -212,7 +212,7 @@ class _Seen:
 
     @contextmanager
     def _noting(self, code: str, what: str) -> Iterator[None]:
-        """A context manager: if its block fails, note why, and go on with what else can be found.
+        """A context manager: if its block fails, note the reason, and go on.
 
         Raises:
             TraceError: the trace cannot be read.
@@ -227,8 +227,8 @@ class _Seen:
     def _window(self, capture: Capture) -> tuple[Any, int | None]:
         """The window and the rank of a capture.
 
-        A rank records a window once. So the same steps on the same rank are those of another run,
-        which count as another window.
+        A rank records a window once. So if the same steps on the same rank occur again, they are
+        from another run, and count as another window.
         """
         about = capture.about
         rank = capture.events.rank if about.rank is None else about.rank
@@ -249,7 +249,7 @@ class _Seen:
         return whatif
 
     def diagnosis(self) -> Diagnosis:
-        """Everything that was found."""
+        """The diagnosis of all captures so far."""
         findings = [self._with_place(problem) for problem in self.problems.values()]
         silent = self.passed.difference(
             (code for code, _, _ in self.problems), (code for code, _ in self.missing)
@@ -291,7 +291,7 @@ class _Seen:
 
 
 class _Refused:
-    """Stands for the simulation of a capture that cannot be simulated: each edit raises why."""
+    """The scenario of a capture that cannot be simulated: each edit raises the error."""
 
     def __init__(self, error: CaptureError) -> None:
         self._error = error
@@ -301,7 +301,7 @@ class _Refused:
 
 
 def _failure(what: str, error: Exception) -> CaptureError:
-    """The error that tells why a part of a diagnosis failed, also if it should never fail.
+    """The error that says why a part of a diagnosis failed; it also covers unexpected errors.
 
     Raises:
         TraceError: the trace cannot be read.

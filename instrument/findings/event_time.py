@@ -1,4 +1,4 @@
-"""How much of the steps events take, on the CPU or on the device, and the step without them."""
+"""The share of the steps that events take, and simulations in which events take less time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST_NAMES = 10
 
 
 def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
-    """Return the simulation in which CPU events take `by` times their time, with their device work.
+    """Return the simulation in which CPU events and their device work take `by` times as long.
 
-    None if the capture cannot be simulated.
+    The result is None if the capture cannot be simulated.
     """
     return simulated(lambda: whatif.scale_events(events, by=by))
 
@@ -30,9 +30,10 @@ def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
 def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario | None:
     """Return the simulation in which each of some operators takes `each_ns` less time.
 
-    It is taken as a share of the median duration of the operators of the same name. So an operator
-    that took longer because its thread had to wait for a CPU wins more. Only the ten names with the
-    most operators are shortened. None if the capture cannot be simulated.
+    All operators of a name are multiplied by one factor, so that the operator with the median
+    duration takes `each_ns` less. So operators that waited for a CPU, and took longer, lose more
+    time. Only the ten names with the most operators are shortened. The result is None if the
+    capture cannot be simulated.
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
@@ -48,9 +49,9 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps that CPU events take, or that the device works for them if it is more.
+    """The share of the steps that CPU events take, or that their device work takes if it is more.
 
-    What runs at the same time, on several threads or streams, counts once.
+    Overlapping times on several threads or streams count once.
     """
     table, steps = capture.events, measured(capture)
     nodes = capture.links.call_tree.nodes_of(events)

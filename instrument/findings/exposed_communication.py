@@ -1,12 +1,12 @@
 """`exposed-communication`: the step waits for collectives that no computation hides.
 
-It looks at the time in the steps in which communication ran and no kernel computed; in a trace
-without device work, at collectives of gloo and MPI during which no thread ran an operator. The
-finding needs 5 % of the step. What is simulated is the step without any communication, so the
-saving is the most that overlap and smaller messages can win.
+The check measures the time in the steps in which communication runs and no kernel computes. In a
+trace without device work, it measures collectives of gloo and MPI during which no thread runs an
+operator. There is a finding if this time is 5 % of the step. The simulation removes all
+communication, so the saving is the most that overlap and smaller messages can save.
 
-With the trace of one rank, it cannot see how much of the time is transfer, and how much is waiting
-for ranks that come later. Compare the ranks for this (see `stragglers`).
+The trace of one rank does not show how much of the time is transfer, and how much is waiting for
+slower ranks. The check `stragglers` compares the ranks for this.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.05
 _MOST_ROWS = 5
-# What to write: the name that shows which library started the communication, and the change.
+# The change for each library, by a name that occurs only if this library started communication.
 _CHANGES = (
     (
         re.compile(r"DistributedDataParallel"),
@@ -80,7 +80,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         path = path.rpartition("/")[0] or None
     yield Finding(
         code="exposed-communication",
-        title=f"For {percent(share)} of the {time.what}, communication runs and nothing else"
+        title=f"For {percent(share)} of the {time.what}, communication runs without computation"
         + (f", mostly {kind}" if kind else ""),
         change=_change(capture),
         verify=show_command(capture, "--collectives --breakdown"),

@@ -29,9 +29,9 @@ class Evidence(NamedTuple):
     Attributes:
         name: the name of the events, such as "aten::item".
         calls: how often they occurred in the window.
-        total_ns: their time in the window; None if their time says nothing.
+        total_ns: their time in the window; None if this time has no meaning.
         start_ns: the start of the longest one, on the trace's own clock; None if it is not known.
-        detail: what else matters, such as a size or a shape; empty if nothing does.
+        detail: further facts, such as a size or a shape; empty if there are none.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Finding:
         verify: a command for this capture, such as `show_command` makes. The same command for a
             capture of the changed program shows whether the change helped.
         saving: the simulation of the step without the problem; None if it cannot be simulated.
-            `saving.saving_ns` is what a step would win, with bounds.
+            `saving.saving_ns` is how much shorter a step would be.
         range: the path of the range where the problem is; None if it is in no single range.
         source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
         evidence: the events that show the problem, the most important first.

@@ -1,17 +1,18 @@
 """Find a first step that is much slower than the others, and why.
 
-The first finished step of the window against the median of the others; there must be at least three
-others. It must take twice their median, and 10 ms more: less disturbs no measurement.
+The check compares the first finished step of the window with the median of the other steps. There
+must be at least three other steps. There is a finding if the first step takes twice this median and
+at least 10 ms more; a smaller difference does not disturb the measurement.
 
-The cause is what the first step spends more time on than the median of the others. It is one of the
-kinds of `capture.interruptions` (compilation, loading code of the device, allocation of device
-memory, the loader, …), or else the operator, call or range with the most additional time. If cuDNN
-searches for its fastest algorithms (`torch.backends.cudnn.benchmark`, from `capture.json`), a
+The cause is the part on which the first step spends more time than the median of the other steps.
+It is one of the kinds of `capture.interruptions`, such as compilation or the loader. If no kind
+explains enough, it is the operator, call or range with the most additional time. If cuDNN searches
+for its fastest algorithms (`torch.backends.cudnn.benchmark` in `capture.json`), the time of a
 convolution counts as this search. A cause is named if it explains at least 20 % of the additional
 time.
 
-There is no saving: the simulation leaves the first step out, and a long run pays for it once. But
-it misleads everything that is summed over all steps.
+There is no saving: the simulation leaves the first step out, and in a long run the first step
+hardly matters. But all sums over the steps of the window contain it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LEAST_OTHERS = 3
 _LEAST_CAUSE = 0.2
 # What each kind of interruption is called in a title.
 _CAUSES = {
-    "loader": "waiting for the loader, which starts",
+    "loader": "waiting for the loader to start",
     "module loading": "loading code of the device",
     "memory allocation": "allocating and freeing device memory",
     "profiler": "the profiler's own work",
@@ -58,8 +59,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     events, steps = capture.events, capture.links.steps
     if len(steps) < 1 + _LEAST_OTHERS:
         raise NotRecorded(
-            f"A slow first step shows beside {_LEAST_OTHERS} others or more, but the trace has "
-            f"{len(steps)} finished steps: record with a larger profiler.active."
+            f"The check for a slow first step needs {_LEAST_OTHERS} other finished steps or more, "
+            f"but the trace has {len(steps)} finished steps: record with a larger profiler.active."
         )
     took = events.duration_ns[steps]
     others_ns = float(np.median(took[1:]))
@@ -74,7 +75,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         code=CHECK.code,
         title=f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
         f"the others{why}",
-        change="Record later, so that the window shows what most steps take: profiler.warmup=3, or "
+        change="Record later, so that the window contains only usual steps: profiler.warmup=3, or "
         "profiler.wait. For the cause itself, see the evidence.",
         verify=show_command(capture, "--steps"),
         evidence=()
@@ -85,7 +86,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """The kind of interruption, or else the event, that explains most of the additional time."""
+    """The kind of interruption that explains most of the additional time, or else the event."""
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
         if found is not None and found.more_ns >= _LEAST_CAUSE * more_ns:

@@ -1,15 +1,15 @@
-"""Find steps that Python's garbage collector holds up.
+"""Find steps that wait for Python's garbage collector.
 
-From the events "Python GC" of the trace, which torch records with Python stacks and its
-experimental option `record_python_gc_info`; or else from the collector's times in `capture.json`,
-which tell how long it ran in the window, but not when.
+The check reads the events "Python GC" of the trace, which torch records with Python stacks and its
+experimental option `record_python_gc_info`. Without these events, it reads the collector's time in
+`capture.json`, which shows how long the collector ran in the window, but not when.
 
-The collector visits every object that can be part of a cycle, and all threads wait for it. It is a
-problem from 2 % of the time on. A usual training step takes the collector well under 1 %: it keeps
-few new objects, and a full collection needs many.
+The collector visits every object that can be part of a cycle, and all threads wait for it. There is
+a finding if it takes 2 % of the time. In usual training, it takes well under 1 %, because a step
+keeps few new objects, and Python starts a full collection only after many.
 
-Lost: why the collector ran. The finding tells collections that the program called for from those
-that Python started, but only if the trace has Python frames.
+Not found: why the collector ran. If the trace has Python frames, the finding distinguishes
+collections that the program started with `gc.collect()` from those that Python started.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _from_window(capture: Views) -> Iterator[Finding]:
     known = None if environment is None else environment.garbage_collection
     if known is None or known.total_ns is None:
         raise NotRecorded(
-            "The capture does not tell how long Python's garbage collector ran: record it with a "
+            "The capture does not show how long Python's garbage collector ran: record it with a "
             f"session of this version, or with {_RECORD}."
         )
     steps = capture.links.steps
@@ -97,7 +97,7 @@ def _from_window(capture: Views) -> Iterator[Finding]:
 
 
 def _called(capture: Views, collections: Ints) -> bool | None:
-    """Whether the program called for most of the collections; None without Python frames."""
+    """Whether `gc.collect()` started most of the collections; None without Python frames."""
     frames = capture.links.frames
     if not len(frames):
         return None
@@ -112,7 +112,7 @@ def _change(called: bool | None) -> str:
         "steps."
     )
     if called is None:
-        return f"{seldom} If the step itself calls gc.collect(), leave the call out."
+        return f"{seldom} If the step itself calls gc.collect(), remove this call."
     return "Leave gc.collect() out of the step." if called else seldom
 
 

@@ -1,13 +1,12 @@
 """Find functions that torch.compile could not compile as one graph.
 
-From the graph breaks that torch.compile counted in the window (`capture.json`), with their reasons.
-torch counts a break when it compiles, so a window that begins after the compilation knows of none.
+The check reads the graph breaks that torch.compile counted in the window, with their reasons, from
+`capture.json`. torch counts a break when it compiles. So breaks of a compilation before the window
+are not found.
 
-There is no threshold: a break ends a compiled graph, so that what lies between two graphs runs in
-Python, and nothing is fused across. No saving is simulated, because a trace does not show what one
-graph would take.
-
-Lost: breaks before the window.
+There is no threshold. A break ends a compiled graph: the code between two graphs runs in Python,
+and no kernel is fused from both graphs. No saving is simulated, because a trace does not show how
+long a single graph would take.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     yield Finding(
         code=CHECK.code,
         title=f"torch.compile breaks the graph: {total} graph breaks{graphs} in the window",
-        change="torch.compile(…, fullgraph=True) raises at the first break: move what breaks the "
-        "graph (printing, .item(), other libraries) out of the compiled function",
+        change="torch.compile(…, fullgraph=True) raises at the first break: move the code that "
+        "breaks the graph (printing, .item(), other libraries) out of the compiled function",
         verify='TORCH_LOGS="graph_breaks" prints each break with its line',
         evidence=tuple(
             Evidence(

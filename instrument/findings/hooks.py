@@ -1,16 +1,17 @@
 """Find hooks on modules and tensors that take time in each step, such as those of a debugging tool.
 
-From the Python frames of the trace. torch calls a hook of a module's forward directly from `inner`
-in torch/nn/modules/module.py, beside the forward itself. It calls a hook of a module's backward from
-torch/utils/hooks.py, and a hook of a tensor directly from the autograd engine. The time of a hook is
-that of its frame, with everything that it calls and the device work that this launches. Hooks of
-torch itself, such as those of FSDP, do not count.
+The check finds hooks by their Python frames in the trace. torch calls a hook of a module's forward
+directly from `inner` in torch/nn/modules/module.py, as it calls the forward itself. It calls a hook
+of a module's backward from torch/utils/hooks.py, and a hook of a tensor directly from the autograd
+engine. The time of a hook is the time of its frame, with everything that the hook calls, and with
+the device work that it launches. Hooks of torch itself, such as those of FSDP, do not count.
 
-`hooks` in `capture.json` tells how many hooks there are. With none, nothing has to be searched.
+`hooks` in `capture.json` is the number of hooks. If it is 0, the check finds nothing, and needs no
+Python frames.
 
-Lost: hooks in a backward on the engine's own threads, of which torch records no frames; hooks of
-modules whose `forward` was replaced by a function of another name; the calls that torch itself
-needs where a module has hooks, a few µs each.
+Not found: hooks in a backward on the engine's own threads, because torch records no frames there;
+hooks of modules whose `forward` was replaced by a function of another name; the calls that torch
+makes only because a module has hooks, a few µs each.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         if count is not None:
             hooks = f"how long the {count} hooks of modules and tensors take"
         raise NotRecorded(
-            f"The capture does not tell {hooks}: record with profiler.with_stack=true."
+            f"The capture does not show {hooks}: record with profiler.with_stack=true."
         )
     time = measured(capture)
     calls = _calls(capture)
@@ -62,9 +63,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code=CHECK.code,
         title=f"Hooks of modules and tensors take {percent(share)} of the {time.what}: "
         f"{len(calls) / time.count:,.0f} calls a {time.what}",
-        change="Call remove() on the handle that register_forward_hook, register_hook and the like "
-        "return (wandb.unwatch() after wandb.watch()), or register hooks only for the steps that "
-        "need them.",
+        change="Call remove() on the handles that register_forward_hook, register_hook and similar "
+        "methods return (wandb.unwatch() after wandb.watch()), or register hooks only for the "
+        "steps that need them.",
         verify=show_command(capture, "--steps"),
         saving=scaled(whatif, _with_operators(capture, calls)),
         range=place,
@@ -83,7 +84,7 @@ def _count(capture: Views) -> int | None:
 
 
 def _calls(capture: Views) -> Ints:
-    """The frames of hooks, without hooks that other hooks call."""
+    """The frames of hooks; a hook that another hook calls is part of the other hook."""
     events, frames = capture.events, capture.links.frames
     is_forward = events.named(lambda name: name.endswith(_FORWARD))[frames.index]
     has_forward = np.zeros(len(frames) + 1, np.bool_)

@@ -1,14 +1,14 @@
 """`launch-bound`: kernels are so short that the device waits for the CPU to launch the next one.
 
-It looks at the gaps in which no device works. A gap counts from its start until the call returned
-that launched the next work, without the time of the data loader, compilation, garbage collection,
-allocations and the profiler. Gaps count if they are shorter than 1 ms: in longer ones, the CPU does
-something else than launching (see `device_idle`). The finding needs 5 % of the step, in at least 20
-gaps. Of published traces, healthy programs lose up to 3 % in such gaps, and those with too many
-small kernels 9 to 73 %.
+The check looks at gaps in which no device works. A gap counts from its start until the call that
+launches the next work has returned. The time of the data loader, compilation, garbage collection,
+allocations and the profiler does not count. Only gaps shorter than 1 ms count: in a longer gap, the
+CPU does not only launch work (see `device_idle`). There is a finding if at least 20 such gaps take
+5 % of the step. In published traces, healthy programs spend up to 3 % of the step in such gaps, and
+programs with too many small kernels 9 to 73 %.
 
-It cannot see which kernels could be replaced by larger ones. Gaps on one of several devices or
-streams do not count while another one works.
+The check cannot see which kernels could be replaced by larger ones. A gap on one device or stream
+does not count while another device or stream works.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from instrument.units import duration
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-#: A gap of this length or more is a finding of `device_idle`.
+#: A gap of this length or more counts for `device_idle` instead.
 LONG_NS = 1_000_000
 _LEAST_SHARE, _LEAST_GAPS = 0.05, 20
 
@@ -68,7 +68,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         range=path,
         source=source,
         evidence=by_operator(
-            capture, short.call, short.wait_ns, "time in which the device waited for its kernels"
+            capture,
+            short.call,
+            short.wait_ns,
+            "time in which the device waited for the operator's kernels",
         ),
         coverage=ORDERED,
     )

@@ -1,17 +1,18 @@
-"""`layout-and-casts`: time goes into copies that only change the layout or the type of tensors.
+"""`layout-and-casts`: copies that only change the layout or the type of tensors take time.
 
-It looks at three kinds of work, and yields a finding for each that takes enough of the step:
+The check looks for three kinds of work. There is a finding for each kind that takes the given share
+of the step:
 
-- Layout: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
-  convolution; 5 % of the step.
-- Casts: `aten::to` and `aten::_to_copy` that copy within the device, or, in a trace without device
-  work, on the CPU; 10 %.
-- Copies: `aten::contiguous` and `aten::clone` that copy; 10 %.
+- Layout, 5 %: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
+  convolution.
+- Casts, 10 %: calls of `aten::to` and `aten::_to_copy` that copy within the device; in a trace
+  without device work, on the CPU.
+- Copies, 10 %: calls of `aten::contiguous` and `aten::clone` that copy.
 
-Some casts and copies are needed, and healthy programs spend up to 6 % of the step in each kind. Work
-of the data loader does not count. The saving is that of the step without this work.
+Some casts and copies are needed, and healthy programs spend up to 6 % of the step in each kind.
+Work of the data loader does not count. The simulation removes this work.
 
-It cannot see which of the copies are needed, nor conversions inside other kernels.
+The check cannot see which of the copies are needed, or conversions inside other kernels.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _COPIES = frozenset({"aten::contiguous", "aten::clone"})
 _BETWEEN_DEVICES = re.compile(r"HtoD|DtoH|PtoP|Host", re.IGNORECASE)
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
 _CHANGES = {
-    "cast": "Cast once, and not in each step: keep parameters and constants in the type in which "
+    "cast": "Cast once instead of in each step: keep parameters and constants in the type in which "
     "they are used, such as model.to(torch.bfloat16), or cast the input instead of each layer's.",
-    "copy": "Leave out .contiguous() and .clone() where the next operator reads any layout or "
+    "copy": "Remove .contiguous() and .clone() where the next operator reads any layout or "
     "writes nothing in place; or store the tensor in the layout in which it is read.",
 }
 

@@ -1,16 +1,17 @@
-"""Waiting for the loader: time in which a step has no data to work on.
+"""`loader-wait`: steps wait for data.
 
-Found from torch's own ranges around `DataLoader.__next__`, and from the range `data` that
+The check reads torch's own ranges around `DataLoader.__next__`, and the range `data` that
 `session.steps` and the integrations open around the wait for a batch. Only waits on the threads of
-the steps count: a thread that loads in the background makes nobody wait. If a device was recorded,
-only the part of a wait counts in which the device was idle, because a busy device needs no data.
+the steps count, because the steps do not wait for a thread that loads in the background. If a
+device was recorded, only the part of a wait during which the device is idle counts: a busy device
+needs no data.
 
-Threshold: 5 % of the steps. A loader with enough workers needs 1 % or less, and the change (more
-processes) has a price.
+There is a finding if the waits take 5 % of the steps. With enough workers, the waits take 1 % or
+less. The threshold is higher because more worker processes also cost memory and CPU time.
 
-Not seen: what worker processes do, and a loader that is neither torch's nor given to a session. The
-saving is not known if worker processes load already: the trace does not show how long they need for
-a batch, nor what they wait for.
+Not found: a loader that is neither torch's nor given to a session. The trace does not show what
+worker processes do: neither how long they need for a batch, nor what they wait for. So the saving
+is not known if worker processes load already.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _LEAST_SHARE = 0.05
 _DATA, _SINGLE = "data", "_SingleProcess"
 # The number of workers to try if the number of CPUs is not known, and the most to propose.
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
-# If one of several waits takes at least this part of all, the workers had to start first.
+# If one of several waits takes at least this part of all waiting time, the workers had to start.
 _IN_ONE_WAIT = 0.5
 
-# Where batches are loaded: by a DataLoader in the training process or in worker processes, or by an
-# iterator of which nothing is known.
+# Where batches are loaded: by a DataLoader in the training process, by a DataLoader in worker
+# processes, or by an unknown iterator.
 _Kind = Literal["process", "workers", "iterator"]
 
 
@@ -147,8 +148,8 @@ def _saving(
         return None
     if kind == "process":
         return simulated(lambda: whatif.workers(workers))
-    # An iterator may load in threads or processes of its own, so this assumes that it does not. If
-    # several workers load, one batch arrives in the loading time divided by their number.
+    # This assumes that an unknown iterator has no threads or processes of its own. With several
+    # workers, the time between two batches is the loading time divided by their number.
     loads_ns = int(span.within(capture.events.start_ns[waits], capture.events.end_ns[waits]).sum())
     works_ns = span.total_ns - loads_ns
     left = max(loads_ns / workers - works_ns, 0) / max(loads_ns, 1)

@@ -1,18 +1,19 @@
-"""Find memory that grows from step to step, and who holds it.
+"""Find memory that grows from step to step, and the operators that allocated it.
 
-From the allocations and frees of the trace: more is allocated than freed in every finished step
-but the first. The first one may allocate what stays, such as the state of an optimizer. At least
-three such steps are needed, since memory may rise for a step or two where batches differ in size.
-The median step must add 256 KiB: 100,000 steps at this rate take 24 GiB.
+The check reads the allocations and frees of the trace. There is a finding if more memory is
+allocated than freed in every finished step except the first. The first step does not count, because
+it may allocate memory that stays, such as the state of an optimizer. At least three other steps are
+needed: if batches differ in size, memory may grow for a step or two. The median step must add 256
+KiB; 100,000 such steps add 24 GiB.
 
-The evidence tells which operators allocated what came since the first step and is still in use at
-the end of the last one. The last row tells what holds most at the peak.
+The evidence lists the operators whose memory was allocated after the first step and is still in use
+at the end of the last step. Its last row is the owner of the most memory at the peak.
 
-No saving is simulated: growing memory ends a run instead of slowing its steps.
+No saving is simulated: growing memory does not slow the steps, but ends a run.
 
-Lost: on the CPU, torch sees only memory that tensors use. A kept loss keeps the nodes of its graph,
-but its backward has freed the tensors that they saved; the nodes, some 500 bytes each, are in no
-memory event.
+Not found: memory on the CPU that no tensor uses. For example, a kept loss keeps the nodes of its
+graph, about 500 bytes each. The backward has freed the tensors that the nodes saved, and no memory
+event shows the nodes themselves.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         )
     if len(capture.links.steps) < 1 + _LEAST_STEPS:
         raise NotRecorded(
-            f"Growing memory shows in {1 + _LEAST_STEPS} finished steps or more, but the trace "
-            f"has {len(capture.links.steps)}: record with a larger profiler.active."
+            f"The check for growing memory needs {1 + _LEAST_STEPS} finished steps or more, but "
+            f"the trace has {len(capture.links.steps)}: record with a larger profiler.active."
         )
     for device in memory.timelines:
         net = memory.steps.where(device=device).column("net_bytes")[1:]
@@ -76,9 +77,9 @@ def _finding(capture: Views, device: str, added: int, steps: int) -> Finding:
 
 
 def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
-    """What holds more at the end of the last step than at the end of the first: name, bytes, calls.
+    """The names that hold more memory after the last step than after the first: name, bytes, calls.
 
-    The name that holds most more comes first. Empty if the trace has no addresses.
+    The name with the largest difference comes first. Empty if the trace has no addresses.
     """
     memory, steps = capture.memory, capture.links.steps
     if by not in memory.kinds:

@@ -1,17 +1,17 @@
-"""Operator storms: loops that call the same few tiny operators again and again.
+"""`operator-storm`: loops that call the same few tiny operators again and again.
 
-A loop over rows, time steps or parameters gives each operator so little work that the time goes to
-calling it. Found from the order of the operators and ranges directly inside a range: a pattern of
-at most 16 of them that repeats at least 32 times without a break, each of them short (a median of
-at most 50 µs). The layers of a model do not repeat like this: their patterns are longer, or each
-layer has a range of its own name.
+In a loop over rows, time steps or parameters, each operator has so little work that most of the
+time is the cost of the call. The check looks at the sequence of operators and ranges directly
+inside a range. A loop is a pattern of at most 16 of them that repeats at least 32 times without a
+break, if their median duration is at most 50 µs. The layers of a model are no such loop: their
+patterns are longer, or each layer has a range of its own name.
 
-Threshold: 5 % of the steps lie in such loops, with the short gaps between the operators, and the
-simulation without them saves 2 % of a step or more. While a device is busy anyway,
+There is a finding if such loops, with the short gaps between the operators, take 5 % of the steps,
+and the simulation without them saves at least 2 % of a step. If the device is busy during the loop,
 tiny launches cost nothing.
 
-Not seen: loops whose rounds differ, and loops inside backward nodes. A loop in the forward causes
-the loop in the backward, so one finding is enough.
+Not found: loops whose rounds differ, and loops inside backward nodes. A loop in the backward
+follows from a loop in the forward, so one finding is enough.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Storm:
         loops: the number of loops.
         rounds: how often the pattern repeats, in all loops together.
         pattern: the names in one round.
-        elapsed_ns: the time of all events, and of each gap between them at most 50 µs: something
-            else fills a longer gap.
+        elapsed_ns: the time of all events and of the gaps between them. Of each gap, at most 50 µs
+            count, because the program does something else in a longer gap.
     """
 
     path: int
@@ -164,9 +164,9 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
-    """The operators and ranges that lie in no operator, in order, and the parent of each.
+    """The operators and ranges outside all operators, in order, and the parent of each.
 
-    Those in a backward node are left out.
+    Operators and ranges inside a backward node are left out.
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
@@ -184,9 +184,9 @@ def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
 
 
 def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
-    """The first and last place (exclusive) and the length of the pattern of each loop.
+    """The first place, the place after the last one, and the length of the pattern of each loop.
 
-    Shorter patterns are preferred: a place belongs to one loop only.
+    A place belongs to one loop only. If patterns of several lengths fit, the shortest is used.
     """
     taken = np.zeros(len(name), np.bool_)
     found = []
@@ -207,10 +207,10 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
     """The step if one round did the work of all rounds of its loop.
 
-    Of each call, the time up to `_CALL_NS` is the cost of calling and goes; what the median call
-    takes beyond that is its work and stays. If the loops are half of their range or more, the
-    range is scaled, which counts the time between the calls and the backward too. Otherwise only
-    the time inside the calls is saved.
+    The first `_CALL_NS` of each call are the cost of the call, and are removed. The time of the
+    median call above `_CALL_NS` is its work, and stays. If the loops take at least half of their
+    range, the whole range is scaled, so that the time between the calls and the backward are saved
+    too. Otherwise, only the time inside the calls is saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

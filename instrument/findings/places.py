@@ -24,11 +24,11 @@ from instrument.links.launches import Launches, launching_nodes, launching_opera
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
 
-# A name or path counts as the place of a problem if at least this share of the time lies there.
+# A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]|.*[/\\]python\d(?:\.\d+)?[/\\]")
-# Code that a user does not change. Kineto cuts the folders of sys.path from the names of files.
+# Files that a user does not change. Kineto removes the folders of sys.path from file names.
 _LIBRARIES = frozenset(
     {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
 )
@@ -83,7 +83,8 @@ def common_place(
 ) -> tuple[str | None, str | None]:
     """Return the range and the source that at least 90 % of the events' time have in common.
 
-    The range is the innermost one of which this is true. Both are None if there is none.
+    Of several such ranges, the innermost is returned. A value is None if there is no such range or
+    source.
     """
     weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
     needed = max(_MOSTLY * int(weight_ns.sum()), 1)
@@ -186,7 +187,7 @@ def source_of(capture: Views, event: int) -> str | None:
 def input_shapes(events: Events, event: int) -> list[list[int] | None]:
     """The shape of each input of an operator; empty if they were not recorded.
 
-    None stands for what is no shape, such as those of a list of tensors.
+    An input is None if it has no single shape, for example if it is a list of tensors.
     """
     code = int(events.shapes[event])
     found = decoded(events.texts[code]) if code >= 0 else None
@@ -231,7 +232,7 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 
 
 def _source_of_frames(links: Links, events: Ints) -> Ints:
-    """The name of the innermost frame of a user around each event; -1 for none."""
+    """The name of the innermost frame of the user's code around each event; -1 if there is none."""
     table = links.events
     known = np.flatnonzero(events >= 0)
     found = np.full(len(events), -1)
@@ -241,7 +242,7 @@ def _source_of_frames(links: Links, events: Ints) -> Ints:
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
-    """The name of the innermost frame of a user at each time on a thread; -1 for none."""
+    """The innermost frame of the user's code at each time on a thread, by name; -1 if none."""
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
     node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
@@ -250,7 +251,7 @@ def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
 
 
 def _source_of_texts(links: Links, events: Ints) -> Ints:
-    """The call stack of each event or of the nearest operator around it; -1 for none."""
+    """The call stack of each event or of the nearest operator around it; -1 if there is none."""
     table, tree = links.events, links.call_tree
     if not (table.call_stack >= 0).any():
         return np.full(len(events), -1)
@@ -263,12 +264,12 @@ def _source_of_texts(links: Links, events: Ints) -> Ints:
 
 
 def _frame_sources(events: Events) -> list[str | None]:
-    """For each name of an event: the source, if it is the frame of a user; else None."""
+    """For each event name, the source if it is a frame of the user's code; else None."""
     return [users_source(name) for name in events.names]
 
 
 def _text_sources(events: Events) -> list[str | None]:
-    """For each text of an argument: the source, if it is a call stack with a user's frame."""
+    """For each argument text, the source if it is a call stack with the user's code; else None."""
     used = set(np.unique(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None
@@ -285,8 +286,8 @@ def _first_source(stack: str) -> str | None:
 def users_source(frame: str) -> str | None:
     """The file, line and function of a frame, such as "train.py:31 in main".
 
-    None for a frame of torch, numpy, this package or the standard library, and for anything else
-    than a frame in a Python file.
+    The result is None for a frame of torch, numpy, this package or the standard library. It is also
+    None if the name is not a frame in a Python file.
     """
     match = _FRAME.fullmatch(frame)
     if match is None:
@@ -300,9 +301,10 @@ def users_source(frame: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The time that shares in titles refer to: the finished steps without the first, or all.
+    """The time that shares in titles refer to: all finished steps except the first.
 
-    The first step pays for what happens once. It counts only if the window has no other step.
+    The first step contains work that happens only once. It counts only if the window has no other
+    step.
 
     Attributes:
         what: "step", or "recording" if no step was finished.

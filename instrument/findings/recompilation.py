@@ -1,16 +1,16 @@
 """Find steps in which torch.compile compiles.
 
-From torch's events around each compilation, in all finished steps but the first. The first step of
-a window may compile what every run compiles once; the check "first-step" tells of it. A compilation
-in a later step usually is a recompilation: a guard has failed, since a shape, a number or an object
-is another one than before. torch's notes tell which: the number of the frame's compilation is above
-0.
+The check reads torch's events around each compilation in all finished steps except the first. The
+first step of a window may compile code that every run compiles once; the check `first-step` reports
+this. A compilation in a later step usually is a recompilation: a guard has failed, because a shape,
+a number or an object has changed. A compilation is a recompilation if the number of its frame's
+compilation in torch's notes is above 0.
 
-It is a problem from 1 % of the steps on: a program that is warm compiles nothing.
+There is a finding if compilations take 1 % of the steps, because a warm program compiles nothing.
 
-Lost: which guard failed, which only torch's logs tell; and compilations without events, as in
-torch before 2.6. If `capture.json` counts recompilations, and the trace has no event of them, the
-finding has no saving.
+Not found: which guard failed, because only torch's logs show it; and compilations without events,
+as in torch before 2.6. If `capture.json` counts recompilations and the trace has no events of them,
+the finding has no saving.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if len(found) and len(capture.links.steps) < 2:
         raise NotRecorded(
             "torch.compile compiles in the window, but a window with fewer than two finished steps "
-            "does not tell whether it does so again: record with a larger profiler.active."
+            "does not show whether it compiles again: record with a larger profiler.active."
         )
     if share >= _LEAST_SHARE:
         count = int((steps.holds(events.start_ns[frames_compiled_again(capture)]) >= 0).sum())

@@ -1,12 +1,13 @@
 """`recording-overhead`: recording makes the steps so long that the times cannot be trusted.
 
-It compares the median duration of the recorded steps with that of the steps before the window, which
-the session times (`cost` in `capture.json`). The finding needs recorded steps that are 30 % longer.
-Recording is known to add 2 to 22 % on the CPU, and it adds most to programs with many small
-operators: their share of the step is then too large, and that of long kernels too small.
+The check compares the median duration of the recorded steps with that of the steps before the
+window, which the session measures (`cost` in `capture.json`). There is a finding if recorded steps
+are 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds most to programs with many
+small operators. The share of small operators is then too large, and the share of long kernels too
+small.
 
-There is no saving to simulate: without recording, the step is as long as before the window. It
-cannot see the overhead in a trace without `capture.json`, or after fewer than 10 steps.
+No saving is simulated, because the step without recording is as long as before the window. The
+check needs `capture.json` and at least 10 steps before the window.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulate a change, and say that its saving is unknown if it cannot be simulated."""
+"""Simulate a change; the result is None if the change cannot be simulated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
     """Return the scenario that `edit` makes; None if its step cannot be simulated.
 
-    The step is simulated here, so that a finding never fails later.
+    The step is simulated at once, so that reading the saving of a finding cannot fail later.
     """
     try:
         scenario = edit()
@@ -25,5 +25,5 @@ def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
 
 
 def is_worth(scenario: Scenario | None, least_share: float) -> bool:
-    """Whether a change saves at least this share of the step, or might: its saving is not known."""
+    """Whether a change saves at least this share of the step; True if its saving is unknown."""
     return scenario is None or scenario.saving_ns >= least_share * scenario.baseline_ns

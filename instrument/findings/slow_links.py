@@ -1,15 +1,16 @@
 """`slow-links`: large messages between ranks move more slowly than any usual link allows.
 
-It looks at the bus bandwidth of collectives on devices with messages of at least 4 MiB, on which
-latency weighs little, and takes the fastest one: the others may have waited for ranks that came
-later. PCIe 3.0 with 16 lanes moves about 12 GB/s, the links between the devices of one machine
-(NVLink, xGMI) 50 GB/s and more, and networks for training 12 to 50 GB/s for each device. So less
-than 10 GB/s means that the data takes a detour, such as through the memory of the CPU or over a slow
-network interface. The finding also needs 5 % of the step in exposed communication. The saving is
-that of a link with 12 GB/s.
+The check reads the bus bandwidth of collectives on devices with messages of at least 4 MiB. For
+such messages, latency hardly matters. Only the collective with the highest bandwidth counts,
+because the others may have waited for slower ranks. PCIe 3.0 with 16 lanes moves about 12 GB/s.
+Links between the devices of one machine (NVLink, xGMI) move 50 GB/s and more, and networks for
+training 12 to 50 GB/s for each device. So a bandwidth below 10 GB/s means that the data takes a
+slower way, such as through the memory of the CPU or over a slow network interface. There is a
+finding if the bandwidth is below 10 GB/s, and exposed communication takes 5 % of the step. The
+simulation assumes a link with 12 GB/s.
 
-It cannot see which link the data took. If this rank always waits for another one, the fastest
-collective contains this waiting too.
+The check cannot see which link the data took. If this rank always waits for another rank, the time
+of the fastest collective contains this wait too.
 """
 
 from __future__ import annotations

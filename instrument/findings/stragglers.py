@@ -1,13 +1,12 @@
 """`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
 
-It compares the ranks of one window by the time of their steps without waiting in communication: see
-`instrument.runs.rank_comparison.stragglers` for the rule (above the median of the ranks by three
-robust standard deviations and by a tenth). The finding also needs other ranks that wait in each
-step: at least 3 % of the step more than the straggler waits itself.
+The check compares the ranks of one window by their own work: the time of their steps without the
+waits in communication. A straggler's own work is above the median of the ranks by three robust
+standard deviations and by a tenth (`instrument.runs.rank_comparison.stragglers`). There is a
+finding if the other ranks wait at least 3 % of the step longer in communication than the straggler.
 
-The saving is that of a joint simulation in which all ranks have equally much work. For this, the
-traces of all ranks are read; with more than 32 ranks, or with traces at URLs, the saving is not
-known.
+The saving comes from a joint simulation in which all ranks have the same amount of work. It needs
+the traces of all ranks. With more than 32 ranks, or with traces at URLs, the saving is not known.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 _LEAST_SHARE = 0.03
-# A range is named if it explains at least this part of the time that the rank needs more.
+# A range is named if it explains at least this part of the rank's additional time.
 _OF_EXCESS = 0.25
 _MOST_SIMULATED, _MOST_ROWS = 32, 5
 
@@ -75,13 +74,13 @@ def _waited_ns(row: Any) -> int:
 
 
 def _is_in_range(row: Any) -> bool:
-    """Whether one range explains much of what a straggler needs more."""
+    """Whether one range explains much of the additional time of a straggler."""
     excess_ns = row.own_ns - row.median_own_ns
     return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
 
 
 def _balanced(ranks: Ranks) -> Scenario | None:
-    """The simulation with equal work; None if it is too costly or refused."""
+    """The simulation with equal work; None if it costs too much or is not possible."""
     from instrument.whatif.scenario import joint_scenario
 
     if len(ranks.paths) > _MOST_SIMULATED or any(is_url(path) for path in ranks.paths):
@@ -90,7 +89,7 @@ def _balanced(ranks: Ranks) -> Scenario | None:
 
 
 def _change(row: Any) -> str:
-    """What to look at, from what the rank does longer than the others."""
+    """The change to try, from the work on which the rank spends more time than the others."""
     host = f" on {row.host}" if row.host else ""
     where = (
         f"Look at the range {row.range} of rank {row.rank}{host}, which takes "

@@ -1,16 +1,17 @@
-"""Synchronizing calls: the CPU waits for the device, which then has nothing to do.
+"""`synchronizing-calls`: the CPU waits for the device, and the device is idle afterwards.
 
 `.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
-`torch.cuda.synchronize()` return after the device has finished its work. Only then does the CPU
-launch more, and meanwhile the device is idle. Found from the runtime calls that wait
-(`instrument.links.synchronisation`), and from the idle time of the device that begins inside them
-and ends when the next launch has returned.
+`torch.cuda.synchronize()` return after the device has finished its work. Only then can the CPU
+launch more work, and until then the device is idle. The check finds the runtime calls that wait
+(`instrument.links.synchronisation`). It measures the idle time of the device that begins inside
+such a call and ends when the next launch has returned.
 
-Threshold: 3 % of the steps is such idle time, and the simulation without these waits saves 1 % of a
-step or more. So a call that waits for a busy device is no problem, however long it waits.
+There is a finding if this idle time is 3 % of the steps, and the simulation without these waits
+saves at least 1 % of a step. So a call that waits for a busy device is no problem, however long it
+waits.
 
-Copies to the device that wait are another kind of finding. Not seen: waits inside other calls, such
-as `cudaFree`. Without device work in the trace, nothing can be said.
+Copies to the device belong to the check `blocking-copies`. Not found: waits inside other calls,
+such as `cudaFree`. The check needs device work in the trace.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE, _LEAST_SAVING = 0.03, 0.01
 _SHOWN = 5
 _TO_DEVICE = "HtoD"
-# What a user writes, by the operator that waits.
+# What a user writes, for each operator that waits.
 _WRITTEN = {
     "aten::item": ".item(), float(), int(), an if on a tensor, or printing one",
     "aten::_local_scalar_dense": ".item(), float(), int(), an if on a tensor, or printing one",
@@ -103,7 +104,7 @@ CHECK = Check("synchronizing-calls", find)
 
 
 def synchronizing_calls(capture: Views) -> Ints:
-    """The positions of the calls that wait for the device, without copies to the device."""
+    """The positions of the calls that wait for the device, except copies to the device."""
     events, found = capture.events, capture.links.synchronisations
     last = np.full(len(found.call), -1)  # for each wait, the work that it waits for longest
     order = np.argsort(events.end_ns[found.earlier], kind="stable")
@@ -117,8 +118,9 @@ def synchronizing_calls(capture: Views) -> Ints:
 def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
     """For each call, the idle time of the device that begins inside it, within the steps.
 
-    The time ends when the call that launches the next work returns. Time in which the CPU waits for
-    its loader is left out, and so are gaps after which work of unknown launch runs.
+    The idle time ends when the call that launches the next work returns. Time in which the CPU
+    waits for the loader does not count. A gap does not count either if the launch of the next work
+    is unknown.
     """
     events, found = capture.events, capture.links.launches
     start_ns, end_ns = events.start_ns[found.device], events.end_ns[found.device]
@@ -135,7 +137,7 @@ def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
         ]
     )
     lost_ns = timeline.within(timeline.active[0] & ~timeline.active[1], begin, until)
-    # The call around the beginning of each gap; calls of one thread do not overlap.
+    # The call around the start of each gap; calls of one thread do not overlap.
     order = np.argsort(events.start_ns[calls], kind="stable")
     at = np.searchsorted(events.start_ns[calls[order]], begin, "right") - 1
     call = np.append(order, -1)[at]

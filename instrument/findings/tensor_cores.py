@@ -1,15 +1,16 @@
 """`tensor-cores`: matrix products and convolutions that run on the slow units of the device.
 
-It looks at the names of kernels. Those of cuBLAS, cuDNN and CUTLASS tell that they multiply float64,
-that they multiply float32 without tensor cores (such as volta_sgemm), or that the sizes of their
-matrices are not aligned to 16 bytes (such as …_align1). The finding needs 10 % of the step in such
-kernels, 5 % for unaligned ones, and a device whose tensor cores multiply at least twice as fast in a
-lower precision (`instrument.analysis.peak_rates`). The saving is that of kernels which take half the
-time, a cautious guess: the peak rates differ by factors of 3 to 16.
+The check reads the names of the kernels of cuBLAS, cuDNN and CUTLASS. A name can say that the
+kernel multiplies float64, that it multiplies float32 without tensor cores (such as volta_sgemm), or
+that the sizes of its matrices are not aligned to 16 bytes (such as …_align1). There is a finding if
+such kernels take 10 % of the step (unaligned kernels: 5 %), and if the tensor cores of the device
+multiply at least twice as fast in a lower precision (`instrument.analysis.peak_rates`). The
+simulation lets these kernels take half the time. This is a cautious guess, because the peak rates
+differ by factors of 3 to 16.
 
-It cannot see whether the training still converges in a lower precision, nor which precision a
-kernel uses that is not named like this, such as those that Triton generates. Kernels of AMD are left
-out: its matrix cores multiply float32 too.
+The check cannot see whether the training still converges in a lower precision. It does not know the
+precision of kernels with other names, such as the kernels that Triton generates. Kernels of AMD are
+left out, because matrix cores of AMD multiply float32 too.
 """
 
 from __future__ import annotations

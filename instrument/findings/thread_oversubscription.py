@@ -1,17 +1,18 @@
 """Find more working threads than CPUs.
 
-From the threads, CPUs and processes in `capture.json`, which a trace alone does not hold: each
-process of the job on this machine has `intra_op` threads for large operators, and the worker
-processes of its loaders. It is a problem if they are more than 1.25 times the CPUs: the
-threads of one operator wait for each other, so one that has no CPU stops all.
+The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
+have them. Each process of the job on this machine has `intra_op` threads for large operators, and
+the worker processes of its loaders. There is a finding if all these threads and workers are at
+least 1.25 times as many as the CPUs: the threads of one operator wait for each other, so a thread
+without a CPU stops all of them.
 
-Threads that have no work compete for nothing. So operators long enough to be divided among threads
-(50 µs on the CPU) must take at least 5 % of the steps. Where they do not, each process counts as
-one thread beside its workers.
+Threads without work do not compete for CPUs. So the `intra_op` threads count only if operators that
+are long enough to be divided among threads (50 µs on the CPU) take at least 5 % of the steps.
+Otherwise, each process counts as one thread, plus its workers.
 
 No saving is simulated, because a trace does not show how long a thread waits for a CPU.
 
-Lost: other programs on the machine, and threads of other libraries.
+Not found: other programs on the machine, and threads of other libraries.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     threads = None if environment is None else environment.threads
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
         raise NotRecorded(
-            "The capture does not tell how many threads and CPUs there were: record it with a "
+            "The capture does not show how many threads and CPUs there were: record it with a "
             "session of this version."
         )
     divided, share = _divided(capture)
@@ -69,7 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 def _divided(capture: Views) -> tuple[Ints, float]:
     """The operators that may be divided among threads, and the share of the steps that they take.
 
-    They calculate on the CPU themselves, for 50 µs or longer.
+    These are the operators whose own time on the CPU is 50 µs or longer.
     """
     events, tree, steps = capture.events, capture.links.call_tree, measured(capture)
     own_ns = tree.own(tree.total_ns)
@@ -82,7 +83,7 @@ def _divided(capture: Views) -> tuple[Ints, float]:
 
 
 def _workers(environment: Environment) -> int:
-    """The worker processes that load at the same time: those of the phase with the most."""
+    """The number of worker processes that load at the same time: the most of any phase."""
     of_phase: dict[str | None, int] = {}
     for loader in environment.loaders or ():
         of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)

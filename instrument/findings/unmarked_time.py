@@ -1,15 +1,16 @@
-"""Unmarked time: time of the steps that is in no range, so that no table can say whose it is.
+"""`unmarked-time`: time of the steps that lies in no range, so that no table can assign it.
 
 The time of a step on its own thread is marked while a range is open on this thread, while the
 autograd engine works for a range on any thread, and while the loader loads. All other time is
-unmarked. The part of it in which the thread of the step is in no operator either is time of Python
-code, or of code that torch does not know.
+unmarked. Part of the unmarked time also lies outside all operators on the thread of the step. This
+is the time of Python code, or of code that torch does not record.
 
-Threshold: a fifth of the steps. Losses, metrics and logging between the ranges rarely take more.
+There is a finding if a fifth of the steps is unmarked. Losses, metrics and logging between the
+ranges rarely take more.
 
-With Python stacks, the evidence names the functions that this part is spent in.
+With Python stacks, the evidence names the functions that run outside all operators.
 
-There is no saving: marking code makes nothing faster, but shows what could be.
+There is no saving: marking code makes nothing faster, but it shows what takes the time.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     yield Finding(
         code="unmarked-time",
         title=f"{percent(share)} of the step is in no range"
-        + (f", {percent(outside)} in no operator either" if outside >= _LEAST_SHARE / 2 else ""),
+        + (
+            f"; {percent(outside)} is in no range and no operator"
+            if outside >= _LEAST_SHARE / 2
+            else ""
+        ),
         change=_change(capture),
         verify=show_command(capture, "--ranges"),
         evidence=rows,
@@ -89,7 +94,7 @@ def _timeline(capture: Views, span: Measured) -> Timeline:
         (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
         (events.start_ns[loads], events.end_ns[loads]),
     )
-    # While the engine's threads run the backward, the step's own thread waits for them.
+    # Operators on the engine's threads count too, because the step's own thread waits for them.
     called = (events.among(OPERATOR) & ~events.named(is_step) | events.among(is_runtime))[
         tree.index
     ]

@@ -1,22 +1,22 @@
 """Find ranges that build a graph for a backward that never comes, such as a validation.
 
-From torch's numbers of backward nodes: the operators of the range count them up, so they make
-nodes, and no backward of the window runs any of these nodes. Operators that merely run while
-gradients are enabled, on tensors that need none, make no node and are not found.
+The check uses torch's numbers of backward nodes. If the number grows from operator to operator,
+these operators make nodes. The check finds ranges whose operators make nodes, if no backward of the
+window runs any of these nodes. An operator on tensors that need no gradients makes no node, also if
+gradients are enabled.
 
-What it costs: each node takes about 2.5 µs of CPU time, for making and freeing it (torch 2.13; 100
-linear layers with and without gradients). The simulation takes this time away from the operators
-that make nodes. If the device is the bottleneck, nothing is won. The graph also keeps activations
-in memory; the trace does not tell how much that is.
+To make and free a node takes about 2.5 µs of CPU time (torch 2.13; 100 linear layers with and
+without gradients). The simulation subtracts this time from the operators that make nodes. If the
+device is the bottleneck, the saving is 0. The graph also keeps activations in memory, but the trace
+does not show how much.
 
-A range must take 3 % of the steps to be found. Of ranges inside each other, only the outermost is
-named.
-If the whole trace holds no backward, there is one finding for the program, if its nodes cost 1 % of
-the steps.
+There is a finding for each range that takes 3 % of the steps. Of ranges inside each other, only the
+outermost has a finding. If the trace has no backward at all, there is one finding for the program,
+if its nodes cost 1 % of the steps.
 
-Lost: a backward that runs after the window has ended. For this reason, calls in the last finished
-step do not count, if there are other steps. And nothing is said if most backward nodes of the
-window belong to a forward before it.
+A backward can run after the end of the window. So calls in the last finished step do not count if
+there are other steps. And there is no finding if most backward nodes of the window belong to a
+forward before the window.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _most_ns(capture: Views, chosen: Flags) -> Ints:
-    """For each chosen path, the most time in the steps that `share_of` may find for its ranges.
+    """For each chosen path, an upper bound of the time in the steps that `share_of` finds.
 
-    It is more than `share_of` finds if several threads or streams work at the same time. None of
-    the paths lies inside another.
+    The bound is too high if several threads or streams work at the same time. No chosen path may
+    lie inside another one.
     """
     events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
     steps, inside = measured(capture), chosen[scopes.opened]
@@ -108,7 +108,7 @@ def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Findin
     steps = measured(capture)
     inside = made[steps.holds(capture.events.start_ns[made]) >= 0]
     if len(inside) and steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:
-        title = "The program records gradients, and runs no backward"
+        title = "The program builds a graph for gradients, but runs no backward"
         yield _finding(capture, whatif, inside, title, common_place(capture, inside)[0])
 
 
@@ -119,10 +119,10 @@ def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str
     return Finding(
         code=CHECK.code,
         title=f"{title}{per_step}",
-        change="with torch.inference_mode(): (or torch.no_grad(), if its results are used for "
-        "training)",
-        verify="Record again: this finding is gone, and profiler.profile_memory=true shows that "
-        "less memory is in use.",
+        change="Use torch.inference_mode() around it, or torch.no_grad() if its results are used "
+        "for training.",
+        verify="Record again: this finding must be gone, and profiler.profile_memory=true must "
+        "show that less memory is in use.",
         saving=shortened(capture, whatif, made, _NODE_NS),
         range=path,
         source=common_place(capture, made)[1],

@@ -1,18 +1,18 @@
-"""Find gradients that are filled with zeros, where they could be dropped.
+"""Find gradients that are filled with zeros, although they could be set to None.
 
-From the range "Optimizer.zero_grad#…" that torch opens, and the fills inside it: with
-`set_to_none=True`, which is the default, there are none. Gradients that exist cost twice. They are
-filled with zeros, and the backward then adds to each of them instead of taking over the new
-gradient. So the additions in the nodes that accumulate gradients go too. Only those of the first
-backward after the fills: a node adds once in each backward, so these are as many additions as
-gradients were filled. Later backward passes, as in gradient accumulation, must add.
+The check looks for fills inside the range "Optimizer.zero_grad#…", which torch opens. With
+`set_to_none=True`, the default, there are no fills. Existing gradients have two costs: they are
+filled with zeros, and the next backward adds the new gradient to each of them instead of storing
+it. So the simulation removes the fills, and the additions in the nodes that accumulate gradients.
+It removes only the additions of the first backward after the fills: one addition for each filled
+gradient. Later backward passes, as in gradient accumulation, must add.
 
-It is a problem from 1 % of the step on, unless the simulation says that the step would not be
-shorter: the device may do this work while nothing waits for it.
+There is a finding if this work takes 1 % of the step, and the simulation finds a saving. The device
+may do this work while nothing waits for it.
 
-Lost: `module.zero_grad(set_to_none=False)`, which opens no range; the additions after a fill of all
-gradients in one call, whose number the trace does not hold; and the memory that the gradients keep
-between the steps.
+Not found: `module.zero_grad(set_to_none=False)`, which opens no range; the additions after a fill
+of all gradients in one call, because the trace does not show their number; and the memory that the
+gradients keep between the steps.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def _inside(
 
 
 def _additions(capture: Views, fills: Ints) -> Ints:
-    """The additions that gradients would not need if they had been dropped instead of filled.
+    """The additions that would not run if gradients were set to None instead of filled.
 
-    After a group of fills, these are as many additions as there were fills, before the next group.
+    After each group of fills, these are the next additions, as many as the group has fills, up to
+    the next group.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)

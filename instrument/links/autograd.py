@@ -258,10 +258,11 @@ def _owners(
 def _target_accumulations(
     events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """Write into `target` where the nodes that accumulate a gradient get their owner from.
+    """Set `target` for the nodes that accumulate a gradient.
 
-    `target` holds, for each scope, the scope from which it gets its owner. For an accumulating
-    node, this is the backward node before it on the same thread, or `unknown` if there is none.
+    For each scope, `target` holds another scope whose owner is also the owner of this scope. For a
+    node that accumulates a gradient, this is the backward node before it on the same thread, or
+    `unknown` if there is none.
     """
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))

@@ -395,7 +395,7 @@ class CapturedNames:
         return [*levels.items(), (BY_KERNELS, [longer] if longer else [])]
 
     def _reason(self, nodes: GraphNodes) -> str:
-        """Why no capture fits a graph: the most specific reason."""
+        """The most specific reason why no capture fits a graph."""
         shapes = (("counts", _counts(nodes.kind)), ("kinds", nodes.kind.tobytes()))
         for reason in (NO_ORDER, OTHER_KERNELS):
             for shape in shapes:

@@ -197,7 +197,7 @@ class RankCoordinator:
                 )
 
     def end(self) -> None:
-        """If this rank leads, tell the other ranks that its session has ended."""
+        """On the leading rank, tell all other ranks that the session has ended."""
         if self.leads and not self.ended:
             self._windows.append(None)
 

@@ -55,7 +55,7 @@ class _ActiveTrigger:
         return True
 
     def count_window(self, number: int) -> None:
-        """Count a window that the trigger gets after this step."""
+        """Start the cooldown after step `number`, and reduce the number of windows left by one."""
         self.cooldown_until = number + 1 + self.cooldown
         if self.windows_left:
             self.windows_left -= 1

@@ -16,7 +16,8 @@ from instrument.printable import printable
 from instrument.report.section import Section
 from instrument.units import durations_like, percent_change
 
-#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
+#: added.
 VERSION = 1
 
 # For each fact about the machine: its name, its unit and its number of decimals.

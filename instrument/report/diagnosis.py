@@ -18,7 +18,8 @@ from instrument.printable import printable
 from instrument.report.prose import byte_count, code, escaped, shortened, wrapped
 from instrument.units import counted, duration
 
-#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
+#: added.
 VERSION = 1
 
 _PASSED = "Passed, or costs too little to matter: "

@@ -21,7 +21,8 @@ from instrument.units import MINUS, count, durations_like, percent_change, size
 
 By = Literal["range", "operator", "kernel", "shape"]
 
-#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
+#: added.
 VERSION = 1
 _TABLES: Mapping[By, str] = {
     "range": "ranges",

@@ -19,7 +19,8 @@ from instrument.whatif.selection import short_name
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-#: The version of the JSON. It grows when a key changes its meaning or goes; keys may be added.
+#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
+#: added.
 VERSION = 1
 #: The tables of a scenario, by the names that the command and the JSON give them.
 PROFILE, CRITICAL_PATH, SLACK = "profile", "critical_path", "slack"
@@ -250,7 +251,8 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
     return Section(
         shown,
         ("name", "slack_ns"),
-        f"Slack{_few(shown, known)}; how much longer a call of the range could take at no cost{none}",
+        f"Slack{_few(shown, known)}; how much longer a call of the range could take before a step "
+        f"takes longer{none}",
         texts={"slack_ns": text},
         all_columns=_ALL_COLUMNS,
     )

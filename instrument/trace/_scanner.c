@@ -31,15 +31,15 @@
 /* Durations and start times are exact below these limits, both here and in Python. */
 #define LONGEST_US ((uint64_t)1 << 43)
 #define LATEST_US (((uint64_t)1 << 62) / 1000)
-#define MOST_DEPTH 64 /* of nested lists and objects; each level is one bit of a uint64_t */
+#define MOST_DEPTH 64 /* the deepest nesting of lists and objects; a uint64_t has a bit for each */
 #ifndef FIRST_SLOTS
-#define FIRST_SLOTS 512 /* of a new table; fuzzing uses fewer slots, so that tables grow */
+#define FIRST_SLOTS 512 /* slots of a new table; fuzzing uses fewer, so that tables grow */
 #endif
-#define MOST_PROBES 1024 /* for one text in a table; only texts chosen to collide need more */
+#define MOST_PROBES 1024 /* slots to try for one text; only texts made to collide need more */
 #define MOST_KEYS 64 /* the limit of the keys in a `struct keys` */
-#define START MOST_KEYS /* as the position of the previous member: there is none */
-#define LONGEST_STEP 64 /* in bytes; the text of a longer step is not kept */
-#define MOST_BYTES ((size_t)1 << 30) /* of a piece; all counts then fit into an int32_t */
+#define START MOST_KEYS /* stands for the previous member if there is none */
+#define LONGEST_STEP 64 /* bytes of a step (see `take_member`); a longer one is not kept */
+#define MOST_BYTES ((size_t)1 << 30) /* of one piece, so that all counts fit into an int32_t */
 
 struct text {
     const char *at, *end;

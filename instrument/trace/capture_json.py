@@ -76,7 +76,7 @@ class Config(Struct):
 
 
 class InRegion(Struct):
-    """A range inside a region of code that torch.compile has compiled; it is not timed there.
+    """A range inside code that torch.compile has compiled; the trace has no times for it there.
 
     `region` is torch's id of the compiled region, such as "0/0".
     """

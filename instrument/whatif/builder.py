@@ -1,25 +1,30 @@
 """`build_model`: find the moments of a recorded window, and which moments each of them waits for.
 
-The CPU of a thread is an axis of elapsed time (`cpu_time`). It has moments only where something
-outside the thread matters: where it launches work, where a wait ends, where another thread takes
-over, and where a step begins or ends. Each device event has a moment at its end, and one at its
-start if something waits for the start. The arcs between moments:
+A moment is a point in time: the start or the end of an event. A thread has moments only where it
+affects something outside the thread, or the reverse: where the thread launches work, where a wait
+ends, where another thread takes over, and where a step begins or ends. Each device event has a
+moment at its end, and one at its start if another moment waits for the start. An arc leads from a
+moment to a later one that waits for it. There are these arcs:
 
-- A CPU moment follows the moment before it on its thread, after the CPU time in between.
+- A CPU moment follows the moment before it on its thread, after the CPU time between the two
+  (`cpu_time`).
 - A device event starts after its launch and the usual delay, after its predecessor on the stream
   and the usual gap, and after the work of another stream for which its stream has to wait.
 - A wait ends after the device work that it waits for (`instrument.links.synchronisation`).
-- A launch waits while `FULL_QUEUE` launches of its stream have not started.
-- The autograd engine's thread works while the thread that called it waits, and the reverse. Another
-  thread hands over in the same way where one thread is silent until just after the other has ended.
-- Workers of a data loader run in other processes: a batch arrives when it arrived in the recording.
+- A launch waits while `FULL_QUEUE` earlier launches of its stream have not started on the device.
+- The autograd engine's thread works while the thread that called the engine waits. This thread goes
+  on when the engine's thread has ended its work. The same holds for any other pair of threads if
+  one has no events until just after the other has ended its work.
+- Workers of a data loader run in other processes. So a batch arrives at the same time as in the
+  recording.
 
-The usual delays and gaps are medians of the trace. What they do not explain of the start of a device
-event is its residue. With its residues, the model repeats the recording exactly, which proves
-nothing; `Model.typical` leaves them out.
+The usual delays and gaps are medians of the trace. A device event can start later than these delays
+and gaps explain. The difference is the residue of the event. With all residues, the model repeats
+the recording exactly, so the agreement does not show that the model is right. `Model.typical`
+leaves the residues out.
 
-The model follows Daydream (Zhu et al., USENIX ATC 2020), which edits a dependency graph of kernels
-and launches, and adds the queue, the threads and the loader.
+Daydream (Zhu et al., USENIX ATC 2020) edits a dependency graph of kernels and launches in the same
+way. This model adds the queue, the threads and the loader.
 """
 
 from __future__ import annotations
@@ -57,25 +62,28 @@ from instrument.whatif.model import (
 )
 from instrument.whatif.program import NEVER, Program, in_order
 
-# Moments at the same time are in the order: starts and ends of device events, ends of waits on the
-# CPU, beginnings, other ends.
+# The order of moments at the same time: starts of device events, ends of device events, ends of
+# waits on the CPU, starts on the CPU, other ends on the CPU.
 _STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
-# A launch waits for a place in the queue only if the queue is full. A faster CPU fills it, so the
-# arcs begin where it was filled to a tenth.
+# A launch waits for a place in the queue only if the queue is full. With a faster CPU, the queue
+# can be full more often. So launches get an arc if a tenth of the queue was in use in the
+# recording.
 _FILLED = FULL_QUEUE // 10
-# A thread takes over from another one if it begins this soon after the other has ended, or within
-# this share of the time that it waited: a loaded machine wakes threads up late.
+# A thread takes over from another one if it begins at most this long after the other has ended, or
+# at most this share of its own wait later. On a loaded machine, threads wake up late.
 _WAKES_NS, _WAKES_SHARE = 200_000, 0.1
-# A silent thread waits for another one only if the other works for this share of the silence.
+# A thread without events waits for another thread only if the other thread works for at least this
+# share of that time.
 _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
-# A batch was waited for if its call took more than twice the shortest one and this much.
+# The program waited for a batch if the call took longer than twice the shortest call plus this
+# time.
 _READY_NS = 200_000
 # A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
 _LONGEST_DELAY_NS = 1_000_000
-# The most pairs of a synchronisation and a stream.
+# The largest number of pairs of a synchronisation and a stream.
 _MOST_PAIRS = 1 << 20
-# Fewer events than this do not make a median that one exception cannot change.
+# With fewer events than this, a single exception can change the median.
 _FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
@@ -121,11 +129,11 @@ class _Builder:
         self.typical.append(np.broadcast_to(np.asarray(typical, np.int64), len(columns[0])))
 
     def columns(self) -> Arcs:
-        """The arcs that have been added."""
+        """All arcs that were added, as columns."""
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
 
     def wait(self, thread: Ints, start_ns: Ints, end_ns: Ints) -> None:
-        """Take intervals out of the CPU time of threads."""
+        """Record intervals in which threads only wait; they do not count as CPU time."""
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
@@ -135,9 +143,11 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     Args:
         links: the relations of the trace.
         work: the device work of the trace.
-        meets: the device rows of collectives that other ranks take part in; see `window`.
+        meets: the device rows of the collectives that other ranks of the window have, too; see
+            `window`.
 
-    Cost: some hundred array operations on the launches, waits and device events, and the call tree.
+    Cost: some hundred array operations on the launches, the waits, the device events and the call
+    tree.
 
     Raises:
         CaptureError: the trace is too long to simulate.
@@ -223,7 +233,8 @@ def _finish(
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
     """The program and its arcs.
 
-    A moment of which the clocks contradict all arcs happens when it happened.
+    A moment can be left without arcs, because the clocks of the trace contradict all of them. Such
+    a moment happens at the same time as in the recording.
     """
     arcs = made.columns()
     kept = in_order(order, arcs.target, arcs.source)
@@ -240,7 +251,7 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
 
 
 def _residues(found: Model) -> Ints:
-    """How much later each device event started than its arcs explain."""
+    """How much later each device event started than its arcs explain, in nanoseconds."""
     arcs, moments, work = found.arcs, found.moments, found.work
     into = np.flatnonzero(
         np.isin(arcs.kind, (LAUNCH, STREAM, CROSS, ORIGIN))
@@ -256,7 +267,7 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event, as the call tree has it."""
+    """The thread of each event; for nodes of the call tree, the thread in the call tree."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread
@@ -283,7 +294,7 @@ def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, 
 
 
 def _cpu_arcs(made: _Builder, moments: Moments) -> None:
-    """From each CPU moment to the next one of its thread."""
+    """Add an arc from each CPU moment to the next moment of its thread."""
     count = len(moments.thread)
     order = np.lexsort((moments.phase[:count], moments.time_ns[:count], moments.thread))
     before = np.append(-1, order[:-1])[:count]
@@ -305,7 +316,7 @@ def _axis(made: _Builder) -> CpuTime:
 
 
 def _hand_overs(made: _Builder) -> None:
-    """The moments and arcs where one thread works while another one waits."""
+    """Add moments and arcs where the main thread and another thread wait for each other."""
     links, tree = made.links, made.links.call_tree
     if not len(tree):
         return
@@ -325,18 +336,19 @@ def _hand_overs(made: _Builder) -> None:
 def _hand_over(
     made: _Builder, main: int, bounds: Ints, other: int, busy: Intervals, *, is_engine: bool
 ) -> None:
-    """Connect the main thread with another one, where it waits for the other.
+    """Connect the main thread with another thread, where the main thread waits for the other.
 
-    The main thread is silent between two of its `bounds`. It waits there if the other thread falls
-    idle in the silence. For the engine's thread, this is enough. For any other thread, the main
-    thread must go on just after that, and the other one must have worked for most of the silence.
+    The main thread has no events between two consecutive `bounds`. It waits there if the other
+    thread ends its work in this time. If the other thread is the engine's, no more is needed. For
+    any other thread, there are two more conditions: the main thread goes on just after the end of
+    this work, and the other thread works for most of the time.
     """
     start, end = busy
     gap = np.searchsorted(bounds, end)
     last = np.append(np.diff(gap) != 0, True) & (gap > 0) & (gap < len(bounds))
     at, gap = np.flatnonzero(last), gap[last]
     silent_from, silent_until, finish = bounds[gap - 1], bounds[gap], end[at]
-    # It must not work on when the main thread goes on.
+    # The other thread must not be at work again when the main thread goes on.
     chosen = np.append(start, np.iinfo(np.int64).max)[at + 1] >= silent_until
     first = np.searchsorted(end, silent_from, "right")
     begin = np.maximum(start[np.minimum(first, len(start) - 1)], silent_from)
@@ -354,7 +366,7 @@ def _hand_over(
     resumes = made.add(_LEAVES, mains, finish)
     made.connect(HANDOVER, resumes, ends)
     made.wait(mains, begin, finish)
-    # When the other thread begins after a pause, the main thread has caused it.
+    # If the other thread begins after a pause, the main thread has given it the work.
     pause_from = np.append(made.begin_ns, end[:-1])
     pauses = start - pause_from >= (1 if is_engine else _SHORTEST_SILENCE_NS)
     if is_engine:
@@ -370,7 +382,7 @@ def _hand_over(
 
 
 def _loader_waits(made: _Builder) -> None:
-    """Batches of worker processes arrive when they arrived in the recording."""
+    """Add arcs so that batches of worker processes arrive at the same times as in the recording."""
     events = made.events
     loads = is_loading(events) & events.finished
     _next_batches(made, np.flatnonzero(loads & loads_here(events)))
@@ -388,12 +400,15 @@ def _loader_waits(made: _Builder) -> None:
 
 
 def loads_here(events: Events) -> Flags:
-    """A mask of the events whose name is that of a loader that works in the training process."""
+    """A mask of the events of data loaders that load in the training process, found by name."""
     return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
 
 
 def _next_batches(made: _Builder, calls: Ints) -> None:
-    """From each batch that the training process loads to the next one; `workers` uses these arcs."""
+    """Add an arc from each batch that the training process loads to the next batch.
+
+    These arcs have no effect until `edits.workers` gives them a time.
+    """
     events = made.events
     for name in np.unique(events.name[calls]).tolist():
         same = calls[events.name[calls] == name]
@@ -406,11 +421,11 @@ def _next_batches(made: _Builder, calls: Ints) -> None:
 
 
 def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """The ends of the calls that may find a full queue.
+    """Add a moment at the end of each launch that may find a full queue.
 
     Returns:
-        The moments, the device row that each waits for, the lag after the start of that row, the
-            usual lag, and the call.
+        Five arrays: the moment of each launch; the device row whose start the launch waits for; the
+            time from this start to the end of the call; the usual such time; and the call.
     """
     events, work = made.events, made.work
     none = np.zeros(0, np.int64)
@@ -429,8 +444,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
         return none, none, none, none, none
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
-    # How many launches were outstanding is at least FILLED if the one that many before had not
-    # started when this call began.
+    # At least _FILLED launches were in the queue if the launch that is _FILLED launches earlier had
+    # not started when this call began.
     nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
     near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
     near &= started <= returned
@@ -446,7 +461,7 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
     moments = made.add(_returns(called, returned), thread_of[call], returned, call)
-    # A call that did not wait could have waited until then, and no longer.
+    # A call that did not wait in the recording may wait in a scenario, but not longer than this.
     after = returned - started
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)
@@ -455,7 +470,7 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The phase in which each call returns: one that takes no time returns after it has begun."""
+    """The phase of each call's end; a call without a duration must return after it has begun."""
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
@@ -471,7 +486,16 @@ def _queue_arcs(
 
 @dataclass(frozen=True, slots=True)
 class _WaitMoments:
-    """The ends of waiting calls: the moment, the call, the device row and the lag after its end."""
+    """What waiting calls wait for: one row for each pair of a call and device work.
+
+    Attributes:
+        moment: the end of the call.
+        call: the call.
+        row: the device row that the call waits for.
+        lag_ns: the time from the end of the device work to the end of the call.
+        usual_ns: the usual such time.
+        unknown_ns: the total time of the calls that wait for unknown work.
+    """
 
     moment: Ints
     call: Ints
@@ -495,7 +519,8 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
     np.maximum.at(work_end, of_wait, work.end_ns[row])
     waited = work_end > start
     duration = end - start
-    # What such a call takes when it need not wait, and how long after the work it returns.
+    # For each call, the usual duration without a wait, and the usual time from the end of the work
+    # to the end of the call.
     own, lag = np.zeros(len(waits), np.int64), np.zeros(len(waits), np.int64)
     for each in np.unique(kind).tolist():
         same = kind == each
@@ -503,7 +528,7 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
         after = duration - np.clip(work_end - start, 0, duration)
         free = int(np.median(duration[ready])) if ready.any() else int(after[same].min())
         own[same] = np.minimum(duration[same], free)
-        # A call that took its own time alone says nothing about the lag.
+        # The lag follows only from calls that took longer than they do without a wait.
         held = same & waited & (duration > own)
         lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
     waited &= duration > own
@@ -524,10 +549,11 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
 
 
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
-    """The edges, and those of device synchronisations to work that an earlier one waited for.
+    """The edges, and further edges of device synchronisations.
 
-    Such edges follow from others, until an edit lets the earlier synchronisation no longer wait. In
-    a trace with very many synchronisations and streams, they are left out.
+    A further edge comes from work that an earlier device synchronisation already waited for. It has
+    no effect until an edit lets the earlier synchronisation return at once. In a trace with very
+    many synchronisations and streams, the further edges are left out.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
     on_device = found.kind[wait] == DEVICE_WAIT
@@ -539,7 +565,8 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     rank = np.empty(len(waits), np.int64)
     rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
     by_end = np.argsort(work.end_ns[rows], kind="stable")
-    # The last row of each stream that each synchronisation, or else the one before it, waits for.
+    # For each synchronisation and stream, the last row that the synchronisation waits for. If it
+    # waits for no row of the stream, the nearest earlier synchronisation that does gives the row.
     own = np.full((len(waits), len(streams)), -1)
     own[rank[nth[by_end]], column[by_end]] = rows[by_end]
     last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
@@ -568,7 +595,7 @@ def _wait_arcs(made: _Builder, waits: _WaitMoments, end_of: Ints) -> None:
 
 
 def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
-    """What each device event waits for: its launch, its stream, and other streams."""
+    """Add what each device event waits for: its launch, its stream, and other streams."""
     events, work = made.events, made.work
     count = len(work.event)
     if not count:
@@ -590,7 +617,7 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     delay, gap = _usual_delays(made, before, follows, waits, launch_ns)
     target = np.where(start_of >= 0, start_of, end_of)
     has_start = np.flatnonzero(start_of >= 0)
-    # The row of an arc adds its duration if the arc leads to the end.
+    # An arc to the end of a device event also adds the duration of the event.
     made.connect(
         LAUNCH,
         target[launched],
@@ -629,13 +656,13 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
         CROSS, target[later], end_of[earlier], np.minimum(usual, lag), later, work.event[later]
     )
     made.connect(DEVICE, end_of[has_start], start_of[has_start], 0, has_start)
-    # For a scenario in which the other ranks stay as they are; see `edits.others_stay`.
+    # These arcs have no effect until `edits.others_stay` gives them a time.
     meets = np.flatnonzero(work.kind == COMMUNICATION)
     made.connect(RANKS, end_of[meets], -1, NEVER, event=work.event[meets])
 
 
 def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
-    """The device rows that a stream waits for on another stream, and the rows that wait."""
+    """Pairs of device rows on two streams: the row that ends first, and the row that waits."""
     found, work = made.links.synchronisations, made.work
     row_of = np.full(len(made.events) + 1, -1)
     row_of[work.event] = np.arange(len(work.event))
@@ -648,13 +675,15 @@ def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
 def _usual_delays(
     made: _Builder, before: Ints, follows: Flags, waits: Flags, launch_ns: Ints
 ) -> tuple[Ints, Ints]:
-    """The usual time from launch to start, and from the predecessor's end to the start.
+    """The usual delay and the usual gap before each device event starts.
 
-    The first is the median over the events whose stream was free at their launch, for each name of
-    a call. The second is the median over the events that were launched before their predecessor had
-    ended, for each stream, and apart from them for the events of one call, as in a CUDA graph.
-    Events that wait for another stream count for neither. An event that began before its
-    predecessor had ended keeps this lead, as a negative gap.
+    The delay is the time from the launch to the start: the median over the events whose stream was
+    free at their launch, for each name of a launching call. The gap is the time from the end of the
+    predecessor on the stream to the start: the median over the events that were launched before
+    their predecessor had ended, for each stream. An event with the same launching call as its
+    predecessor, as in a CUDA graph, counts for a separate median of its stream. Events that wait for another stream are in no
+    median. If an event began before its predecessor had ended, its gap is negative and stays as
+    recorded.
     """
     events, work = made.events, made.work
     launched = work.call >= 0
@@ -675,8 +704,8 @@ def _usual_delays(
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
     """For each row, the median of the chosen values of its group.
 
-    In a group with few chosen values, an event that waited for something unknown could decide the
-    median. So such a group gets its least value.
+    In a group with few chosen values, one event with an unknown wait could change the median. So
+    such a group gets its least value. A group without chosen values gets the median of all groups.
     """
     rows = np.flatnonzero(chosen)
     if not len(rows):

@@ -1,9 +1,9 @@
-"""What each range, operator and kernel is worth: the step if it were faster.
+"""The causal profile: how much shorter a step is if a range, an operator or a kernel is faster.
 
-Time that is spent cannot always be won: a kernel that runs beside slower work is free. So each row
-is made faster in the simulation, by 10, 25, 50 and 100 %, and the step that follows is compared with
-the step as it is. Coz (Curtsinger and Berger, SOSP 2015) measures the same by slowing down the rest
-of a program while it runs; here, it follows from one recording.
+A faster kernel does not always make the step shorter: the kernel may run beside slower work. So the
+simulation makes each range, operator and kernel 10, 25, 50 and 100 % faster, and compares the
+simulated step with the step as it is. Coz (Curtsinger and Berger, SOSP 2015) measures the same
+while the program runs, by slowing down the rest of the program. Here, one recording is enough.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from instrument.whatif.selection import of_paths, short_name
 from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
-# Rows are made faster together, as many as fit into this many bytes.
+# The most memory for the simulation of several rows at once, in bytes.
 _MOST_BYTES = 2**28
 _LEAST_SHARE = 0.002
 
@@ -51,11 +51,11 @@ class _Part(NamedTuple):
 
 
 def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Table:
-    """Return what would be won, the most for half the time first; see `CAUSAL_PROFILE`.
+    """Return the causal profile, sorted by the saving at half the time; see `CAUSAL_PROFILE`.
 
     Args:
         window: the window.
-        costs: the scenario from which the savings count.
+        costs: the costs of each rank in the scenario with which the savings are compared.
         rows: how many ranges, operators and kernels are tried: of each kind, those that spend the
             most, since nothing can win more than it spends.
 
@@ -96,12 +96,12 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     return Table.of(CAUSAL_PROFILE, cells)
 
 
-# A part of each rank, by the index of its model.
+# The part of each rank; the key is the index of the rank's model.
 _Chosen = dict[int, _Part]
 
 
 def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
-    """The ranges, operators and kernels that spend the most, with what is chosen on each rank."""
+    """The ranges, operators and kernels with the most time, and the part of each on each rank."""
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):
         for kind, find in (("range", _ranges), ("operator", _operators), ("kernel", _kernels)):
@@ -111,7 +111,7 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
 
 
 def _counted(steps_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """All steps but the first, unless there is only one."""
+    """All steps except the first; if there is only one step, this step."""
     return steps_ns[..., 1:] if steps_ns.shape[-1] > 1 else steps_ns
 
 
@@ -126,7 +126,7 @@ def _bounds(model: Model) -> Ints:
 def _spent(
     window: Window, costs: Sequence[Costs], chosen: _Chosen, bounds: Sequence[Ints]
 ) -> tuple[int, int | None]:
-    """The CPU and device time of a selection in one step of one rank, on average, after edits."""
+    """The average CPU and device time of a selection for one step and rank, after edits."""
     cpu = device = 0
     for rank, own in chosen.items():
         model, places, edited = window.models[rank], bounds[rank], costs[rank]
@@ -157,7 +157,7 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 
 
 def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
-    """The operators that lie in no other operator."""
+    """The operators that do not lie inside another operator."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
     is_top = is_operator & ~tree.inside(is_operator)
@@ -192,7 +192,7 @@ def _kernels(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 
 
 def _largest(bound: Ints, rows: int) -> list[int]:
-    """The rows that spend the most, and not next to nothing."""
+    """The rows with the most time, without rows below `_LEAST_SHARE` of the largest one."""
     order = np.argsort(-bound, kind="stable")[:rows]
     found: list[int] = order[bound[order] > bound.max(initial=0) * _LEAST_SHARE].tolist()
     return found

@@ -1,7 +1,8 @@
-"""The time that threads spend, as one long axis on which waits have no length.
+"""The time of all threads on one axis, and the CPU time between positions on this axis.
 
-Each thread has its own part of the axis. A factor on an interval stretches or shrinks the time in
-it, so that a faster range is a factor on its intervals.
+Each thread has its own part of the axis. Waits do not count as CPU time. An edit multiplies the CPU
+time in some intervals by a factor. For example, a range that is twice as fast has the factor 0.5 on
+its intervals.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class CpuTime:
     """The axis of a trace.
 
     Attributes:
-        begin_ns: the start of each thread's part, on the clock of the trace.
+        begin_ns: the time of the trace at which each thread's part of the axis starts.
         span_ns: the length of each thread's part.
         waits: intervals on the axis in which a thread only waits.
     """
@@ -37,7 +38,7 @@ class CpuTime:
     waits: Intervals
 
     def place(self, thread: Codes | Ints, time_ns: Ints) -> Ints:
-        """The position on the axis of points in time on threads."""
+        """Convert a thread and a time of the trace to a position on the axis."""
         found: Ints = thread.astype(np.int64) * self.span_ns + (time_ns - self.begin_ns)
         return found
 
@@ -46,14 +47,14 @@ class CpuTime:
         return at - _covered(self.waits, at)
 
     def spent(self, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
-        """The time that each position's thread has spent until then, without waits, after edits.
+        """The CPU time of each position's thread until this position, after edits, without waits.
 
         Args:
             at: positions on the axis.
-            recorded: the result of `recorded` for them, which many calls can share.
+            recorded: the result of `recorded` for `at`, which the caller can reuse.
             edits: the edits, in order.
         """
-        # Few threads have many positions.
+        # There are few threads, so the start of every thread is computed once.
         begins = np.arange(int(at.max(initial=0)) // self.span_ns + 1) * self.span_ns
         thread, first = at // self.span_ns, self.recorded(begins)
         found = recorded - first[thread]
@@ -71,9 +72,9 @@ class CpuTime:
         return self.spent(at, recorded, edits) - left
 
     def _change(self, at: Ints, recorded: Ints, edits: Edits) -> NDArray[np.float64]:
-        """How much edits change what `recorded` returns for the positions.
+        """How much the edits change the results of `recorded`, in nanoseconds.
 
-        An edit stretches the time that the edits before it have left.
+        Each edit multiplies the time after the edits before it.
         """
         if not edits:
             return np.zeros(len(at))
@@ -87,7 +88,7 @@ class CpuTime:
         )
         sums = np.concatenate([[0.0], np.cumsum((last - first) + (of_last - of_first))])
         begun = np.searchsorted(starts, at, "right")
-        # The last interval that has begun can still go on.
+        # A position can lie inside the last interval that has begun.
         k = begun - 1
         left = np.where(at < ends[k], (last[k] - recorded) + (of_last[k] - change), 0.0)
         found: NDArray[np.float64] = change + (factor - 1) * np.where(k >= 0, sums[begun] - left, 0)
@@ -111,12 +112,12 @@ def axis_of(events: Events) -> tuple[int, int]:
 
 
 def within(intervals: Intervals, start: Ints, end: Ints) -> Ints:
-    """How much of each span lies in intervals, which are sorted and do not overlap."""
+    """How much of each span lies in `intervals`, which are sorted and do not overlap."""
     return _covered(intervals, end) - _covered(intervals, start)
 
 
 def _covered(intervals: Intervals, at: Ints) -> Ints:
-    """How much of the time until each position lies in intervals."""
+    """How much of the time from 0 to each position lies in `intervals`."""
     starts, ends = intervals
     if not len(starts):
         return np.zeros(len(at), np.int64)

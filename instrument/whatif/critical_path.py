@@ -1,7 +1,7 @@
-"""What a step consists of: the chain of work and waits that decides how long it takes.
+"""The critical path: the chain of work and waits that decides how long a step takes.
 
-The critical path of HTA (Holistic Trace Analysis) is the same longest path; here it goes through
-the threads' own time, so that CPU time belongs to ranges.
+HTA (Holistic Trace Analysis) computes the same longest path. Here, the path also contains the CPU
+time of each thread, so that this time can be assigned to ranges.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CRITICAL_PATH: Schema = schema(
     "None if there is none",
     rank="the rank, if the scenario has several; None for the transfer of a collective",
     total_ns="time on the critical path, from the end of the first finished step to the end of the "
-    "last one; of a single step, from its start",
-    step_ns="the same for one step, on average",
-    share="the same as a share of this time",
+    "last one; if only one step finished, from the start of this step",
+    step_ns="`total_ns` for one step, on average",
+    share="`total_ns` as a share of the whole critical path",
 )
 SLACK: Schema = schema(
     name="the path of the range",
@@ -42,15 +42,15 @@ SLACK: Schema = schema(
     "takes longer; the call with the least slack counts; None if no step depends on the range",
 )
 _UNEXPLAINED = "unexplained"
-# Beyond the end of the axis.
+# A position after the end of the axis.
 _FAR = 2**62
 
 
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
-    """Return what the steps consist of, the longest first; see `CRITICAL_PATH`.
+    """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
-    The rows sum to the time from the end of the first step to the end of the last one, so the time
-    between steps counts too. Without finished steps, the whole window counts.
+    The sum of all rows is the time from the end of the first step to the end of the last one. So
+    the time between steps counts too. If no step finished, the whole window counts as one step.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)
@@ -74,7 +74,7 @@ def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _step_ends(window: Window, times: Ints) -> Ints:
-    """For each step, the moment of any rank at which it ends; see `Model.ends_ns`."""
+    """For each step, the moment at which the last rank ends the step; see `Model.ends_ns`."""
     found: list[Ints] = []
     for model, first in zip(window.models, window.first_moment):
         moments, own = model.moments, times[first : first + len(model.moments.time_ns)]
@@ -120,7 +120,7 @@ class _Found:
         self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
 
     def _add_arc(self, arc: int, total_ns: int) -> None:
-        """The time of one arc: the device work at its end, and what comes before this work."""
+        """Add the time of one arc: the device work at its end, and the wait before this work."""
         model, arcs, events = self._model, self._model.arcs, self._model.links.events
         kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
         if row >= 0:
@@ -143,7 +143,7 @@ class _Found:
             self.total_ns[key] = self.total_ns.get(key, 0) + total_ns
 
     def _add_cpu(self, arc: Ints, total_ns: int) -> None:
-        """The CPU time of some arcs by the range that it belongs to."""
+        """Add the CPU time of some arcs to the ranges that the time belongs to."""
         model, scopes = self._model, self._model.links.scopes
         target, source = model.arcs.target[arc], model.arcs.source[arc]
         places, axis = model.places, model.axis
@@ -152,7 +152,7 @@ class _Found:
             source >= 0, np.append(places, 0)[source], end // axis.span_ns * axis.span_ns
         )
         chosen = joined(begin, end)
-        # On this axis, all time outside of the path is a wait.
+        # `own` counts all time outside the path as a wait, so that only time on the path is left.
         own = replace(axis, waits=joined(*_with(axis.waits, _outside(chosen))))
         nodes = scopes.nodes
         bounds = (axis.place(nodes.thread, each) for each in (nodes.start_ns, nodes.end_ns))
@@ -166,7 +166,7 @@ class _Found:
 
 
 def _outside(chosen: Intervals) -> Intervals:
-    """The time between intervals, from the start of the axis to its end."""
+    """All intervals of the axis that lie outside the chosen intervals."""
     starts, ends = chosen
     return np.concatenate([[0], ends]), np.append(starts, _FAR)
 
@@ -196,13 +196,14 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _slack_of_paths(model: Model, late: Ints) -> Ints:
-    """The least slack of each path of ranges; `_FAR` if no step depends on it."""
+    """The least slack of each path of ranges; `_FAR` if no step depends on the range."""
     scopes, axis, places = model.links.scopes, model.axis, model.places
     nodes, paths = scopes.nodes, scopes.paths
     order = np.argsort(places, kind="stable")
     found = np.full(len(paths.names), _FAR)
     if len(nodes):
-        # What a range does ends at a moment inside it, or at the next one of its thread.
+        # The work of a range ends at a moment inside the range, or at the next moment of its
+        # thread.
         first = np.searchsorted(places[order], axis.place(nodes.thread, nodes.start_ns), "right")
         last = np.searchsorted(places[order], axis.place(nodes.thread, nodes.end_ns))
         values = np.append(late[order], [_FAR, _FAR])
@@ -216,7 +217,7 @@ def _slack_of_paths(model: Model, late: Ints) -> Ints:
     path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[launcher]]
     rows = np.flatnonzero(path >= 0)
     np.minimum.at(found, path[rows], late[model.moments.end_of[rows]])
-    # A range contains its inner ranges, which come after it.
+    # A range has at most the slack of the ranges inside it, which come after it in `paths`.
     for k in range(len(found) - 1, -1, -1):
         if paths.above[k] >= 0:
             found[paths.above[k]] = min(found[paths.above[k]], found[k])

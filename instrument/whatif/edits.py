@@ -1,8 +1,8 @@
 """The edits: each takes the costs of a scenario and returns those of the scenario with the edit.
 
-An edit changes what is known: CPU time by a factor, the duration of device work, the arcs of waits.
-Where its effect is uncertain, it has two forms: the expected one, and a modest one that assumes
-less. The modest form gives a bound of the saving.
+An edit multiplies CPU time by a factor, changes the duration of device work, or removes the arcs of
+waits. If the effect of an edit is uncertain, the edit has two forms. The expected form gives the
+estimate. The modest form assumes a smaller effect, and gives a bound of the saving.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from instrument.whatif.model import LAUNCH, LOADER, STREAM, WAIT, Costs, Model
 from instrument.whatif.program import NEVER
 from instrument.whatif.selection import Selection
 
-# The launch of a CUDA graph takes this long if the trace has none. NVIDIA measured 2.5 µs plus
-# about 1 ns for each node on its side, and 10 µs as seen from Python is common.
+# The time to launch a CUDA graph if the trace has no such launch. NVIDIA measured 2.5 µs for the
+# launch itself plus about 1 ns for each node. A call from Python commonly takes 10 µs.
 _GRAPH_LAUNCH_NS = 10_000
 
 
@@ -37,8 +37,8 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
     """The costs with other durations of device work.
 
-    If the other ranks stay as they are, they begin their collectives when they did, but a transfer
-    that takes less time ends earlier on all ranks.
+    One assumption is that the other ranks do not change. They then begin their collectives at the
+    recorded times. A transfer that takes less time still ends earlier on all ranks.
     """
     meets, row = model.ranks_arcs
     fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
@@ -47,7 +47,7 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
 
 
 def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
-    """Remove CPU time, device work with its gaps and launches, and the waits in it."""
+    """Remove CPU time with its waits, and device work with its launches and the gaps before it."""
     scaled = scale(model, costs, _with_launches(model, chosen), by=0.0)
     arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()
     of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
@@ -62,7 +62,7 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
 
 
 def _with_launches(model: Model, chosen: Selection) -> Selection:
-    """The selection, and the CPU time of the calls that launched its device work."""
+    """The selection, plus the CPU time of the calls that launched its device work."""
     launches = chosen.calls[model.links.call_tree.index]
     start, end = model.node_spans
     starts = np.concatenate([chosen.cpu[0], start[launches]])
@@ -71,14 +71,14 @@ def _with_launches(model: Model, chosen: Selection) -> Selection:
 
 
 def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
-    """Let waiting calls return without the device; their own CPU time stays."""
+    """Let waiting calls return without waiting for the device; their own CPU time stays."""
     fixed_ns = costs.fixed_ns.copy()
     fixed_ns[(model.arcs.kind == WAIT) & np.isin(model.arcs.event, calls)] = NEVER
     return replace(costs, fixed_ns=fixed_ns)
 
 
 def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
-    """Let copies run beside the computation, in full; the modest form leaves the calls waiting."""
+    """Let copies run entirely beside the computation; in the modest form, calls still wait."""
     arcs, rows = model.arcs, chosen.rows
     device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
     device_ns[rows] = 0
@@ -91,12 +91,12 @@ def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = Fal
 
 
 def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
-    """Do the same work in as few operators as there are names of operators.
+    """Do the work of each range with one operator for each operator name.
 
-    Of each operator, the overhead goes: the shortest time that an operator of its name took. The
-    time between the operators goes too, and so do the gaps between their kernels. In each call of a
-    range, the first operator of each name stays as it is. The modest form keeps the time between the
-    operators.
+    In each call of a range, the first operator of each name stays as it is. Each other operator
+    loses its overhead, which is the shortest time of any operator of the same name. The time
+    between the operators and the gaps between their kernels are removed. The modest form keeps the
+    time between the operators.
     """
     tree, events = model.links.call_tree, model.links.events
     start, end = model.node_spans
@@ -123,8 +123,8 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Launch the device work of each call of some ranges with one launch of a CUDA graph.
 
-    The CPU time of the ranges goes, and each call of one costs a graph launch. The gaps between its
-    kernels go. The modest form keeps the gaps.
+    The CPU time of the ranges is removed. Each call of a range takes the time of one graph launch
+    instead. The gaps between the kernels are removed; the modest form keeps them.
     """
     arcs = model.arcs
     cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)))
@@ -132,7 +132,7 @@ def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool 
     fixed_ns[(arcs.kind == WAIT) & np.append(chosen.calls, False)[arcs.event]] = NEVER
     added = cut.added_ns.copy()
     places = model.places
-    # The first launch after the start of each interval carries the cost of the graph's launch.
+    # The cost of the graph launch is added at the first launch of each interval.
     is_call = model.moments.call >= 0
     order = np.flatnonzero(is_call)[np.argsort(places[is_call], kind="stable")]
     first = np.searchsorted(places[order], chosen.cpu[0])
@@ -149,9 +149,10 @@ def _graph_launch_ns(model: Model) -> int:
 
 
 def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -> Costs:
-    """Multiply the bandwidth of some communication; what a collective waits for others stays.
+    """Multiply the bandwidth of some communication; waits for other ranks do not change.
 
-    The transfer of a collective is the shortest time that a kernel of its name and size took.
+    The transfer time of a collective is the shortest time of a kernel with the same name and size.
+    The rest of its time is a wait.
     """
     device_ns, rows = costs.device_ns.copy(), chosen.rows
     transfer = np.minimum(model.transfer_ns[rows], device_ns[rows])
@@ -164,9 +165,9 @@ def workers(
 ) -> Costs:
     """Load batches in worker processes.
 
-    A loader that works in the training process loads in the workers instead: a batch arrives after
-    the one before it by its loading time divided by the number of workers, and costs the training
-    process nothing. In the modest form, only half of the workers help.
+    A loader that loads in the training process loads in the workers instead. The time between two
+    batches is the loading time of a batch divided by the number of workers. The training process
+    spends no time on loading. The modest form assumes half as many workers, but at least one.
     """
     helping = max(count / 2, 1) if modest else count
     fixed_ns = costs.fixed_ns.copy()
@@ -187,7 +188,7 @@ def balance(model: Model, costs: Costs, by: float) -> Costs:
 
 
 def others_stay(model: Model, costs: Costs) -> Costs:
-    """The costs if the other ranks do not change: collectives end no earlier than recorded."""
+    """The costs if the other ranks do not change: collectives do not end earlier than recorded."""
     device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
     ends, rows = model.ranks_arcs
     device_ns[rows] = model.transfer_ns[rows]
@@ -196,10 +197,10 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times without the gaps before and the residues of some device rows."""
+    """The fixed times of arcs, without the gaps and the residues before some device rows."""
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
-    # The first of several rows in a sequence still has to be launched.
+    # Launch arcs keep their usual delay, because the first row still has to be launched.
     shortest = model.typical.fixed_ns
     fixed_ns[inside] = np.where(
         arcs.kind[inside] == STREAM, 0, np.minimum(fixed_ns[inside], shortest[inside])

@@ -1,6 +1,8 @@
-"""`Model`: the moments of a recorded window, which moments each of them waits for, and what they cost.
+"""`Model`: the moments of a recorded window, which moments each of them waits for, and how long.
 
-`builder` finds them in a trace.
+A moment is the start or the end of an event. An arc says that a moment, the target, happens at
+least a given time after another moment, the source. A device row is a row of `Work`: a kernel, a
+copy or a memset. `builder` finds the moments and arcs in a trace.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from instrument.trace.events import Flags, Ints, is_runtime
 from instrument.whatif.cpu_time import CpuTime, joined
 from instrument.whatif.program import NEVER, Floats, Program, Times
 
-# What an arc stands for.
+# The kinds of arcs: what the target of an arc waits for.
 KINDS = (
     "CPU",
     "launch",
@@ -53,14 +55,14 @@ class Moments:
 
     Attributes:
         time_ns: the measured time, from the start of the trace.
-        phase: orders moments at the same time; starts and ends of device events, ends of waits on
-            the CPU, beginnings, other ends.
+        phase: a number that orders moments at the same time: starts of device events, ends of
+            device events, ends of waits on the CPU, starts on the CPU, other ends on the CPU.
         thread: the thread of each CPU moment.
-        chain: the thread or stream of each moment, as a number.
-        call: the event of each CPU moment; -1 for none.
-        end_of: the moment of the end of each device row.
-        start_of: the moment of the start of each device row; -1 for none.
-        step_start, step_end: the moments of the steps.
+        chain: the number of the thread or stream of each moment.
+        call: the event of each CPU moment; -1 if there is none.
+        end_of: the moment at the end of each device row.
+        start_of: the moment at the start of each device row; -1 if there is none.
+        step_start, step_end: the moments at the start and the end of each step.
     """
 
     time_ns: Ints
@@ -79,11 +81,11 @@ class Arcs:
     """What each moment waits for, as parallel columns.
 
     Attributes:
-        target, source: moments; a source of -1 is the origin.
+        target, source: moments; a source of -1 is the origin, whose time is 0.
         kind: an index into `KINDS`.
-        fixed_ns: how long after the source the target happens, besides CPU time and device time.
-        row: the device row that starts or ends with the target; -1 for none.
-        event: the event that an arc stands for: a waiting call or a device event; -1 for none.
+        fixed_ns: the time from the source to the target, without CPU time and device time.
+        row: the device row that starts or ends at the target; -1 if there is none.
+        event: the waiting call or the device event that the arc belongs to; -1 if there is none.
     """
 
     target: Ints
@@ -105,13 +107,13 @@ class Arcs:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the arcs cost in a scenario.
+    """The times from which the weights of the arcs are computed in a scenario.
 
     Attributes:
         cpu: intervals on the axis of CPU time, and the factor that multiplies the time in them.
         device_ns: the duration of each device row.
-        fixed_ns: `Arcs.fixed_ns`; `NEVER` removes an arc.
-        added_ns: CPU time that each CPU moment adds to the one before it.
+        fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
+        added_ns: CPU time to add between each CPU moment and the moment before it on its thread.
     """
 
     cpu: tuple[tuple[Intervals, float], ...]
@@ -129,12 +131,13 @@ class Model:
         axis: the CPU time of the threads.
         moments, arcs: see `Moments` and `Arcs`.
         program: the arcs in order.
-        residue_ns: for each device row, the part of its start that nothing explains; negative if
-            it started earlier than usual.
-        dropped: arcs that the clocks of the trace contradict.
+        residue_ns: for each device row, how much later it started than its arcs explain; negative
+            if it started earlier.
+        dropped: the number of arcs that are left out because the clocks of the trace contradict
+            them.
         has_steps: whether a step finished; otherwise the whole window counts as one step.
         step_of: for each device row, the step that launched it; -1 for none.
-        unknown_wait_ns: time of calls that wait for work which is not known.
+        unknown_wait_ns: the total time of the calls that wait for unknown work.
     """
 
     links: Links
@@ -152,17 +155,17 @@ class Model:
 
     @cached_property
     def lasting(self) -> Ints:
-        """For each arc, the device row whose duration it adds; -1 for none."""
+        """For each arc, the device row whose duration the arc adds; -1 if there is none."""
         row = self.arcs.row
         ends = np.append(self.moments.end_of, -1)[row] == self.arcs.target
         return np.where(ends, row, -1)
 
     @cached_property
     def measured(self) -> Costs:
-        """The costs of the recording: they repeat it exactly."""
+        """The costs of the recording; a simulation with them repeats the recording exactly."""
         row = self.arcs.row
         residue = np.where(row >= 0, np.append(self.residue_ns, 0)[row], 0)
-        # The arc from a start to an end has the duration alone.
+        # The arc from the start to the end of a device event has no time besides the duration.
         residue[self.arcs.kind == DEVICE] = 0
         fixed_ns = np.where(self.arcs.fixed_ns == NEVER, NEVER, self.arcs.fixed_ns + residue)
         return self._costs(fixed_ns)
@@ -187,9 +190,10 @@ class Model:
         return weights
 
     def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
-        """What is added to the weights if some CPU time and device work took no time.
+        """How much the weights change if some CPU time and some device work take no time.
 
-        These are the weights after `edits.scale` by 0, minus those before it, in less time.
+        The result equals the weights after `edits.scale` by 0, minus the weights before. Computing
+        it here takes less time.
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
@@ -203,9 +207,9 @@ class Model:
         return change
 
     def _of_arcs(self, spent_ns: Ints) -> Ints:
-        """The time of each arc of CPU time, from the time until the ends of the arcs."""
+        """The CPU time of each CPU arc; `spent_ns` is that of its thread until its target."""
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
-        # Until the first moment of a thread, all of its CPU time counts.
+        # The arc to the first moment of a thread has all the CPU time of the thread until then.
         return spent_ns - np.where(self.arcs.source[self._cpu_arcs] >= 0, before, 0)
 
     @cached_property
@@ -216,16 +220,16 @@ class Model:
 
     @cached_property
     def _cpu_arcs(self) -> Ints:
-        """The arcs of CPU time, sorted by the positions of their targets on the axis.
+        """The CPU arcs, sorted by the positions of their targets on the axis.
 
-        So each of them follows the arc that ends at its source.
+        So the arc before each arc is the one that ends at its source.
         """
         arcs = np.flatnonzero(self.arcs.kind == CPU)
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
 
     @cached_property
     def _cpu_ends(self) -> tuple[Ints, Ints]:
-        """The position on the axis at which each arc of CPU time ends, and the time until there."""
+        """For each CPU arc, the position of its target, and the time without waits until there."""
         at = self.places[self.arcs.target[self._cpu_arcs]]
         return at, self.axis.recorded(at)
 
@@ -256,11 +260,15 @@ class Model:
         return found
 
     def ends_ns(self, times: Ints | Times, first: int = 0) -> Floats:
-        """When each step ends, from the times of the moments, of which `first` is this model's first.
+        """The time at which each step ends.
 
-        A step ends when the CPU has left it and the device has ended the work that it launched. So
-        a step counts the slower of CPU and device, also if the CPU runs ahead. With several
-        scenarios, each is a row.
+        A step ends when the CPU has ended the step and the device has ended the work that the step
+        launched. So the slower of the two decides, also if the CPU runs ahead of the device. The
+        result has one row for each scenario if there are several.
+
+        Args:
+            times: the times of the moments.
+            first: the number of this model's first moment in `times`.
         """
         ends = times[self.moments.step_end + first].astype(np.float64)
         last, step, of_step = self._last
@@ -272,13 +280,13 @@ class Model:
 
     @cached_property
     def _last(self) -> tuple[Ints, Ints, Ints]:
-        """The ends of device work that can be the last ones of steps.
+        """The ends of device work that can be the last end in their step.
 
         Returns:
             The ends, sorted by step; the steps; and the index of the first end of each step.
 
-        Work before other work of its step on its stream is left out. Only work that can begin
-        before the end of its predecessor could end before it.
+        Work is left out if other work of the same step follows on its stream. It is kept if the
+        work that follows can begin before this work ends.
         """
         arcs, row_of = self.arcs, np.full(len(self.moments.time_ns), -1)
         row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
@@ -299,7 +307,7 @@ class Model:
 
     @cached_property
     def ranks_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs from other ranks, and the device rows of their collectives."""
+        """The arcs of waits for other ranks, and the device rows of the collectives that wait."""
         arcs = np.flatnonzero(self.arcs.kind == RANKS)
         row_of = np.full(len(self.moments.time_ns), -1)
         row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
@@ -307,9 +315,10 @@ class Model:
 
     @cached_property
     def transfer_ns(self) -> Ints:
-        """For each device row, the shortest time of a row with its name and size.
+        """For each device row, the shortest duration of a row with the same name and size.
 
-        For a collective, this is the time of the transfer: the rest is a wait for other ranks.
+        For a collective, this is the transfer time. The rest of its duration is a wait for other
+        ranks.
         """
         events, event = self.links.events, self.work.event
         sizes = np.array([each.input_elements or 0 for each in events.details] + [0], np.int64)[
@@ -320,7 +329,7 @@ class Model:
 
     @cached_property
     def unexplained(self) -> float:
-        """The share of the span in which a device event should have started and had not."""
+        """The share of the time in which a device event was late for an unknown reason."""
         late = np.maximum(self.residue_ns, 0)
         starts, ends = joined(self.work.start_ns - late, self.work.start_ns)
         return float((ends - starts).sum() / self.span_ns) if self.span_ns else 0.0

@@ -1,14 +1,15 @@
-"""`Program`: moments in order, each the latest of what it waits for, and the pass over them.
+"""`Program`: moments in order, and the computation of when each moment happens.
 
-A moment is a point in time whose position follows from earlier moments: each arc says that the
-moment happens at least so long after another one. This is the longest-path problem on a graph
-without cycles, also known as a max-plus program.
+Each arc says that its target happens at least a given time, the weight of the arc, after its
+source. A moment happens as soon as all its arcs allow. To compute these times is the longest-path
+problem on a graph without cycles, also known as a max-plus program.
 
-Most moments follow the moment before them on their thread or stream: they form chains. If nothing
-else mattered, each moment of a chain would happen at a fixed time after the first one: its offset.
-All other arcs only make a chain late, and the lateness never shrinks along the chain. So the lateness
-at an arc is the running maximum of what the arcs until there demand. numpy computes it for a segment
-of a chain at once: as far as the arcs into the segment start in segments that are known already.
+Most moments follow the moment before them on their thread or stream. Such moments form a chain.
+Without other arcs, each moment of a chain would happen at a fixed time after the first moment of
+the chain. This time is the moment's offset. Each other arc demands that the chain is late by some
+time, and the chain never gets less late. So the lateness at a moment is the largest demand of all
+arcs up to this moment. numpy computes this running maximum for a whole segment of a chain. A
+segment ends where an arc begins in a segment that is not computed yet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from instrument.trace.events import Flags, Ints
 
 Floats = NDArray[np.float64]
-# The weight of an arc that does not bind; sums with it stay far from the limit of 64 bits.
+# The weight of an arc without effect. Sums with this weight stay far from the limit of 64 bits.
 NEVER = -(2**60)
 # Below this many arcs for each segment on average, numpy costs more than plain Python.
 _SHORT = 60
@@ -45,8 +46,8 @@ class Path:
 class Times:
     """The times of the moments in several scenarios; `times[moments]` has a row for each scenario.
 
-    Few of very many times are asked for, so they are computed then. For the attributes, see
-    `Program.run_many`.
+    There are very many times, and the caller needs only few. So times are computed when they are
+    read. `Program.run_many` explains the attributes.
     """
 
     chains: _Chains
@@ -63,7 +64,7 @@ class Times:
 
 
 def _with_shares(own: Ints, changes: Sequence[Ints], shares: Floats) -> Floats:
-    """Each change, added in each share: a row for each change and share."""
+    """`own` plus a share of a change: a row for each pair of a change and a share."""
     found: Floats = own + shares[:, None] * np.stack(changes)[:, None]
     return found.reshape(-1, len(own))
 
@@ -76,7 +77,7 @@ class Program:
         moment_order: the moments in order.
         target, source: the moments at which each arc ends and starts; a source of -1 is the origin,
             whose time is 0.
-        kept: the arcs that the program has; see `in_order`.
+        kept: a mask of the arcs that the program uses; see `in_order`.
         chain: the number of each moment's thread or stream.
         follows: a mask of arcs that may link a moment to the one before it on its chain. No scenario
             gives them the weight `NEVER`, and at most one of them ends at a moment.
@@ -92,7 +93,8 @@ class Program:
     def run(self, of_arcs: Ints) -> Ints:
         """The time of each moment, from the weights of the arcs in nanoseconds.
 
-        Cost: about 20 ns for each moment, and 5 µs for each segment; at most 0.2 µs for each arc.
+        Cost: about 20 ns for each moment plus 5 µs for each segment, but at most 0.2 µs for each
+        arc.
         """
         offset, demand = self._chains.split(of_arcs)
         is_short = len(demand) < _SHORT * len(self._segments)
@@ -105,9 +107,10 @@ class Program:
 
         Args:
             base: the weights of the arcs.
-            changes: what can be added to the weights.
-            shares: each change is added in each of these shares. The scenarios are those of the
-                first change, then those of the second one, and so on.
+            changes: changes of the weights, in nanoseconds.
+            shares: factors. Each pair of a change and a share is one scenario: its weights are
+                `base` plus the change times the share. The scenarios of the first change come
+                first, then those of the second change, and so on.
 
         Cost: about 10 ns for each arc and scenario, 10 µs for each segment, and 10 ns for each
         arc and change.
@@ -118,7 +121,7 @@ class Program:
         return Times(self._chains, own, offsets, shares, late)
 
     def _late(self, demand: NDArray[Any]) -> NDArray[Any]:
-        """How late the chain of each instruction is in each scenario, from what its arc demands."""
+        """How late the chain is at each instruction in each scenario, from the arcs' demands."""
         late = np.zeros_like(demand)
         source = self._chains.source
         for begin, end, is_first in self._segments:
@@ -130,7 +133,7 @@ class Program:
         return late
 
     def _late_one(self, demand: Ints) -> Ints:
-        """The same for one scenario, in plain Python, which is faster for short segments."""
+        """As `_late`, for one scenario in plain Python, which is faster for short segments."""
         late, demands, source = [0] * len(demand), demand.tolist(), self._chains.source.tolist()
         for begin, end, is_first in self._segments:
             latest = 2 * NEVER if is_first else late[begin - 1]
@@ -160,9 +163,9 @@ class Program:
     def critical(self, of_arcs: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
-        If several arcs decide, the first one counts. An arc from the origin that decides because
-        something arrives from outside is on the path, and the path goes on through the latest other
-        arc.
+        If several arcs to a moment decide, the first one counts. An arc from the origin can decide,
+        for example if a batch arrives from another process. This arc is then on the path. Before
+        this arc, the path follows the latest other arc to the same moment.
         """
         times = np.append(self.run(of_arcs), 0)
         by_target = np.argsort(self.target[self._ordered], kind="stable")
@@ -190,7 +193,7 @@ class Program:
     def slack(self, of_arcs: Ints, ends: Ints) -> Ints:
         """How much later each moment could happen without delaying any of the moments `ends`.
 
-        A moment that delays none of them, however late it is, has a slack of 2**60 or more.
+        If a moment can never delay any of `ends`, its slack is 2**60 or more.
         """
         times = self.run(of_arcs)
         last = np.full(len(times) + 1, -NEVER)
@@ -207,20 +210,20 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class _Chains:
-    """The moments by chain, and the instructions: one for each arc that can make a chain late.
+    """The moments sorted by chain, and the instructions, one for each arc that can delay a chain.
 
-    A place is the index of a moment in the order of the chains. Where an arc that links two moments
-    is missing, another chain begins. Instruction 0 is the origin; the others are in the order of
-    the places at which their arcs end.
+    A place is the index of a moment in this order. If no arc links a moment to the moment before
+    it, another chain begins. Instruction 0 is the origin. The other instructions are in the order
+    of the places at which their arcs end.
 
     Attributes:
         place: the place of each moment.
         link: for each place, the arc from the place before; -1 at the first place of a chain.
         begin: the first place of each chain.
-        arc: for each instruction but the origin, its arc; -1 for none, which has the weight 0.
+        arc: for each instruction except instruction 0, its arc; -1 for no arc, with the weight 0.
         at, start: the places at which these arcs end and start; a start of -1 is the origin.
-        decided: for each place, the last instruction until there.
-        source: for each instruction, the one that says how late its source is.
+        decided: for each place, the last instruction at or before this place.
+        source: for each instruction, the instruction that decides how late its source is.
     """
 
     place: Ints
@@ -247,7 +250,7 @@ class _Chains:
         link = np.full(count, -1)
         link[at[links]] = arcs[links]
         arcs, at, start = arcs[~links], at[~links], start[~links]
-        # A chain that nothing begins, begins at the origin.
+        # A chain without an arc to its first moment begins at the origin.
         free = np.flatnonzero((link < 0) & (np.bincount(at, minlength=count) == 0))
         arcs, start = (np.append(each, np.full(len(free), -1)) for each in (arcs, start))
         at = np.append(at, free)
@@ -260,7 +263,8 @@ class _Chains:
     def split(self, of_arcs: Ints) -> tuple[Ints, Ints]:
         """Split the weights of arcs into an offset for each place and a demand for each instruction.
 
-        Both are sums of weights. So what is added to the weights adds its parts to these parts.
+        Both are sums and differences of weights. So a change of the weights can be split alone, and
+        its offsets and demands can be added to those of the weights.
         """
         weights = np.append(of_arcs, 0)
         links = weights[self.link]
@@ -279,11 +283,12 @@ class _Chains:
         """The instructions cut into segments whose sources lie in earlier segments.
 
         Returns:
-            The first instruction of each segment, the end, and whether it begins a chain.
+            The first instruction of each segment, the index after its last instruction, and whether
+                the segment begins a chain.
 
-        Each chain goes on until an arc starts where another chain has not come to. Then it waits
-        for that chain. To find how far a chain gets, its arcs from each other chain are searched
-        for the first one that starts too late.
+        A chain is cut at the first arc that starts at a place which no segment contains yet. It
+        goes on when a segment of the other chain contains this place. The arcs from each other
+        chain are searched for the first arc of this kind.
 
         Cost: about 5 µs for each segment.
         """
@@ -296,7 +301,7 @@ class _Chains:
         waits, pair = waits[order], pair[order]
         first = np.flatnonzero(np.append(True, np.diff(pair) != 0)[: len(pair)])
         nth = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pair))))
-        # The latest place that the arcs of a pair of chains have needed until each of them.
+        # For each arc between two chains, the latest place at which it or an earlier arc starts.
         needs = np.maximum.accumulate(self.start[waits] + nth * count) - nth * count
         at = self.at[waits]
         pair_from = first.tolist()
@@ -334,7 +339,7 @@ class _Chains:
 
 
 def _sorted_by(numbers: Ints) -> Ints:
-    """The positions of numbers in increasing order; equal numbers keep theirs."""
+    """The positions that sort the numbers; equal numbers keep their order."""
     # NumPy sorts integers of at most 16 bits by radix, which is faster.
     narrow = numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
     return np.argsort(narrow, kind="stable")
@@ -343,7 +348,7 @@ def _sorted_by(numbers: Ints) -> Ints:
 def in_order(order: Ints, target: Ints, source: Ints) -> Flags:
     """A mask of the arcs whose source comes before their target.
 
-    The clocks of the trace contradict the others, so a program does not have them.
+    All other arcs contradict the clocks of the trace, so a program does not use them.
     """
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

@@ -1,4 +1,4 @@
-"""`Scenario`: a recorded window with edits, and the step that follows from them."""
+"""`Scenario`: a recorded window with edits, and the simulated steps after these edits."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from instrument.analysis.table import Table
     from instrument.runs.run import Ranks
 
-#: The part of the span that may be unexplained before the simulation says so.
+#: If a larger part of the window is unexplained, the scenario has a note.
 MOST_UNEXPLAINED = 0.05
-# The part of a step that calls may wait for unknown work before the simulation says so.
+# If calls wait for unknown work in a larger part of the window, the scenario has a note.
 _MOST_UNKNOWN = 0.05
-# The part of a step by which the saving and the change of the median step may differ unsaid.
+# If the saving and the change of the median step differ by a larger part of a step, the scenario
+# has a note.
 _UNLIKE = 0.02
-# A factor above this is a mistake, and no simulated time may come near the limit of 64 bits.
+# The largest factor that is not a mistake, and the largest time that is far from the limit of 64
+# bits.
 _MOST_FACTOR, _LATEST_NS = 1_000_000, 2**58
-# What finds the parts of a model that a glob names, by the keyword of the glob.
+# The functions that find the parts of a model that a glob matches; the keys are the keywords.
 _SELECT = {
     "range": selection.by_range,
     "operator": selection.by_operator,
@@ -48,7 +50,9 @@ _SELECT = {
 
 @dataclass(frozen=True)
 class _Variant:
-    """The same edits under other assumptions; the spread of the variants gives the bounds.
+    """The edits under one assumption.
+
+    The least and the largest saving of all variants are the bounds of the saving.
 
     Attributes:
         costs: the costs of each rank.
@@ -69,14 +73,16 @@ class Scenario:
     edit, so that edits compose: `capture.whatif.workers(4).scale(kernel="*conv*", by=0.5)`. Globs
     choose what to edit: `*` stands for any text, `?` for one character.
 
-    The simulation has no effects that the recording does not show: faster caches, other clock
-    rates, contention for cores. The recorded step itself is longer than one without a profiler.
+    The simulation cannot know effects that the recording does not show, such as faster caches,
+    other clock rates and contention for cores. A recorded step takes longer than a step without a
+    profiler.
 
     Attributes:
-        window: what waits for what, on each rank.
+        window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits under each assumption; the first one is the estimate.
-        losses: what is missing from the captures, a sentence each.
+        variants: the costs after the edits under each assumption; the first variant is the
+            estimate.
+        losses: a sentence for each thing that is missing from the captures.
     """
 
     window: Window
@@ -102,12 +108,12 @@ class Scenario:
 
     @cached_property
     def saving_ns(self) -> int:
-        """How much shorter a step is than without edits; negative if it is longer.
+        """How much shorter a step is with the edits, in nanoseconds; negative if it is longer.
 
-        This is the share that all steps together save, of the median step. A saving in some of the
-        steps counts in part, and outliers count by what they save. So this differs a little from
-        `baseline_ns` minus `step_ns`, whose medians may be two different steps. The first step does
-        not count: it has no backlog of launched work yet.
+        The steps together save a share of their total time. The result is this share of the median
+        step (`baseline_ns`). It differs a little from `baseline_ns` minus `step_ns`, because these
+        two medians may be those of different steps. The first step does not count, because no
+        launched work from earlier steps is waiting when it begins.
         """
         return self._saved(0, self.steps)
 
@@ -121,7 +127,7 @@ class Scenario:
         return [self.saving_ns, *others]
 
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
-        """The share that steps save of those recorded under an assumption, of the median step."""
+        """The saving of a step, if the steps take the durations `after`; see `saving_ns`."""
         before = self.window.recorded_steps(assumption)
         counted = _counted(before)
         share = 1 - sum(after[counted]) / max(sum(before[counted]), 1)
@@ -129,47 +135,50 @@ class Scenario:
 
     @property
     def low_ns(self) -> int:
-        """The least saving, over all assumptions: see `notes`."""
+        """The least saving of all assumptions; `notes` gives the reasons."""
         return min(self._savings)
 
     @property
     def high_ns(self) -> int:
-        """The largest saving, over all assumptions."""
+        """The largest saving of all assumptions."""
         return max(self._savings)
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What makes the result uncertain, a sentence each; empty if nothing does."""
+        """A sentence for each thing that makes the result uncertain."""
         models, found = self.window.models, list(self.losses)
         if not all(each.has_steps for each in models):
             found.append("No step finished in the recording: the whole window counts as one step.")
         unexplained = max(each.unexplained for each in models)
         if unexplained > MOST_UNEXPLAINED:
             found.append(
-                f"For {unexplained:.0%} of the time, no launch, stream or wait explains why a "
-                "device event had not started; the bounds of savings allow for this."
+                f"For {unexplained:.0%} of the time, a device event started late for an unknown "
+                "reason; the bounds of the saving include this."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
             found.append(
-                f"For {waits:.0%} of the time, calls wait for device work that is not known; they "
+                f"For {waits:.0%} of the time, calls wait for unknown device work; these waits "
                 "count as CPU time."
             )
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
-                "Other ranks are not in this capture: one bound assumes that they change alike, "
-                "the other that they stay as they are."
+                "Other ranks are not in this capture: one bound assumes that the edits apply to "
+                "them too, the other bound assumes that they do not change."
             )
         if abs(self.baseline_ns - self.step_ns - self.saving_ns) > _UNLIKE * self.baseline_ns:
             found.append(
-                "The steps are not alike: the saving is a share of all of them, not the difference "
-                "of the two median steps."
+                "The durations of the steps differ: the saving is computed from all steps, and is "
+                "not the difference of the two median steps."
             )
         return tuple(found)
 
     @cached_property
     def critical_path(self) -> Table:
-        """What the step consists of; see `instrument.whatif.critical_path.CRITICAL_PATH`."""
+        """The work and waits that decide how long a step takes.
+
+        See `instrument.whatif.critical_path.CRITICAL_PATH`.
+        """
         return critical_path(self.window, self.variants[0].costs)
 
     @cached_property
@@ -178,7 +187,10 @@ class Scenario:
         return slack(self.window, self.variants[0].costs)
 
     def profile(self, rows: int = 12) -> Table:
-        """What each range and kernel would win; see `instrument.whatif.causal_profile`."""
+        """How much shorter a step is if a range, an operator or a kernel is faster.
+
+        See `instrument.whatif.causal_profile`.
+        """
         from instrument.whatif.causal_profile import causal_profile
 
         return causal_profile(self.window, self.variants[0].costs, rows=rows)
@@ -192,13 +204,15 @@ class Scenario:
         thread: str | None = None,
         by: float,
     ) -> Scenario:
-        """Let a part of the program take `by` times as long as recorded.
+        """Let a part of the program take `by` times as long.
 
-        Give one of the four globs. Time that the CPU waits is never scaled; it follows.
+        Give exactly one of the four globs. The waits of the CPU are not multiplied: how long they
+        take follows from the work that the CPU waits for.
 
         Args:
             range: ranges by name or path, with all that runs inside, their backward pass, and the
-                device work that they launch. `/train/forward` is a whole path from its root on.
+                device work that they launch. A glob that begins with `/`, such as
+                `/train/forward`, must match the whole path.
             operator: operators or runtime calls by name, with all that runs inside, and the device
                 work that they launch.
             kernel: kernels, copies and memsets by name.
@@ -213,7 +227,9 @@ class Scenario:
         return self._with(f"{text} × {by:g}", partial(edits.scale, by=by), chosen)
 
     def scale_events(self, positions: Ints, by: float) -> Scenario:
-        """Scale CPU events with all that runs inside and launches, and device events.
+        """Multiply the time of CPU events and device events by a factor.
+
+        For a CPU event, this includes all that runs inside it and the device work that it launches.
 
         Args:
             positions: positions in `capture.events`.
@@ -241,7 +257,7 @@ class Scenario:
         Args:
             range: as for `scale`.
             operator: as for `scale`.
-            kernel: as for `scale`; the calls that launch these kernels go too.
+            kernel: as for `scale`; the calls that launch these kernels are removed too.
             thread: as for `scale`.
             sync: calls that wait for the device, by their name or by an operator around them.
 
@@ -269,7 +285,9 @@ class Scenario:
         return self._with(f"copies {copy} overlapped", edits.overlap, chosen, modest)
 
     def asynchronous(self, *, sync: str = "*", positions: Ints | None = None) -> Scenario:
-        """Let waiting calls return at once; what needed their result is assumed not to need it.
+        """Let waiting calls return at once.
+
+        The simulation assumes that the program works without the results of these calls.
 
         Args:
             sync: calls by their name or by an operator around them, such as `aten::item`.
@@ -335,9 +353,10 @@ class Scenario:
     def balance(self) -> Scenario:
         """Give each rank the same amount of work, so that no collective waits for a slower rank.
 
-        The work of a rank is its time without the waits in collectives. Ranks with more work than
-        the average get as much less of all that they do; the others do their additional work while
-        they now wait.
+        The work of a rank is its time without the waits in collectives. If a rank has more work
+        than the average, its CPU and device times are multiplied so that it has the average. The
+        other
+        ranks do not change: they would do additional work while they now wait.
 
         Raises:
             CaptureError: the scenario has one rank, or its ranks have no collective in common.
@@ -375,9 +394,10 @@ class Scenario:
         chosen: Sequence[Any | None],
         modest: Callable[..., Costs] | None = None,
     ) -> Scenario:
-        """The scenario with one more edit of what is chosen on each rank; None leaves a rank.
+        """The scenario with one more edit.
 
-        `modest` is the modest form of an edit whose effect is uncertain.
+        `chosen` holds what the edit changes on each rank; None leaves the rank as it is. `modest`
+        is the modest form of an edit whose effect is uncertain.
         """
         variants = self.variants
         if modest and not any(variant.is_modest for variant in variants):
@@ -393,10 +413,10 @@ class Scenario:
         return replace(self, edits=(*self.edits, printable(text)), variants=tuple(changed))
 
     def _each(self, find: Callable[..., Any], *arguments: str) -> list[Any | None]:
-        """What is chosen on each rank; None on a rank that has nothing to choose.
+        """What `find` chooses on each rank; None if it finds nothing on the rank.
 
         Raises:
-            InstrumentError: no rank has anything to choose; the error is that of the first rank.
+            InstrumentError: it finds nothing on any rank; the error is that of the first rank.
         """
         found: list[Any | None] = []
         errors: list[InstrumentError] = []
@@ -436,7 +456,8 @@ def scenario(capture: Views) -> Scenario:
 def joint_scenario(ranks: Ranks) -> Scenario:
     """Return the scenario without edits of several ranks, which wait for each other.
 
-    A scenario of one rank cannot know when the others come to a collective. This one does.
+    The capture of one rank does not show when the other ranks begin a collective. The captures of
+    several ranks do.
 
     Raises:
         CaptureError: a trace has no CPU events, or the ranks have no collective in common.
@@ -510,5 +531,5 @@ def _unedited(window: Window, losses: tuple[str, ...]) -> Scenario:
 
 
 def _counted(steps: Sequence[int]) -> slice:
-    """The steps that count: all but the first, unless there is only one."""
+    """All steps except the first; if there is only one step, this step."""
     return slice(1, None) if len(steps) > 1 else slice(None)

@@ -22,7 +22,7 @@ from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Model
 
 _SHOWN = 3
-# How compilers write a namespace without a name.
+# How compilers write an anonymous C++ namespace.
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 
 
@@ -33,7 +33,8 @@ class Selection:
     Attributes:
         cpu: intervals on the axis of CPU time.
         rows: a mask of device rows.
-        calls: a mask of events: the runtime calls inside the CPU time, or that launched the rows.
+        calls: a mask of events: the runtime calls that lie inside the CPU time or launched the
+            rows.
     """
 
     cpu: Intervals
@@ -44,7 +45,8 @@ class Selection:
 def by_range(model: Model, pattern: str) -> Selection:
     """Ranges by path or name, with all that runs inside, their backward, and their device work.
 
-    A pattern that begins with "/" is a whole path from its root on; others match names too.
+    A pattern that begins with "/" must match the whole path, from the root on. Any other pattern
+    can match the name or the path of a range.
 
     Raises:
         ConfigError: no range matches.
@@ -72,7 +74,8 @@ def of_paths(model: Model, chosen: Flags) -> Selection:
 def by_operator(model: Model, pattern: str) -> Selection:
     """Operators, runtime calls and backward nodes by name, with all that runs inside.
 
-    The device work that an operator launches is part of it. A runtime call has its CPU time alone.
+    The selection contains the device work that an operator launches. For a runtime call, it
+    contains only the CPU time.
 
     Raises:
         ConfigError: no operator matches.
@@ -137,7 +140,7 @@ def by_thread(model: Model, pattern: str) -> Selection:
         model.axis.place(threads, np.full(len(threads), model.axis.begin_ns + offset))
         for offset in (0, model.axis.span_ns - 1)
     )
-    # A call outside of all operators launches for its thread too.
+    # This is the device work of calls outside all operators.
     direct = np.append(nodes, False)[tree.nodes_of(model.work.call)]
     return Selection(joined(begin, end), found.rows | direct, found.calls)
 
@@ -158,7 +161,7 @@ def of_events(model: Model, positions: Ints) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Device work alone, with the calls that launched nothing else."""
+    """Device work, and the calls that launched only this work; no CPU time."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
     chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)
@@ -194,7 +197,7 @@ def loading(model: Model) -> Selection:
 
 
 def launching(model: Model, pattern: str) -> Selection:
-    """Ranges as in `by_range` that launch device work.
+    """Ranges that launch device work; the pattern is as for `by_range`.
 
     Raises:
         ConfigError: no range matches.
@@ -209,7 +212,7 @@ def launching(model: Model, pattern: str) -> Selection:
 
 
 def calls_named(model: Model, pattern: str) -> Ints:
-    """The waiting calls with a name, or inside an operator with this name.
+    """The waiting calls whose name matches, or that lie inside an operator whose name matches.
 
     Raises:
         ConfigError: no waiting call matches.
@@ -236,7 +239,7 @@ def short_name(name: str) -> str:
         if character == "<" or (opened and character == "("):
             opened.append(character)
         elif opened:
-            # In a template argument, `((8) > (0))` and `->` close nothing.
+            # In a template argument, the `>` in `((8) > (0))` and `->` is no closing bracket.
             if opened[-1] + character in ("<>", "()") and text[end - 1] != "-":
                 opened.pop()
         elif character == "(":
@@ -252,7 +255,7 @@ def _below(model: Model, nodes: Flags) -> Selection:
     """Nodes of the call tree, and all that runs inside them."""
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.nearest(nodes) >= 0, False)
-    # What runs inside a node adds no time to it.
+    # The time of a node contains the time of the nodes inside it.
     top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
     thread = tree.thread[top]
     cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))

@@ -1,9 +1,11 @@
 """`Window`: the models of one or several ranks as one program.
 
-With several ranks, a collective that synchronises joins them: it ends on all ranks after the last
-of them has begun it, and after the transfer. The transfer took the shortest time that a rank's
-kernel took, which is that of the rank that came last (Megatron on eight A100: this is within 25 µs
-of the measured ends). The ranks' clocks are aligned as `instrument.runs.clock_skew` measures them.
+A synchronising collective joins the ranks that take part. It begins when the last rank has begun
+its kernel, and ends on all ranks after the transfer. The transfer time is the duration of the
+shortest
+kernel of the collective on any rank: the rank that comes last does not wait. For Megatron on eight
+A100, the simulated ends are within 25 µs of the measured ends. `instrument.runs.clock_skew` gives
+the differences between the ranks' clocks.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Window:
     Attributes:
         models: the model of each rank.
         ranks: the number of each rank; None if it is not known.
-        shift_ns: how much later each rank's trace began than the first one of all.
+        shift_ns: the time from the start of the earliest trace to the start of each rank's trace.
         meetings: the collectives that join the ranks; None for one rank.
     """
 
@@ -57,7 +59,7 @@ class Window:
 
     @cached_property
     def measured(self) -> tuple[Costs, ...]:
-        """The costs of the recording, which they repeat."""
+        """The costs of the recording; a simulation with these costs repeats the recording."""
         return self._with_transfers([model.measured for model in self.models])
 
     @cached_property
@@ -67,9 +69,10 @@ class Window:
 
     @cached_property
     def assumptions(self) -> tuple[tuple[Costs, ...], ...]:
-        """The costs without edits: as recorded; as usual; and with other ranks as they are.
+        """The costs without edits under two or three assumptions.
 
-        The last one applies to a scenario of one rank that communicates with others.
+        These are the recorded costs; the usual costs; and the recorded costs if the other ranks do
+        not change. The third applies only to the capture of one rank that communicates with others.
         """
         found = [self.measured, self.typical]
         if len(self.models) == 1 and (self.models[0].work.kind == COMMUNICATION).any():
@@ -77,7 +80,7 @@ class Window:
         return tuple(found)
 
     def recorded_steps(self, assumption: int) -> list[int]:
-        """The duration of each step without edits, for one of the assumptions."""
+        """The duration of each step without edits; `assumption` is an index into `assumptions`."""
         if assumption not in self._recorded:
             self._recorded[assumption] = self.simulated(self.assumptions[assumption])
         return self._recorded[assumption]
@@ -89,7 +92,7 @@ class Window:
         return found
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
-        """The costs in which the kernel of a collective takes the time of its transfer alone."""
+        """The costs if the kernels of joining collectives take only their transfer time."""
         if self.meetings is None:
             return tuple(costs)
         found = []
@@ -105,7 +108,7 @@ class Window:
     def _transfers(self, rank: int) -> Flags:
         """A mask of a rank's arcs from the start of a joining collective's kernel to its end.
 
-        The collective decides when such a kernel ends, and not the arc.
+        The collective decides when such a kernel ends, so these arcs are removed.
         """
         assert self.meetings is not None
         rows, arcs = self.meetings.row[self.meetings.rank == rank], self.models[rank].arcs
@@ -119,7 +122,7 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program, and the time of each joining arc besides the transfer."""
+        """The program, and the time that each arc from a collective has besides the transfer."""
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
         first, meetings = self.first_moment, self.meetings
@@ -160,18 +163,18 @@ class Window:
         for model, begin in zip(self.models, self.first_moment):
             order = model.program.moment_order
             place[begin + order] = np.arange(len(order))
-        # A collective begins after all that happens at the same time.
+        # Of moments at the same time, a collective comes last.
         place[self.first_moment[-1] :] = np.iinfo(np.int64).max
         return np.lexsort((place, times))
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """The number of the first arc of each rank; last, that of the first joining arc."""
+        """The number of the first arc of each rank, then of the first arc of the collectives."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """The number of the first moment of each rank; last, that of the first collective."""
+        """The number of the first moment of each rank, and then of the first collective."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -225,11 +228,12 @@ class Window:
         return np.concatenate([*found, np.zeros_like(transfers), transfers + self._built[1]])
 
     def change(self, costs: Sequence[Costs], parts: Mapping[int, tuple[Intervals, Flags]]) -> Ints:
-        """What is added to the weights of all arcs if some parts of ranks took no time.
+        """How much the weights of all arcs change if some parts of the ranks take no time.
 
         Args:
             costs: the costs of each rank.
-            parts: CPU time and device rows, by the index of the rank's model; see `Model.change`.
+            parts: CPU time and device rows of some ranks, as for `Model.change`; the key is the
+                index of the rank's model.
         """
         models = enumerate(zip(self.models, costs))
         own = [
@@ -251,7 +255,7 @@ class Window:
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
     def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
-        """The values of the rows that join ranks, from the values of each rank's device rows."""
+        """For each row of `meetings`, the value of its device row."""
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
         for rank, each in enumerate(device_ns):
@@ -265,10 +269,12 @@ class Window:
         return [model.ends_ns(times, k) for model, k in bounds]
 
     def steps_ns(self, times: Ints | Times) -> Floats:
-        """The duration of each step, which ends when all ranks have ended it.
+        """The duration of each step.
 
-        A step begins when the CPU enters it, or when the step before it ends if that is later: a
-        device can still work for the step before. With several scenarios, each is a row.
+        A step ends when all ranks have ended it. It begins when the CPU of the first rank begins
+        it,
+        or when the step before it ends, if this is later: a device can still work for the step
+        before. The result has one row for each scenario if there are several.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
@@ -284,8 +290,8 @@ def meetings(matches: Sequence[tuple[Ints, Ints]]) -> Meetings | None:
     """Collect the collectives that at least two ranks have.
 
     Args:
-        matches: for each rank, the keys of its collectives, which are equal on all ranks that take
-            part, and their device rows.
+        matches: for each rank, the keys and the device rows of its collectives. A collective has
+            the same key on all ranks that take part.
 
     Returns:
         The collectives; None if no two ranks have one in common.

@@ -375,7 +375,7 @@ def test_unmarked_time_is_told_with_what_runs_in_it(tmp_path: Path) -> None:
             span("aten::inner", start + 410, 100),
         ]
     (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
-    assert found.title == "60 % of the step is in no range, 30 % in no operator either"
+    assert found.title == "60 % of the step is in no range; 30 % is in no range and no operator"
     assert found.saving is None
     assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
         ("(no range, no operator)", 2, 600_000),

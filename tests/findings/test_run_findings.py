@@ -320,7 +320,7 @@ def test_a_program_without_any_backward(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, events), "unused-autograd")
     assert (
         finding.title
-        == "The program records gradients, and runs no backward: 19 graph nodes a step"
+        == "The program builds a graph for gradients, but runs no backward: 19 graph nodes a step"
     )
 
 
@@ -509,8 +509,8 @@ def convolutions(count: int, *, bias: bool = True, norm: list[int] | None = None
 def test_a_bias_that_a_batch_norm_takes_away(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, convolutions(4)), "conv-bias-before-norm")
     assert finding.title == (
-        "12 % of the step is spent on biases without effect: 1 convolutions a step add one before "
-        "a batch norm"
+        "12 % of the step is spent on biases without effect: 1 convolutions a step add a bias "
+        "before a batch norm"
     )
     assert finding.evidence[0][:2] == ("aten::conv2d", 4)
     assert {row.name: row.calls for row in finding.evidence[1:]} == {

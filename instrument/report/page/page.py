@@ -19,7 +19,8 @@ from instrument.templates import render
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-#: The version of the payload. It grows when a key changes its meaning or goes; keys may be added.
+#: The version of the payload. It grows when a key changes its meaning or is removed; keys may be
+#: added.
 VERSION = 1
 
 _SCRIPTS = (
