@@ -112,11 +112,14 @@ def test_findings_unfold_to_evidence_in_the_timeline(
     opened: Callable[..., Page], written: Path
 ) -> None:
     tab = opened(written)
+    cards = tab.locator("#verdict details.finding")
+    is_open = [card.get_attribute("open") is not None for card in cards.all()]
+    assert is_open == [True] + [False] * (len(is_open) - 1)  # the largest saving is unfolded
     card = tab.locator("#finding-loader-wait")
-    assert card.get_attribute("open") is None
-    card.locator("summary").focus()
-    tab.keyboard.press("Enter")
-    assert "num_workers" in card.inner_text()
+    for is_shown in (False, True):
+        card.locator("summary").focus()
+        tab.keyboard.press("Enter")
+        assert ("num_workers" in card.inner_text()) == is_shown
     link = card.get_by_role("link").first
     assert link.get_attribute("href").startswith("#timeline?from=")
     link.click()

@@ -77,17 +77,14 @@ function percent(share) {
   return `${fixed(share * 100, 1)}%`;
 }
 
-// The colour of a name: the same in tree, bars, timeline and flame graph. Dark text is readable on
-// it in both themes.
+// The colour of a name: the same in tree, bars, timeline and flame graph. Names that are drawn
+// first, those of the largest ranges, differ most. Dark text is readable on all of them.
+const numbers = new Map();
+
 function colourOf(name) {
-  let hash = 2166136261;
-  for (let at = 0; at < name.length; at += 1) {
-    hash = Math.imul(hash ^ name.charCodeAt(at), 16777619);
-  }
-  hash = Math.imul(hash ^ (hash >>> 16), 0x85ebca6b); // the last bits alone mix little
-  hash ^= hash >>> 13;
-  const [hue, light] = [(hash >>> 0) % 360, (hash >>> 12) % 3];
-  return `oklch(${0.72 + 0.06 * light} 0.1 ${hue})`;
+  if (!numbers.has(name)) numbers.set(name, numbers.size);
+  const at = numbers.get(name);
+  return `oklch(${0.72 + 0.06 * (at % 3)} 0.1 ${(at * 137.508) % 360})`; // the golden angle
 }
 
 // The present value of a colour of page.css, such as "--ink", for a canvas.

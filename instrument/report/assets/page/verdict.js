@@ -7,7 +7,7 @@ const firstFindings = 3;
 sections.verdict = {
   title: "Verdict",
   draw(root, data) {
-    const cards = data.findings.map(findingCard);
+    const cards = data.findings.map((finding, at) => findingCard(finding, at === 0));
     const parts = [
       factsOf(data),
       whereItGoes(data),
@@ -30,7 +30,8 @@ function factsOf(data) {
     `${of} takes`,
     duration(spread.median_ns),
     parts.steps > 1
-      ? `between ${duration(spread.min_ns)} and ${duration(spread.max_ns)}, ${parts.steps} steps`
+      ? `between ${duration(spread.min_ns)} and ${duration(spread.max_ns)}; ${parts.steps} steps, `
+        + "all but the first"
       : "one step counts",
   )];
   if (data.mfu !== null) {
@@ -44,7 +45,7 @@ function factsOf(data) {
   found.push(fact(
     "Recorded completely",
     `${data.coverage.length - losses.length} of ${data.coverage.length}`,
-    losses.length ? "checks of the recording; see Coverage" : "checks of the recording",
+    losses.length ? "parts; Coverage below says what is missing" : "parts of the recording",
   ));
   if (steps.numbers.length > 1) {
     const labels = steps.numbers.map((number, at) => (
@@ -89,7 +90,7 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
   );
 }
 
-function findingCard(finding) {
+function findingCard(finding, isOpen) {
   const saves = finding.saving_ns !== null;
   const summary = element(
     "summary",
@@ -106,7 +107,7 @@ function findingCard(finding) {
   ].filter(([, content]) => content);
   return element(
     "details",
-    {class: "finding", id: `finding-${finding.code}`},
+    {class: "finding", id: `finding-${finding.code}`, open: isOpen},
     summary,
     element("dl", {}, rows.map(([term, content]) => [
       element("dt", {text: term}),
