@@ -166,8 +166,8 @@ class Never:
         ),
         (
             {"sinks": {"tabel": {}}},
-            "profiler.sinks.tabel is none of the built-in sinks (chrome_trace, memory, mlflow, parquet, stacks, "
-            "table, tensorboard, wandb), and has no _target_; did you mean table?",
+            "profiler.sinks.tabel is none of the built-in sinks (chrome_trace, memory, mlflow, parquet, report, "
+            "stacks, table, tensorboard, wandb), and has no _target_; did you mean table?",
         ),
         (
             {"sinks": [TableSink]},
