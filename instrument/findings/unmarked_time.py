@@ -8,7 +8,8 @@ is the time of Python code, or of code that torch does not record.
 There is a finding if a fifth of the steps is unmarked. Losses, metrics and logging between the
 ranges rarely take more.
 
-With Python stacks, the evidence names the functions that run outside all operators.
+With Python stacks, the evidence names the functions that run outside all operators, and the title
+names the one that takes most of this time.
 
 There is no saving: marking code makes nothing faster, but it shows what takes the time.
 """
@@ -27,6 +28,7 @@ from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import (
     Measured,
     evidence,
+    has_sources,
     measured,
     percent,
     time_by_source,
@@ -63,18 +65,27 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     share, outside = span.share(unmarked_ns), span.share(outside_ns)
     if share < _LEAST_SHARE:
         return
-    rows = tuple(_rows(capture, timeline.merged(unmarked & ~in_operator), span))
+    spans = timeline.merged(unmarked & ~in_operator)
+    by_source = time_by_source(capture, _thread(capture), spans)
+    sources = sorted(by_source, key=lambda each: -by_source[each])
+    main = next((each for each in sources[:1] if by_source[each] >= outside_ns / 2), None)
+    title = f"{percent(share)} of the step is in no range"
+    if main is not None and outside >= _LEAST_SHARE / 2:
+        title += f"; {percent(span.share(by_source[main]))} is spent in {main}"
+    elif outside >= _LEAST_SHARE / 2:
+        title += f"; {percent(outside)} is in no range and no operator"
+    where = f"{duration(outside_ns / span.count)} a step"
     yield Finding(
         code="unmarked-time",
-        title=f"{percent(share)} of the step is in no range"
-        + (
-            f"; {percent(outside)} is in no range and no operator"
-            if outside >= _LEAST_SHARE / 2
-            else ""
-        ),
-        change=_change(capture),
+        title=title,
+        change=_change(capture, outside),
         verify=show_command(capture, "--ranges"),
-        evidence=rows,
+        source=main,
+        evidence=(
+            Evidence("(no range, no operator)", span.count, outside_ns, detail=where),
+            *(_function(capture, span, each, by_source[each]) for each in sources[:_SHOWN]),
+            *evidence(capture, _outermost_outside(capture, span), _SHOWN),
+        ),
         coverage=(CPU_IN_RANGES,),
     )
 
@@ -108,16 +119,10 @@ def _joined(*parts: Intervals) -> Intervals:
     return merged(start, end)
 
 
-def _rows(capture: Views, outside: Intervals, span: Measured) -> Iterator[Evidence]:
-    """The time outside of operators by function, and the outermost operators in no range."""
-    outside_ns = int((outside[1] - outside[0]).sum())
-    where = f"{duration(outside_ns / span.count)} a step"
-    yield Evidence("(no range, no operator)", span.count, outside_ns, detail=where)
-    by_source = time_by_source(capture, _thread(capture), outside)
-    for source in sorted(by_source, key=lambda each: -by_source[each])[:_SHOWN]:
-        calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
-        yield Evidence(source, calls, by_source[source], detail="outside of operators")
-    yield from evidence(capture, _outermost_outside(capture, span), _SHOWN)
+def _function(capture: Views, span: Measured, source: str, time_ns: int) -> Evidence:
+    """The time that a function spends outside of all ranges and operators."""
+    calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
+    return Evidence(source, calls, time_ns, detail="outside of operators")
 
 
 def _thread(capture: Views) -> int:
@@ -144,7 +149,11 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     return tree.index[chosen & ~loads]
 
 
-def _change(capture: Views) -> str:
+def _change(capture: Views, outside: float) -> str:
     if not len(capture.ranges):
-        return 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
-    return 'Mark the rest: with profiled("loss"): around a block, or @profiled on a function.'
+        text = 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
+    else:
+        text = 'Mark the rest: with profiled("loss"): around a block, or @profiled on a function.'
+    if outside >= _LEAST_SHARE / 2 and not has_sources(capture):
+        text += " profiler.with_stack=true shows which functions take the time."
+    return text

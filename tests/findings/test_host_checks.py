@@ -382,6 +382,7 @@ def test_unmarked_time_is_told_with_what_runs_in_it(tmp_path: Path) -> None:
         ("aten::mm", 2, 600_000),
     ]
     assert "Session(model=model)" not in found.change
+    assert "with_stack" in found.change
 
 
 def test_python_stacks_show_the_functions_outside_of_operators(tmp_path: Path) -> None:
@@ -396,6 +397,10 @@ def test_python_stacks_show_the_functions_outside_of_operators(tmp_path: Path) -
             frame("other.py(2): sleep", start + 100, 900, tid=3),
         ]
     (found,) = findings(unmarked_time.CHECK, capture(tmp_path, events))
+    tokenize = "train.py:9 in tokenize"
+    assert found.title == f"100 % of the step is in no range; 50 % is spent in {tokenize}"
+    assert found.source == tokenize
+    assert "with_stack" not in found.change
     assert [(row.name, row.calls, row.total_ns) for row in found.evidence] == [
         ("(no range, no operator)", 1, 800_000),
         ("train.py:9 in tokenize", 1, 500_000),
