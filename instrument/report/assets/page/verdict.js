@@ -13,10 +13,12 @@ sections.verdict = {
       whereItGoes(data),
       element("h3", {text: data.findings.length ? "What to change" : "Nothing found to change"}),
       ...cards.slice(0, firstFindings),
+      // Without a finding, what the simulation cannot explain is all there is to know.
+      ...(cards.length ? [] : listed(data.notes)),
       folded(`More findings (${cards.length - firstFindings})`, cards.slice(firstFindings)),
       folded(`Passed, or costs too little to matter (${data.passed.length})`, listed(data.passed)),
       folded(`Not checked (${data.not_checked.length})`, listed(data.not_checked)),
-      folded("How sure the savings are", listed(data.notes)),
+      cards.length ? folded("How sure the savings are", listed(data.notes)) : null,
       coverage(data),
     ];
     root.append(...parts.filter(Boolean));
@@ -25,21 +27,21 @@ sections.verdict = {
 
 function factsOf(data) {
   const {spread, steps, parts} = data;
-  const of = steps.numbers.length ? "A step" : "The recording";
+  const hasSteps = steps.numbers.length > 0;
   const found = [fact(
-    `${of} takes`,
+    `${hasSteps ? "A step" : "The recording"} takes`,
     duration(spread.median_ns),
     parts.steps > 1
       ? `between ${duration(spread.min_ns)} and ${duration(spread.max_ns)}; ${parts.steps} steps, `
         + "all but the first"
-      : "one step counts",
+      : hasSteps ? "one step counts" : "no finished steps",
   )];
   if (data.mfu !== null) {
     const note = data.mfu_is_bound ? "at least: FLOPs are not known for all kernels" : "of the peak";
     found.push(fact("MFU", percent(data.mfu), note));
   }
   if (data.device_share !== null) {
-    found.push(fact("A device works", percent(data.device_share), "of the step"));
+    found.push(fact("A device works", percent(data.device_share), `of the ${hasSteps ? "step" : "recording"}`));
   }
   const losses = data.coverage.filter(row => row.why);
   found.push(fact(
