@@ -41,7 +41,8 @@ function factsOf(data) {
     found.push(fact("MFU", percent(data.mfu), note));
   }
   if (data.device_share !== null) {
-    found.push(fact("A device works", percent(data.device_share), `of the ${hasSteps ? "step" : "recording"}`));
+    const whole = hasSteps ? "of the step" : "of the recording";
+    found.push(fact("A device works", percent(data.device_share), whole));
   }
   const losses = data.coverage.filter(row => row.why);
   found.push(fact(
