@@ -86,7 +86,10 @@ def test_two_commands_as_json(program: str, capsys: pytest.CaptureFixture[str]) 
     found = json.loads(capsys.readouterr().out)
     assert (found["verdict"], found["blocks_missing"]) == ("faster", None)
     assert found["step"]["share"] == pytest.approx(-1 / 3, abs=0.02)
-    assert found["step"]["low"] < -1 / 3 < found["step"]["high"]
+    # One interval in twenty does not hold the true value, so only its place is tested.
+    assert found["step"]["low"] <= found["step"]["share"] <= found["step"]["high"]
+    assert found["step"]["low"] == pytest.approx(-1 / 3, abs=0.03)
+    assert found["step"]["high"] == pytest.approx(-1 / 3, abs=0.03)
     # mlp takes 4 calls of a quarter of a step in two steps, and load two calls of a half
     assert {each["path"] for each in found["ranges"]} == {"mlp", "load"}
     assert found["ranges"][0]["a_ns"] == pytest.approx(1_500_000, rel=0.02)
