@@ -256,6 +256,10 @@ class Table:
             {name: package.array(self._columns[name], type=kind) for name, kind in types.items()}
         )
 
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return a dict for each row, by the names of the columns."""
+        return [row._asdict() for row in self]
+
     def to_csv(self) -> str:
         """Return the table as CSV with a header; an unknown cell is empty.
 

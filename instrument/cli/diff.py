@@ -12,6 +12,7 @@ from instrument.cli.output import Parts, Result
 from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
+    from instrument.compare.diff import Difference
     from instrument.compare.gate import Side, Verdict
 
 HELP = "compare two captures or runs: what a step takes more or less, and where"
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> Result:
     """
     from instrument.compare import gate
     from instrument.compare.baseline import is_baseline
+    from instrument.compare.diff import diff
 
     conditions = [gate.parse(text) for text in arguments.fail_on]
     paths = (arguments.before, arguments.after)
@@ -84,24 +86,29 @@ def run(arguments: argparse.Namespace) -> Result:
             f"{baselines[0]} is a baseline, which holds only counters: add a condition, such as "
             "--fail-on 'operators>+0', or give the capture."
         )
-    shown = "" if baselines else _comparison(arguments)
-    if not conditions:
-        return Result(shown)
-    sides = [_side(path, path in baselines) for path in paths]
+    found = None if baselines else diff(*paths, force=arguments.force)
+    sides = [_side(path, path in baselines) for path in paths] if conditions else []
     verdicts = [gate.judge(condition, *sides) for condition in conditions]
-    return Result(_with_verdicts(arguments, shown, verdicts), gate.exit_status(verdicts))
+    return Result(_shown(arguments, found, verdicts), gate.exit_status(verdicts))
 
 
-def _comparison(arguments: argparse.Namespace) -> str | Parts:
-    from instrument.compare.diff import diff
-    from instrument.report import diff as report
+def _shown(
+    arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
+) -> str | Parts:
+    """The comparison, if there is one, with the verdicts before it, or under the key "conditions"."""
+    import json
 
-    found = diff(arguments.before, arguments.after, force=arguments.force)
+    from instrument.report import diff, gate
+
     if arguments.json:
-        return report.as_json(found)
+        content = {} if found is None else diff.as_dict(found)
+        conditions = {"conditions": gate.as_dicts(verdicts)} if verdicts else {}
+        return json.dumps({**content, **conditions}, indent=2)
     if arguments.markdown:
-        return report.as_markdown(found, rows=arguments.rows)
-    return report.parts(found, rows=arguments.rows, by=arguments.by)
+        text = [] if found is None else [diff.as_markdown(found, rows=arguments.rows)]
+        return "\n\n".join([*([gate.as_markdown(verdicts)] if verdicts else []), *text])
+    tables = [] if found is None else diff.parts(found, rows=arguments.rows, by=arguments.by)
+    return [*([gate.as_text(verdicts)] if verdicts else []), *tables]
 
 
 def _side(path: Path | str, is_baseline: bool) -> Side:
@@ -113,16 +120,3 @@ def _side(path: Path | str, is_baseline: bool) -> Side:
     if is_baseline:
         return Side([read(Path(path))])
     return side(Views.load(each) for each in captures_at(path))
-
-
-def _with_verdicts(
-    arguments: argparse.Namespace, shown: str | Parts, verdicts: Sequence[Verdict]
-) -> str | Parts:
-    """The comparison with the verdicts: before the tables, or under the key "conditions"."""
-    from instrument.report import gate as report
-
-    if arguments.json:
-        return report.as_json(verdicts, shown if isinstance(shown, str) else "")
-    if arguments.markdown:
-        return report.as_markdown(verdicts) + (f"\n\n{shown}" if shown else "")
-    return [report.as_text(verdicts), *([] if isinstance(shown, str) else shown)]

@@ -6,7 +6,6 @@ is shown. So a part may be rounded up or down.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -81,25 +80,21 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
     return made
 
 
-def as_json(found: Difference) -> str:
-    """Return a comparison as JSON; docs/compare.md describes the keys."""
-    content = {
+def as_dict(found: Difference) -> dict[str, Any]:
+    """Return a comparison as JSON values; docs/compare.md describes the keys."""
+    return {
         "version": VERSION,
         "what": found.what,
         "given": found.given,
         "before": found.before,
         "after": found.after,
         "unlike": [each._asdict() for each in found.unlike],
-        "wholes": [_as_dict(whole) for whole in found.wholes],
-        **{
-            name: [row._asdict() for row in getattr(found, name)]
-            for name in (*_TABLES.values(), "counters")
-        },
+        "wholes": [_whole_as_dict(whole) for whole in found.wholes],
+        **{name: getattr(found, name).to_dicts() for name in (*_TABLES.values(), "counters")},
     }
-    return json.dumps(content, indent=2)
 
 
-def _as_dict(whole: Whole) -> dict[str, Any]:
+def _whole_as_dict(whole: Whole) -> dict[str, Any]:
     return {
         "rank": whole.rank,
         "before_ns": whole.before_ns,
@@ -113,7 +108,7 @@ def _as_dict(whole: Whole) -> dict[str, Any]:
             }
             for side, steps in (("before", whole.before), ("after", whole.after))
         },
-        "parts": [row._asdict() for row in whole.parts],
+        "parts": whole.parts.to_dicts(),
     }
 
 

@@ -1,8 +1,7 @@
-"""The verdicts on conditions as text, JSON and Markdown."""
+"""The verdicts on conditions as text, as JSON values and as Markdown."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,10 +19,9 @@ def as_text(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(lines)
 
 
-def as_json(verdicts: Sequence[Verdict], comparison: str = "") -> str:
-    """Return the JSON of a comparison with the verdicts added as "conditions"."""
-    content: dict[str, Any] = json.loads(comparison) if comparison else {}
-    content["conditions"] = [
+def as_dicts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:
+    """Return the verdicts as JSON values; docs/compare.md describes the keys."""
+    return [
         {
             "condition": verdict.condition.text,
             "result": verdict.result,
@@ -34,7 +32,6 @@ def as_json(verdicts: Sequence[Verdict], comparison: str = "") -> str:
         }
         for verdict in verdicts
     ]
-    return json.dumps(content, indent=2)
 
 
 def as_markdown(verdicts: Sequence[Verdict]) -> str:
