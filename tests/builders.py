@@ -39,6 +39,8 @@ WINDOW = {
     "reason": None,
 }
 
+MIB = 1024**2
+
 
 def span(
     name: str,
@@ -168,6 +170,21 @@ def allocation(
         "ts": at_us,
         "args": arguments,
     }
+
+
+def _of_device(at_us: int, mebibytes: int, address: int, total: int) -> Event:
+    size, total = mebibytes * MIB, total * MIB
+    return allocation(at_us, size, address, total, device=0, reserved=64 * MIB)
+
+
+# Allocations beside `steps()`: in the matrix product of step 3 and of step 4, in forward, and from before.
+MEMORY = [
+    _of_device(260, 24, 1, 32),
+    _of_device(650, 6, 2, 38),
+    _of_device(900, -24, 1, 14),
+    _of_device(1300, 10, 3, 24),
+    _of_device(1500, -8, 9, 16),
+]
 
 
 def steps() -> list[Event]:

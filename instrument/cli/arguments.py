@@ -8,6 +8,8 @@ from pathlib import Path
 
 # How many rows of each table are shown by default.
 ROWS = 15
+# What the path of a command may be, for its help.
+CAPTURE = "a capture, a Chrome trace, a folder that holds captures, or a URL"
 
 
 def path_or_url(text: str) -> Path | str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from instrument.cli.arguments import path_or_url
+from instrument.cli.arguments import CAPTURE, path_or_url
 from instrument.cli.paths import newest_capture
 from instrument.errors import CaptureError
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="CAPTURE",
         type=path_or_url,
-        help="a capture, a Chrome trace, a folder that holds captures, or a URL",
+        help=CAPTURE,
     )
     parser.add_argument(
         "-o",

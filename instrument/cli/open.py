@@ -6,7 +6,7 @@ import argparse
 import webbrowser
 from typing import TYPE_CHECKING
 
-from instrument.cli.arguments import path_or_url
+from instrument.cli.arguments import CAPTURE, path_or_url
 from instrument.cli.output import say
 from instrument.cli.paths import newest_capture
 from instrument.errors import CaptureError, ConfigError, did_you_mean
@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Ctrl-C."
     )
     add = parser.add_argument
-    of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
-    add("path", metavar="PATH", type=path_or_url, help=of)
+    add("path", metavar="PATH", type=path_or_url, help=CAPTURE)
     add(
         "--finding",
         metavar="CODE",

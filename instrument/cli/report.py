@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from instrument.cli.arguments import path_or_url
+from instrument.cli.arguments import CAPTURE, path_or_url
 from instrument.errors import ConfigError
 
 HELP = "write all that a capture or a run shows as one HTML page"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         type=path_or_url,
         nargs="+",
-        help="a capture, a Chrome trace, a folder that holds captures, or a URL",
+        help=CAPTURE,
     )
     add(
         "-o",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from instrument.analysis.views import VIEWS, Grouping
-from instrument.cli.arguments import ROWS, column_names, path_or_url, positive, row_count
+from instrument.cli.arguments import CAPTURE, ROWS, column_names, path_or_url, positive, row_count
 from instrument.cli.output import Parts, say
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the options name."
     )
     add = parser.add_argument
-    of = "a capture, a Chrome trace, a folder that holds captures, or a URL"
-    add("path", metavar="PATH", type=path_or_url, help=of)
+    add("path", metavar="PATH", type=path_or_url, help=CAPTURE)
     add(
         "--sort",
         metavar="KEY",
@@ -165,7 +164,7 @@ def _timings(arguments: argparse.Namespace) -> str | Parts:
         ordered = table.sort(arguments.sort) if arguments.sort else table
         shown = ordered.head(arguments.rows or len(table))
         if arguments.json:
-            return json.dumps({"timings": [row._asdict() for row in shown]}, indent=2)
+            return json.dumps({"timings": shown.to_dicts()}, indent=2)
         return chosen_columns("timings", shown, arguments.columns).to_csv().rstrip("\n")
     return [heading, part]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.cli.arguments import ROWS, path_or_url, row_count
+from instrument.cli.arguments import CAPTURE, ROWS, path_or_url, row_count
 from instrument.cli.output import Parts, say
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import ConfigError
@@ -48,10 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(edits=[])
     add = parser.add_argument
-    of = (
-        "a capture, a Chrome trace, a folder that holds captures, or a URL; several paths are the "
-        "ranks of one window, which are simulated together"
-    )
+    of = f"{CAPTURE}; several paths are the ranks of one window, which are simulated together"
     add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
 
     def edit(option: str, metavar: str, text: str, **more: Any) -> None:

@@ -136,7 +136,7 @@ def outline(ranges: RangeTable, rows: int) -> Table:
     labels = zip(columns["depth"], columns["name"], columns["module_type"])
     columns["name"] = ["  " * depth + with_type(name, kind) for depth, name, kind in labels]
     others = set(range(len(ranges))) - set(kept)
-    more: list[dict[str, Any]] = [row._asdict() for row in ranges.rest]
+    more = ranges.rest.to_dicts()
     if others:
         left_out = [row for at, row in enumerate(ranges) if at in others]
         more.insert(0, _summed(f"({counted(len(others), 'other range')})", left_out))

@@ -68,9 +68,7 @@ def parts(
 
 def as_json(ranks: Ranks) -> str:
     """Return the comparison as JSON: each table is a list of rows, with times in nanoseconds."""
-    tables: dict[str, list[Any]] = {
-        name: [row._asdict() for row in getattr(ranks, name)] for name in SCHEMAS
-    }
+    tables: dict[str, list[Any]] = {name: getattr(ranks, name).to_dicts() for name in SCHEMAS}
     about = {name: getattr(ranks, name) for name in ("name", "world_size", "missing", "notes")}
     return json.dumps(about | tables, indent=2)
 

@@ -336,9 +336,7 @@ def as_json(
         TraceError: the trace cannot be read.
     """
     ordered = _ordered(capture, views, sort, by, stack_depth)
-    tables = {
-        _key(view): [row._asdict() for row in table.head(rows)] for view, table in ordered.items()
-    }
+    tables = {_key(view): table.head(rows).to_dicts() for view, table in ordered.items()}
     missing = losses(capture, rows_of(views))
     more = {"incomplete": missing} if missing else {}
     return json.dumps({"name": capture.name, **tables, **more}, indent=2)

@@ -111,7 +111,7 @@ def as_csv(scenario: Scenario, table: str = PROFILE, *, rows: int = ALL) -> str:
 
 
 def _as_dicts(table: Table, rows: int) -> list[dict[str, Any]]:
-    return [row._asdict() for row in table.head(rows)]
+    return table.head(rows).to_dicts()
 
 
 def _profile_of(scenario: Scenario, rows: int) -> Table:

@@ -68,7 +68,7 @@ def merge(ranks: Ranks, target: Path) -> None:
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": base_ns,
         "traceName": target.name,
-        "ranks": [row._asdict() for row in ranks.clocks],
+        "ranks": ranks.clocks.to_dicts(),
     }
     numbers = count(1)
     with replacing(target) as raw, writing(raw, target) as file:

@@ -111,7 +111,7 @@ def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:
-    return [row._asdict() for row in table]
+    return table.to_dicts()
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:

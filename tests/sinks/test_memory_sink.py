@@ -7,28 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import Event, allocation, annotation, payload_of, steps, write_capture
+from builders import MEMORY, MIB, annotation, payload_of, steps, write_capture
 
 from instrument import Session
 from instrument.capture import Capture
 from instrument.report.page.memory import section
 from instrument.sinks.memory import Memory
-
-MIB = 1024**2
-
-
-def memory(at_us: int, mebibytes: int, address: int, total: int) -> Event:
-    size, total = mebibytes * MIB, total * MIB
-    return allocation(at_us, size, address, total, device=0, reserved=64 * MIB)
-
-
-MEMORY = [  # in the matrix product of step 3 and of step 4, in forward, and from before
-    memory(260, 24, 1, 32),
-    memory(650, 6, 2, 38),
-    memory(900, -24, 1, 14),
-    memory(1300, 10, 3, 24),
-    memory(1500, -8, 9, 16),
-]
 
 
 @pytest.fixture
