@@ -82,11 +82,14 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     times, group = np.concatenate([start, end]), np.concatenate([group, group])
     order = np.argsort(times, kind="stable") if groups is None else np.lexsort((times, group))
     times, group = times[order], group[order]
-    change = np.repeat(np.array([1, -1], np.int32), len(start))[order]
-    layer = np.tile(np.repeat(np.arange(len(layers)), sizes), 2)[order]
-    active = np.stack(
-        [np.cumsum(np.where(layer == k, change, 0))[:-1] > 0 for k in range(len(layers))]
-    )
+    # An interval of layer k starts at the change k, and ends at the change k + len(layers).
+    count = 2 * len(layers)
+    change = np.repeat(np.arange(count, dtype=np.min_scalar_type(count)), 2 * sizes)[order][:-1]
+    active = np.empty((len(layers), len(change)), np.bool_)
+    for k, covers in enumerate(active):
+        begun = (change == k).astype(np.int32)
+        begun -= change == k + len(layers)
+        np.greater(np.cumsum(begun, dtype=np.int32), 0, out=covers)
     # The segment between the last end of a group and the first start of the next gets no duration.
     end = np.where(group[1:] == group[:-1], times[1:], times[:-1])
     return Timeline(times[:-1], end, group[:-1], active)

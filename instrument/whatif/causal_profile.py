@@ -132,7 +132,7 @@ def _spent(
         model, places, edited = window.models[rank], bounds[rank], costs[rank]
         steps = max(len(model.moments.step_end), 1)
         at = places.reshape(-1)
-        inside = model.axis.inside(own.cpu, at, model.axis.recorded(at), edited.cpu)
+        inside = model.axis.spent(at, edited.cpu, inside=own.cpu)
         begin, end = np.moveaxis(inside.reshape(places.shape), 1, 0)
         cpu += int((end - begin).sum()) // steps
         device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps

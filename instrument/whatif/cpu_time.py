@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.errors import CaptureError
-from instrument.links.intervals import Intervals, merged
+from instrument.links.intervals import Intervals, merged, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Flags, Ints
 
@@ -42,57 +42,35 @@ class CpuTime:
         found: Ints = thread.astype(np.int64) * self.span_ns + (time_ns - self.begin_ns)
         return found
 
-    def recorded(self, at: Ints) -> Ints:
-        """The time without waits from the start of the axis until each position."""
-        return at - _covered(self.waits, at)
-
-    def spent(self, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
+    def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
         """The CPU time of each position's thread until this position, after edits, without waits.
 
         Args:
             at: positions on the axis.
-            recorded: the result of `recorded` for `at`, which the caller can reuse.
-            edits: the edits, in order.
+            edits: the edits; where several apply, their factors are multiplied.
+            inside: if given, only the time in these intervals counts.
+
+        Cost: a sort of all intervals, and a binary search for each position.
         """
-        # There are few threads, so the start of every thread is computed once.
-        begins = np.arange(int(at.max(initial=0)) // self.span_ns + 1) * self.span_ns
-        thread, first = at // self.span_ns, self.recorded(begins)
-        found = recorded - first[thread]
-        if edits:
-            places, times = np.concatenate([at, begins]), np.concatenate([recorded, first])
-            change, of_begins = np.split(self._change(places, times, edits), [len(at)])
-            found += np.rint(change - of_begins[thread]).astype(np.int64)
-        return found
+        threads = np.arange(int(at.max(initial=0)) // self.span_ns + 1)
+        axis = (np.zeros(1, np.int64), (threads[-1:] + 1) * self.span_ns)
+        layers = [axis, self.waits, *(intervals for intervals, _ in edits)]
+        pieces = sweep(layers if inside is None else [*layers, inside])
+        rate = np.where(pieces.active[1], 0.0, 1.0)
+        for layer, (_, factor) in zip(pieces.active[2:], edits):
+            rate *= np.where(layer, factor, 1.0)
+        if inside is not None:
+            rate *= pieces.active[-1]
+        until_piece = np.cumsum(rate * (pieces.end_ns - pieces.start_ns))
 
-    def inside(self, intervals: Intervals, at: Ints, recorded: Ints, edits: Edits = ()) -> Ints:
-        """The part of `spent` that lies in some intervals."""
-        if not len(intervals[0]):
-            return np.zeros(len(at), np.int64)
-        left = self.spent(at, recorded, [*edits, (intervals, 0.0)])
-        return self.spent(at, recorded, edits) - left
+        def until(position: Ints) -> NDArray[np.float64]:
+            k = np.searchsorted(pieces.start_ns, position, "right") - 1
+            found: NDArray[np.float64] = until_piece[k] - rate[k] * (pieces.end_ns[k] - position)
+            return found
 
-    def _change(self, at: Ints, recorded: Ints, edits: Edits) -> NDArray[np.float64]:
-        """How much the edits change the results of `recorded`, in nanoseconds.
-
-        Each edit multiplies the time after the edits before it.
-        """
-        if not edits:
-            return np.zeros(len(at))
-        (starts, ends), factor = edits[-1]
-        if not len(starts):
-            return self._change(at, recorded, edits[:-1])
-        first, last = self.recorded(starts), self.recorded(ends)
-        places, times = np.concatenate([at, starts, ends]), np.concatenate([recorded, first, last])
-        change, of_first, of_last = np.split(
-            self._change(places, times, edits[:-1]), [len(at), len(at) + len(starts)]
-        )
-        sums = np.concatenate([[0.0], np.cumsum((last - first) + (of_last - of_first))])
-        begun = np.searchsorted(starts, at, "right")
-        # A position can lie inside the last interval that has begun.
-        k = begun - 1
-        left = np.where(at < ends[k], (last[k] - recorded) + (of_last[k] - change), 0.0)
-        found: NDArray[np.float64] = change + (factor - 1) * np.where(k >= 0, sums[begun] - left, 0)
-        return found
+        # There are few threads, so the start of each thread is computed once.
+        begins = until(threads * self.span_ns)
+        return np.rint(until(at) - begins[at // self.span_ns]).astype(np.int64)
 
 
 def axis_of(events: Events) -> tuple[int, int]:

@@ -156,7 +156,7 @@ class _Found:
         own = replace(axis, waits=joined(*_with(axis.waits, _outside(chosen))))
         nodes = scopes.nodes
         bounds = (axis.place(nodes.thread, each) for each in (nodes.start_ns, nodes.end_ns))
-        start_ns, end_ns = (own.spent(each, own.recorded(each), self._costs.cpu) for each in bounds)
+        start_ns, end_ns = (own.spent(each, self._costs.cpu) for each in bounds)
         of_scopes = nodes.own(end_ns - start_ns)
         paths = Groups(scopes.attributed, len(scopes.paths.names))
         of_paths = paths.sum(of_scopes, scopes.attributed >= 0)

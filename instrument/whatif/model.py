@@ -184,7 +184,7 @@ class Model:
         weights = costs.fixed_ns.copy()
         arcs, rows = self._work_arcs
         weights[arcs] += costs.device_ns[rows]
-        spent = self._of_arcs(self.axis.spent(*self._cpu_ends, costs.cpu))
+        spent = self._of_arcs(self.axis.spent(self._cpu_ends, costs.cpu))
         weights[self._cpu_arcs] += spent + costs.added_ns[self.arcs.target[self._cpu_arcs]]
         weights[costs.fixed_ns == NEVER] = NEVER
         return weights
@@ -202,7 +202,7 @@ class Model:
         meets, row = self.ranks_arcs
         change[meets] += np.where(costs.fixed_ns[meets] == NEVER, 0, device_ns[row])
         if len(cpu[0]):
-            inside = self.axis.inside(cpu, *self._cpu_ends, costs.cpu)
+            inside = self.axis.spent(self._cpu_ends, costs.cpu, inside=cpu)
             change[self._cpu_arcs] = -self._of_arcs(inside)
         return change
 
@@ -228,10 +228,9 @@ class Model:
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
 
     @cached_property
-    def _cpu_ends(self) -> tuple[Ints, Ints]:
-        """For each CPU arc, the position of its target, and the time without waits until there."""
-        at = self.places[self.arcs.target[self._cpu_arcs]]
-        return at, self.axis.recorded(at)
+    def _cpu_ends(self) -> Ints:
+        """For each CPU arc, the position of its target on the axis."""
+        return self.places[self.arcs.target[self._cpu_arcs]]
 
     @cached_property
     def places(self) -> Ints:

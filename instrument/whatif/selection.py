@@ -85,7 +85,7 @@ def by_operator(model: Model, pattern: str) -> Selection:
     named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
     if not (chosen & named).any():
         raise _nothing("operator or runtime call", pattern, _names(model, chosen))
-    return of_events(model, np.flatnonzero(chosen & named))
+    return _of_mask(model, chosen & named)
 
 
 def by_kernel(model: Model, pattern: str) -> Selection:
@@ -147,12 +147,17 @@ def by_thread(model: Model, pattern: str) -> Selection:
 
 def of_events(model: Model, positions: Ints) -> Selection:
     """CPU events by position, with all that runs inside them, and device events by position."""
-    events, tree = model.links.events, model.links.call_tree
-    chosen = np.zeros(len(events) + 1, np.bool_)
+    chosen = np.zeros(len(model.links.events), np.bool_)
     chosen[positions] = True
+    return _of_mask(model, chosen)
+
+
+def _of_mask(model: Model, chosen: Flags) -> Selection:
+    """The events of a mask; see `of_events`."""
+    events, tree = model.links.events, model.links.call_tree
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
-    alone, cpu = positions[~model.has_parts[positions]], found.cpu
+    alone, cpu = np.flatnonzero(chosen & ~model.has_parts), found.cpu
     if len(alone):
         thread, place = events.thread[alone], model.axis.place
         begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
