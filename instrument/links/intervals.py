@@ -78,10 +78,14 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     """
     sizes = [len(start) for start, _ in layers]
     start, end = (np.concatenate([layer[side] for layer in layers]) for side in (0, 1))
-    group = np.concatenate(groups) if groups is not None else np.zeros(len(start), np.int64)
-    times, group = np.concatenate([start, end]), np.concatenate([group, group])
-    order = np.argsort(times, kind="stable") if groups is None else np.lexsort((times, group))
-    times, group = times[order], group[order]
+    times = np.concatenate([start, end])
+    if groups is None:
+        order, group = np.argsort(times, kind="stable"), np.zeros(len(times), np.int64)
+    else:
+        group = np.concatenate([*groups, *groups])
+        order = np.lexsort((times, group))
+        group = group[order]
+    times = times[order]
     # An interval of layer k starts at the change k, and ends at the change k + len(layers).
     count = 2 * len(layers)
     change = np.repeat(np.arange(count, dtype=np.min_scalar_type(count)), 2 * sizes)[order][:-1]

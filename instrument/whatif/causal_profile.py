@@ -147,9 +147,8 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     own = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
     count = len(scopes.paths.names)
     spent = Groups(scopes.attributed, count).sum(own, scopes.attributed >= 0)
-    device, launcher = links.launched
-    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[launcher]]
-    spent += Groups(path, count).sum(links.events.duration_ns[device], path >= 0)
+    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[model.launcher]]
+    spent += Groups(path, count).sum(links.events.duration_ns[model.work.event], path >= 0)
     bound = scopes.paths.with_descendants(spent)
     for k in _largest(bound, rows):
         chosen = of_paths(model, np.arange(count) == k)
@@ -166,12 +165,13 @@ def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
         return
     numbers, names = intern([split_overload(name)[0] for name in events.names])
     distinct, groups = groupby(numbers[events.name[tree.index[top]]])
-    device, launcher = links.launched
     group_of = np.full(len(tree) + 1, -1)
     group_of[top] = groups.of
-    launched = group_of[np.append(tree.nearest(is_top), -1)[launcher]]
+    launched = group_of[np.append(tree.nearest(is_top), -1)[model.launcher]]
     bound = groups.sum(links.spent_ns[top])
-    bound += Groups(launched, len(distinct)).sum(events.duration_ns[device], launched >= 0)
+    bound += Groups(launched, len(distinct)).sum(
+        events.duration_ns[model.work.event], launched >= 0
+    )
     for k in _largest(bound, rows):
         nodes = top[groups.of == k]
         starts, ends = model.node_spans

@@ -264,11 +264,10 @@ def _below(model: Model, nodes: Flags) -> Selection:
     top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
     thread = tree.thread[top]
     cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))
-    _, launcher = links.launched
     calls = np.zeros(len(links.events), np.bool_)
     calls[tree.index] = around[:-1]
     calls &= model.calls
-    return Selection(cpu, around[launcher], calls)
+    return Selection(cpu, around[model.launcher], calls)
 
 
 def _fits(pattern: str, *names: str) -> bool:
