@@ -26,8 +26,8 @@ DATA = Path(__file__).with_name("data") / "blocks.npz"
 TRIALS, POWER_TRIALS = 2_000, 100
 # The planted changes, and the share of trials that must succeed at STATED blocks.
 WANTED = {0.05: 0.50, 0.10: 0.80, 0.20: 0.95}
-STATED = 200
-BLOCKS = (10, 25, 50, 100, 200)
+STATED = 280
+BLOCKS = (10, 25, 50, 100, 200, STATED)
 ALARMED = ("slower", "faster")
 STEP = 0  # the column of the whole step; the columns of the ranges follow
 PLACES = np.array([[0, 1, 1, 0], [1, 0, 0, 1]])  # in which runs of a block B runs
