@@ -100,12 +100,13 @@ function graphPicture(data) {
     onchange: event => { location.hash = `graph?view=${event.target.value}`; },
   }, data.views.map((view, number) => element("option", {
     value: number,
-    text: `${view.every_node ? "every node" : `modules to level ${view.depth + 1}`} (${view.boxes} boxes)`,
+    text: (view.every_node ? "every node" : `modules to level ${view.depth + 1}`)
+      + ` (${view.boxes} boxes)`,
   })));
   const pane = element("div", {class: "graph", tabindex: "0", role: "region", "aria-label": "Graph"});
   const legend = element("p", {class: "legend"});
   const details = element("dl", {class: "picked"}, element("div", {}, element("dt", {
-    text: "Click a node to see its values. Click a module, which has a coloured border, to open it.",
+    text: "Click a node to see its values. Click a module (coloured border) to open it.",
   })));
   const frame = element("div", {class: "pane"}, pane);
   const showTip = tooltip(frame);

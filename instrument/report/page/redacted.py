@@ -27,7 +27,7 @@ _FILES = re.compile(
 
 
 def redacted(payload: Any, names: Iterable[str]) -> Any:
-    """Return a payload with "(file)" in place of file names, and "***" in place of `names`.
+    """Return a payload with "(file)" for file names, paths and URLs, and "***" for `names`.
 
     The form of a name decides whether it is the name of a file. A user's name is hidden only as a
     part of a path. Names of ranges, operators, kernels and Python functions stay. The payload never

@@ -41,9 +41,9 @@ function longName(text) {
 }
 
 // Make a table.
-// - `columns` are {title, unit, doc, isText, isSentence, isBar, cell, key}. If the text of the value
-//   is not enough, `cell(value, row)` returns the content of a cell. `key(value)` returns the value
-//   to sort by. A sentence is never shortened.
+// - `columns` are {title, unit, doc, isText, isSentence, isBar, cell, key}. The function
+//   `cell(value, row)` returns the content of a cell that is not plain text. `key(value)` returns
+//   the value to sort by. A sentence is never shortened.
 // - `rows` are arrays with a value for each column.
 // - `sort` is the index of the column that sorts the rows at first; null keeps their order.
 // - `depths` makes the rows a tree: it has the depth of each row. A row comes after its parent.
