@@ -1,6 +1,7 @@
-"""What the report page costs, beside reading its trace, and how large it is; run by `make bench`.
+"""The cost of the report page compared with reading its trace, and its size; run by `make bench`.
 
-The costs are measured on the real traces of INSTRUMENT_TRACES and on a million events made of one of them.
+The costs are measured on real traces from the folder INSTRUMENT_TRACES, and on a trace of a million events, which
+repeats one of them.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ MOST_BYTES = 2_000_000
 
 
 def opened(path: Path) -> Capture:
-    """A capture of which nothing but the events is known."""
+    """A capture whose events are read, and nothing else."""
     capture = Capture.load(path)
     _ = capture.events
     return capture
 
 
 def costs(name: str, path: Path) -> tuple[list[Row], int]:
-    """Reading, diagnosing, the causal profile after that, and the whole page, in turns; and the page's bytes."""
+    """Return the costs of the diagnosis, the causal profile and the whole page, and the size of the page in bytes.
+
+    The rounds measure the parts in turns. The causal profile is measured after the diagnosis of the same capture.
+    """
     times: dict[str, list[float]] = {"read": [], "diagnose": [], "profile": [], "page": []}
     pages: list[str] = []
     for _ in range(ROUNDS):
@@ -71,9 +75,9 @@ def main() -> int:
         for name, path in paths.items():
             found, sizes[name] = costs(name, path)
             rows += found
-    reached = report("The report page, beside reading its trace", rows)
+    reached = report("The report page, compared with reading its trace", rows)
     for name, size in sizes.items():
-        print(f"{name}: the page has {size:,} bytes, of at most {MOST_BYTES:,}")
+        print(f"{name}: the page has {size:,} bytes; at most {MOST_BYTES:,} are allowed")
     return 0 if reached and max(sizes.values()) <= MOST_BYTES else 1
 
 

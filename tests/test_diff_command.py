@@ -88,9 +88,7 @@ def test_without_a_device_no_kernels_are_shown(
 ) -> None:
     folder = write_capture(tmp_path, [step(1, 0, 100), span("aten::mm", 0, 50)]).folder
     assert "Kernels" not in said(capsys, folder, folder)
-    assert "Kernels: there is no work of a device." in said(
-        capsys, folder, folder, "--by", "kernel"
-    )
+    assert "Kernels: there is no device work." in said(capsys, folder, folder, "--by", "kernel")
 
 
 def test_the_parts_that_are_shown_sum_to_the_step(
@@ -111,7 +109,7 @@ def test_the_parts_that_are_shown_sum_to_the_step(
         ("range", "Ranges by time of the step; the same calls on both sides"),
         ("operator", "Operators by CPU time"),
         ("kernel", "Kernels by device time; the same calls on both sides"),
-        ("shape", "Shapes: a side holds no input shapes; profiler.record_shapes=true"),
+        ("shape", "Shapes: one side has no input shapes; profiler.record_shapes=true"),
     ],
 )
 def test_by_shows_one_table_below_the_parts(
@@ -265,4 +263,6 @@ def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None
         spread(diff(base, uneven(300, 310, 320))).split()
     )
     fewer = " ".join(report._spread(diff(base, uneven(300, 310)).step).split())
-    assert fewer.startswith("How much steps vary is not known: a side has fewer than three steps")
+    assert fewer.startswith(
+        "The spread of the steps is not known, because a side has fewer than three steps"
+    )

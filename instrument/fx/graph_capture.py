@@ -87,7 +87,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
             with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, _copied(inputs))
             why = _hooks_left_out(traced.graph, model) or mismatch(traced, model, inputs, expected)
-        except Exception as error:  # tracing runs the user's code with proxies instead of tensors
+        except (
+            Exception
+        ) as error:  # tracing runs the user's code with proxies, so any error is possible
             why = _failure(error)
         if why is None:
             return traced._replace(how=", because ".join([name, *failures]))
@@ -193,7 +195,7 @@ def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
 
 
 def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
-    """How the outcome of the graph differs from the outcome of the model; None if both agree.
+    """Describe how the graph's outcome differs from the model's outcome; None if both agree.
 
     Values are compared by `torch.testing.assert_close`. The values of a gradient may differ by a
     hundredth of the gradient's largest value.
@@ -371,7 +373,7 @@ def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
 
 
 def _difference(given: Outcome, expected: Outcome) -> str | None:
-    """How two outcomes differ, as the end of a sentence about the graph; None if they agree."""
+    """Describe how two outcomes differ, as the end of a sentence; None if they agree."""
     if len(given.results) != len(expected.results):
         return f"gives {len(given.results)} values where the model gives {len(expected.results)}"
     differences = (
@@ -388,7 +390,7 @@ def _difference(given: Outcome, expected: Outcome) -> str | None:
         return "changes buffers or inputs differently than the model"
     if given.changed != expected.changed:
         _, name = next(key for key, _ in given.changed.items() ^ expected.changed.items())
-        return f"leaves another value of {name} in a module than the model"
+        return f"leaves a different value of {name} in a module than the model"
     return None
 
 
@@ -415,7 +417,7 @@ def _agree(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _failure(error: Exception) -> str:
-    """The line of the user's code at which the capture of a graph failed, and the error."""
+    """The error of a failed capture, and the line of the user's code where it failed."""
     line = line_of(error.__traceback__)
     what = f"cannot follow {line}" if line else "failed"
     return f"{what} ({type(error).__name__}: {_first_line(error)})"

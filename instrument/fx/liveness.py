@@ -15,14 +15,14 @@ from instrument.units import size
 class Liveness:
     """The memory of the activations of a graph in one run, node by node.
 
-    A value dies after its last use, as in the interpreter; the result and unused values live to the
-    end. A view, an item of a tuple or a value written in place has no memory of its own: it keeps
-    alive the value that it was made from. Sizes are the bytes that tensors request; allocators may
-    round them up.
+    A value is freed after its last use, as in the interpreter. The result and unused values live to
+    the end. A view, an item of a tuple or a value written in place has no memory of its own: it
+    keeps alive the value that it was made from. Sizes are the bytes that tensors request; an
+    allocator may use more.
 
-    Not included are: parameters and buffers (`model_bytes`); the inputs, which the caller holds
-    (`input_bytes`); memory that a node allocates and frees while it runs, such as workspaces; and
-    tensors that autograd keeps for the backward pass.
+    The activations do not include parameters and buffers (`model_bytes`), the inputs, which the
+    caller holds (`input_bytes`), memory that a node allocates and frees while it runs, such as
+    workspaces, and tensors that autograd keeps for the backward pass.
 
     Attributes:
         nodes: a row for each node. `new_bytes` is the memory that the node allocates. `alive_bytes`

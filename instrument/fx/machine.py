@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices and copies memory, measured once and then cached."""
+"""The rates at which this machine multiplies matrices and copies memory, measured and cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from instrument.units import count, size
 MEASURED = ("float32", "float64", "bfloat16", "float16")
 # Matrices grow until a product takes `_LONG_NS`, or until they have `_LARGEST` rows.
 _LONG_NS, _LARGEST = 10_000_000, 8192
-_COPIED_BYTES = 2**28  # far more than caches hold
+_COPIED_BYTES = 2**28  # far larger than CPU and GPU caches
 _WARMUP, _TIMES = 1, 5
 
 
@@ -95,7 +95,7 @@ def _name(device: str) -> str:
 
 
 def _processor() -> str:
-    with suppress(OSError, StopIteration):  # platform.processor() is empty on most Linuxes
+    with suppress(OSError, StopIteration):  # platform.processor() is empty on most Linux systems
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(
             line.partition(":")[2].strip() for line in lines if line.startswith("model name")
@@ -126,7 +126,7 @@ def _copy_rate(device: str) -> int:
 
 
 def _best_ns(run: Callable[[], object], device: str) -> int:
-    """The time of `run`, until the device is done: the shortest of several measurements.
+    """The shortest of several measured times of `run`, each until the device has finished.
 
     The shortest measurement is the best, because other work on the machine only adds time.
     """

@@ -74,11 +74,11 @@ class Overhead:
         if self.quartiles is not None:
             low, high = self.quartiles
             spread = f" ({100 * low:.1f}–{high:.1%})"
-            doubt = ", but the runs differ too much to tell" if high - low > _UNEQUAL else ""
+            doubt = ", but the runs vary too much for a conclusion" if high - low > _UNEQUAL else ""
         share, model = f"{self.of_model:.1%}{spread}", duration(self.model_ns)
         return (
-            f"{text} Without measuring, the nodes take {share} of the {model} of the model "
-            f"itself{doubt}."
+            f"{text} Without the time for measuring, the nodes take {share} of the {model} that "
+            f"the model itself takes{doubt}."
         )
 
 
@@ -117,7 +117,7 @@ class GraphProfile:
 
     @property
     def foot(self) -> str:
-        """The text under a table of nodes: what captured the graph, the overhead, the memory."""
+        """The text below a table of nodes: how the graph was captured, the overhead, the memory."""
         return f"Captured by {self.how}.\n{self.overhead}\n{self.memory}"
 
     @cached_property
@@ -157,7 +157,7 @@ class GraphProfile:
         return path
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page in a frame.
+        """The page in a frame, for a notebook.
 
         The table on this page lacks the columns `bound_by`, `bound_ns` and `bound_share`, because
         they would need a measurement of the machine.

@@ -1,4 +1,4 @@
-"""What limits each node on a machine, and how long the node would take at that limit.
+"""Find what limits each node on a machine, and the time that the node would take at this limit.
 
 See `instrument.analysis.peak_rates` for the roofline model.
 """

@@ -1,4 +1,4 @@
-"""Find models and inputs that a graph cannot represent, before the model runs."""
+"""Check before a run whether a graph can represent a model and its inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
 
 
 def unsupported(model: nn.Module, inputs: Any) -> str | None:
-    """Why a graph cannot represent a call with these inputs; None if no reason is known.
+    """The reason why a graph cannot represent a call with these inputs; None if none is known.
 
     The reason is the end of a sentence about the model.
     """
@@ -40,9 +40,9 @@ def unsupported(model: nn.Module, inputs: Any) -> str | None:
             "pass tensors, numbers, dicts or lists"
         )
     if isinstance(model, torch.jit.ScriptModule):
-        return "is TorchScript, which has a graph of its own"
+        return "is TorchScript, which has its own graph"
     if any(is_lazy(tensor) for tensor in chain(model.parameters(), model.buffers())):
-        return "has lazy parameters, which the first call creates: call the model once before"
+        return "has lazy parameters, which the first call creates: call the model once first"
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             where = f" in {name}" if name else ""

@@ -1,1 +1,1 @@
-"""Reports that people look at: text tables, HTML pages, notebook output, flame graphs."""
+"""Reports for readers: text, JSON, Markdown, HTML pages, notebook output, flame graphs."""

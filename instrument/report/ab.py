@@ -16,8 +16,8 @@ from instrument.printable import printable
 from instrument.report.section import Section
 from instrument.units import durations_like, percent_change
 
-#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
-#: added.
+#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
 VERSION = 1
 
 # For each fact about the machine: its name, its unit and its number of decimals.
@@ -141,8 +141,7 @@ def _ranges(comparison: Comparison) -> str | Section:
     return Section(
         table,
         known_columns(table),
-        "Time of a step by range; low and high: all true changes lie between them in 95 of 100 "
-        "comparisons",
+        "Time of a step by range; low to high: contains all true changes in 95 of 100 comparisons",
         texts={
             "A_ns": text,
             "B_ns": text,
@@ -162,7 +161,7 @@ def _one_sided(comparison: Comparison) -> str:
 
 
 def _counters(counters: Sequence[CounterValues]) -> str:
-    """The counters that differ or vary, one on each line, and the names of the equal ones."""
+    """The counters that differ or vary, one on each line, and the names of the equal counters."""
     if not counters:
         return "Counters: none, because the runs recorded no window."
     lines = []
@@ -189,13 +188,15 @@ def _values(counter: str, values: tuple[int, int]) -> str:
 
 
 def _machine(comparison: Comparison) -> str:
-    """What is known about the machine during the runs of each side."""
+    """The state of the machine during the runs of each side, a line for each known fact."""
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
         sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]
         if all(sides):
             lines.append(f"  {title}: {sides[0]}{unit} in A, {sides[1]}{unit} in B")
-    return "\n".join(["Machine, median and extremes over the runs:", *lines]) if lines else ""
+    return (
+        "\n".join(["Machine, median (minimum to maximum) over the runs:", *lines]) if lines else ""
+    )
 
 
 def _spread(states: Sequence[MachineState], name: str, decimals: int) -> str:

@@ -1,8 +1,8 @@
 """A diagnosis as text, as JSON and as Markdown.
 
-Names of ranges, operators, kernels and files come from a trace, and so from a stranger. Text and
-Markdown show them with unprintable characters escaped. In Markdown they can be no markup either:
-no links, no mentions of people, no emoji, no formulas, no HTML.
+Names of ranges, operators, kernels and files come from a trace, which may come from a stranger.
+Text and Markdown show them with unprintable characters escaped. In Markdown, they also cannot
+become markup: links, mentions of people, emoji, formulas or HTML.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from instrument.printable import printable
 from instrument.report.prose import byte_count, code, escaped, shortened, wrapped
 from instrument.units import counted, duration
 
-#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
-#: added.
+#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
 VERSION = 1
 
 _PASSED = "Passed, or costs too little to matter: "
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
-# Names of kernels have a token in two and a half bytes or more, so this is below 2,000 tokens.
+# In names of kernels, a token has at least 2.5 bytes, so 4,800 bytes are fewer than 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
 
 
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     """Return a diagnosis as text of at most 80 columns.
 
-    The lines `verify` may be longer: they hold commands, which a line break would cut.
+    The lines `verify` may be longer, because a command must stay on one line.
 
     Args:
         diagnosis: the diagnosis.
@@ -45,13 +45,13 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     if diagnosis.passed:
         parts.append("\n".join(wrapped(", ".join(diagnosis.passed), _PASSED, "  ")))
     notes = [("Not checked", diagnosis.not_checked)]
-    notes += [("How sure the savings are", diagnosis.notes)] if findings else []
+    notes += [("Accuracy of the savings", diagnosis.notes)] if findings else []
     parts += [_listed(title, sentences) for title, sentences in notes if sentences]
     return "\n\n".join(parts)
 
 
 def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
-    """Return the first findings as a few lines, to stand below tables; empty without findings."""
+    """Return the first findings as a few lines below tables; "" if there are no findings."""
     if not findings:
         return ""
     of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
@@ -98,7 +98,7 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
 def as_markdown(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as Markdown of at most 2,000 tokens, for a pull request or an agent.
 
-    The findings that fit are shown, the largest first; the last line says how many are left out.
+    The largest findings come first. If not all findings fit, a line says how many are left out.
     """
     parts = [_markdown_heading(diagnosis)]
     tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
@@ -106,7 +106,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
         f"{title}: {_few(sentences)}"
         for title, sentences in (
             ("Not checked", diagnosis.not_checked),
-            ("How sure the savings are", diagnosis.notes if diagnosis.findings else ()),
+            ("Accuracy of the savings", diagnosis.notes if diagnosis.findings else ()),
         )
         if sentences
     ]
@@ -174,7 +174,7 @@ def _where(finding: Finding) -> str:
 
 
 def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
-    """The rows of evidence as aligned columns; a detail stands below its row."""
+    """The rows of evidence as aligned columns, each with its detail below it."""
     shown = rows[:_SHOWN_EVIDENCE]
     names = [shortened(printable(row.name), _LONGEST_NAME) for row in shown]
     width = max(map(len, names), default=0)
@@ -223,7 +223,7 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
 
 
 def _few(sentences: Sequence[str]) -> str:
-    """The sentences that fit, in their order, and how many more there are."""
+    """The sentences that fit, in order, and the number of sentences that are left out."""
     shown: list[str] = []
     for sentence in sentences:
         text = escaped(_cut(sentence))

@@ -1,7 +1,7 @@
-"""A comparison as text, as JSON and as Markdown: what a step takes more or less, and where.
+"""A comparison as text, as JSON and as Markdown: how the time of a step changed, and where.
 
-The parts of a step are shown with the digits of the step, rounded so that they sum to the step that
-is shown. So a part may be rounded up or down.
+The parts of a step have the same last digit as the step. They are rounded so that their sum equals
+the rounded step. So a part may be rounded up or down.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from instrument.units import MINUS, count, durations_like, percent_change, size
 
 By = Literal["range", "operator", "kernel", "shape"]
 
-#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
-#: added.
+#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
 VERSION = 1
 _TABLES: Mapping[By, str] = {
     "range": "ranges",
@@ -29,23 +29,23 @@ _TABLES: Mapping[By, str] = {
     "kernel": "kernels",
     "shape": "shapes",
 }
-# A kind is named in the first sentence if its change is at least this part of the largest one.
+# The first sentence names a kind if its change is at least this part of the largest change.
 _NAMED, _MOST_NAMED = 0.3, 2
-# A range is named with a kind if it has at least this part of the kind's change.
+# The sentence names a range with a kind if the range has at least this part of the kind's change.
 _MOSTLY = 0.5
 # The longest name in a sentence and in Markdown.
 _LONGEST_NAME = 60
 _DIGITS = 4
 _SIDES = ("before_ns", "after_ns", "change_ns")
-# The least width of the names of ranges beside the parts of a step.
+# The minimum width of the names of ranges in the table of parts, in characters.
 _LEAST_ROOM = 16
 _MARKDOWN_BYTES, _MARKDOWN_ROWS = 6_000, 15
-# What is said of a table without rows.
+# The text for a table without rows.
 _NOT_RECORDED: Mapping[By, str] = {
     "range": "there are none; mark code with @profiled",
     "operator": "there are none",
-    "kernel": "there is no work of a device",
-    "shape": "a side holds no input shapes; profiler.record_shapes=true records them",
+    "kernel": "there is no device work",
+    "shape": "one side has no input shapes; profiler.record_shapes=true records them",
 }
 _LONGEST_WARNING, _MOST_WARNINGS = 300, 6
 _TIMES = {
@@ -113,7 +113,10 @@ def _whole_as_dict(whole: Whole) -> dict[str, Any]:
 
 
 def summary(found: Difference) -> str:
-    """Return what changed in one sentence, such as "step 118.3 → 94.2 ms (−20.4 %), mostly: …"."""
+    """Return what changed, in one sentence.
+
+    For example: "a → b: step 118.3 ms → 94.2 ms (−24.1 ms, −20.4 %), mostly: idle −20.0 ms".
+    """
     step, what = found.step, found.what
     text = durations_like(max(step.before_ns, step.after_ns))
     was, now = (_round(ns, _unit(step)) for ns in (step.before_ns, step.after_ns))
@@ -129,14 +132,21 @@ def summary(found: Difference) -> str:
 
 
 def _names(found: Difference) -> tuple[str, str]:
-    """The names of both sides: of their captures, or what was given if these names do not tell."""
+    """The names of the two sides.
+
+    These are the names of the captures. If the names are equal or a side has several captures,
+    these are the arguments that the user gave.
+    """
     if len(found.before) == len(found.after) == 1 and found.before != found.after:
         return found.before[0], found.after[0]
     return found.given
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
-    """The kinds with the largest changes in ns; if a range has most of one, the range and its change."""
+    """The kinds with the largest changes, each with a range or None, and a change in ns.
+
+    If one range has most of the change of a kind, the range and its own change are given.
+    """
     of_kind: dict[str, int] = {}
     for row in step.parts:
         of_kind[row.kind] = of_kind.get(row.kind, 0) + row.change_ns
@@ -155,8 +165,8 @@ def _spread(step: Whole) -> str:
     one, other = step.before, step.after
     if one.deviation_ns is None or other.deviation_ns is None:
         return (
-            "How much steps vary is not known: a side has fewer than three steps, so the change may "
-            "be chance."
+            "The spread of the steps is not known, because a side has fewer than three steps: the "
+            "change may be due to chance."
         )
     change_ns = other.median_ns - one.median_ns
     text = durations_like(max(one.median_ns, other.median_ns))
@@ -173,7 +183,7 @@ def _around(steps: Steps, text: Any) -> str:
 
 
 def _step_table(found: Difference, rows: int) -> Section:
-    """The parts of the step, the largest changes first; one row for the rest, and one for all."""
+    """The parts with the largest changes, a row for all other parts, and a row for the step."""
     table, texts = _rounded(found.step, rows), _texts(found)
     times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
     kinds = table.column("kind")
@@ -207,7 +217,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 
 def _unit(step: Whole) -> int:
-    """The last digit that is shown, in ns; see `durations_like`."""
+    """The value of the last digit that is shown, in ns; see `durations_like`."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
 
@@ -284,7 +294,10 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
 
 
 def _time_of(table: Table) -> str:
-    """The time by which a table is shown: of a range that of the step, else the one that changed most."""
+    """The kind of time that a table shows.
+
+    Ranges show the time of the step. Other tables show the kind of time that changed most.
+    """
     if "change_step_ns" in table.columns:
         return "step_ns"
     times = [name for name in _TIMES if f"change_{name}" in table.columns]

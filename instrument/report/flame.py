@@ -1,4 +1,4 @@
-"""A flame graph as an SVG picture without scripts, which any browser opens."""
+"""A flame graph as an SVG picture without scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from instrument.units import duration
 
 _WIDTH, _ROW, _HEAD, _EDGE = 1200, 17, 30, 10
 _LETTER = 6.6  # the width of a letter in pixels
-_LEAST = 0.3  # the least width of a box in pixels; thousands of boxes are too narrow to be seen
+_LEAST = 0.3  # the least width of a box in pixels; thousands of boxes are too narrow to see
 
 
 @dataclass
@@ -40,8 +40,8 @@ class _Box(NamedTuple):
 def svg(stacks: Sequence[Stack], title: str) -> str:
     """Draw call paths as a flame graph; the name and time of a box are shown on hover.
 
-    The width of a box stands for its time, and its caller is the box below. Frames with the same
-    name and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels
+    The width of a box is proportional to its time. The box below is its caller. Frames with the
+    same name and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels
     wide. Boxes narrower than 0.3 pixels are left out; their time remains in the box of the caller.
     """
     root = merged(stacks)

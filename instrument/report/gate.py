@@ -1,4 +1,4 @@
-"""The verdicts on conditions as text, as JSON values and as Markdown."""
+"""The verdicts on the conditions of a comparison, as text, as JSON values and as Markdown."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ _BINDING = 0.2
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
 # Advice on which code to mark as a range is given if less than this share of the time is in ranges.
 _MARKED = 0.5
-# At most this many modules without a call are named.
+# The most modules without a call that the text names.
 _FEW = 4
 
 
@@ -182,7 +182,7 @@ def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
     if len(ranges) <= rows:
         return [*range(len(ranges))]
     share = ranges.column("device_share" if any(ranges.column("device_share")) else "share")
-    above, last_at = [], [-1]  # by depth
+    above, last_at = [], [-1]  # the parent of each position; the last position at each depth
     for position, depth in enumerate(ranges.column("depth")):
         above.append(last_at[depth])
         last_at[depth + 1 :] = [position]
@@ -200,13 +200,16 @@ def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
 def with_type(name: str, module_type: str | None) -> str:
     """Return a range's name or path with the class of its module: "layers.0: Linear"."""
     plain = name.removesuffix(RECOMPUTED)
-    # the name of the whole model's range is the name of its class
+    # The range of the whole model has the name of the model's class.
     own = plain.rpartition("/")[2].rpartition(".")[2]
     return name if module_type in (None, own) else f"{plain}: {module_type}{name[len(plain) :]}"
 
 
 def unmarked(capture: Views) -> str:
-    """Return advice on which code to mark as a range; "" if most of the time is in ranges."""
+    """Return advice on which code to mark as a range; "" if at least half of the time is in ranges.
+
+    Also "" for a trace outside of a capture folder, and if annotations were disabled.
+    """
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (
         capture.folder is None

@@ -1,12 +1,13 @@
-"""Opens a trace in the Perfetto UI, by a server on this machine that serves one file once.
+"""Serve one trace file on this machine, so that the Perfetto UI can open it.
 
-The UI loads a trace from a server on this machine only at port 9001, because of its content
-security policy, and reads the server's address after the # of its own address, which browsers do
-not send to any server. Source: docs/visualization/deep-linking-to-perfetto-ui.md and
-tools/open_trace_in_ui in github.com/google/perfetto.
+The content security policy of the UI allows local traces only from port 9001. The address of the
+trace is in the fragment of the UI's address, after "#". Browsers do not send the fragment to any
+server. Source: docs/visualization/deep-linking-to-perfetto-ui.md and tools/open_trace_in_ui in
+github.com/google/perfetto.
 
-The server listens on 127.0.0.1. It answers only requests whose path holds a random token, whose
-host is the server itself, which stops DNS rebinding, and whose origin is the Perfetto UI.
+The server listens on 127.0.0.1. It answers a request only if three conditions hold: the path has a
+random token, the host is the server itself, which stops DNS rebinding, and the origin is the
+Perfetto UI.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ UI = "https://ui.perfetto.dev"
 PORT = 9001
 # A connection that sends nothing is closed after this time.
 _IDLE_S = 30
-# Around an event, the same time again is visible on both sides, but at least this much.
+# The time shown on both sides of an event is as long as the event, but at least this long.
 _LEAST_MARGIN_NS = 50_000
 
 
@@ -51,8 +52,8 @@ def serving(trace: Path, name: str) -> Iterator[TraceServer]:
         server = TraceServer(trace, name)
     except OSError as error:
         raise CaptureError(
-            f"The port {PORT} of this machine cannot be used ({error.strerror}), and the Perfetto "
-            "UI loads local traces from no other port: end the program that uses it."
+            f"The port {PORT} of this machine cannot be used ({error.strerror}): end the program "
+            "that uses it, because the Perfetto UI loads local traces only from this port."
         ) from None
     thread = Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
@@ -68,7 +69,7 @@ class TraceServer(ThreadingHTTPServer):
     """An HTTP server for one file.
 
     Attributes:
-        sent: is set as soon as the whole file was sent once.
+        sent: an event that is set once the whole file was sent.
     """
 
     daemon_threads = True
@@ -85,7 +86,7 @@ class TraceServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{PORT}{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a connection that breaks; the UI tells its user."""
+        """Ignore a broken connection; the UI shows the error."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,14 +106,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.sent.set()
 
     def do_OPTIONS(self) -> None:
-        """Answer the question of a browser whether the UI may ask a server on this machine."""
+        """Answer a preflight request: allow the UI to send requests to this machine."""
         if self._is_allowed():
             self.send_response(HTTPStatus.NO_CONTENT)
             self.send_header("Access-Control-Allow-Private-Network", "true")
             self._end()
 
     def _is_allowed(self) -> bool:
-        """Whether the request is one of the UI for the file; otherwise, answer with an error."""
+        """Whether the UI requests the file. If not, answer with the error 404."""
         allowed = (
             secrets.compare_digest(self.path.encode(), self.server.path.encode())
             and self.headers.get("Host") == f"127.0.0.1:{PORT}"
@@ -136,7 +137,7 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 
     Args:
         trace_address: the address of the trace.
-        visible_ns: the begin and the end of the time to show, on the trace's own clock; None shows
+        visible_ns: the start and the end of the time to show, on the trace's own clock; None shows
             the whole trace.
     """
     parts = [f"url={quote(trace_address, safe='')}"]
@@ -148,7 +149,7 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
     """Return the time around the longest event of a finding's evidence, on the trace's own clock.
 
-    None if the evidence names no event.
+    None if no event of the evidence is known.
     """
     for row in finding.evidence:
         if span := evidence_span(capture.events, row):

@@ -1,7 +1,7 @@
 """Sentences in lines of 80 columns, and sentences and names in Markdown.
 
-Names come from a trace, and so from a stranger. Text shows them with unprintable characters
-escaped. In Markdown they can be no markup either: no links, no mentions of people, no HTML.
+Names come from a trace, which may come from a stranger. Text shows them with unprintable characters
+escaped. In Markdown, they also cannot become markup: links, mentions of people or HTML.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from instrument.printable import printable
 PROSE_WIDTH = 80
 _LONGEST_NAME = 80
 _MARKUP = re.compile(r"[\\`*_\[\]<>|~&]")
-# Where a zero-width space keeps GitHub from replacing a part of a text. It looks for these parts
-# after Markdown has removed backslashes.
+# The places where a zero-width space stops GitHub from replacing a part of a text. A backslash does
+# not stop GitHub, because Markdown removes backslashes first.
 _REPLACED_BY_GITHUB = re.compile(
     r"""
       (?<=[@#])(?=\w)            # people, teams, e-mail addresses, issues
@@ -32,9 +32,9 @@ _REPLACED_BY_GITHUB = re.compile(
 
 
 def wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]:
-    """The lines of a text: the first begins with the prefix, the others with the indent.
+    """The lines of a text. The first line begins with the prefix, the others with the indent.
 
-    Without an indent, they begin with as many blanks as the prefix has characters.
+    If `indent` is None, the other lines begin with as many blanks as the prefix has characters.
     """
     return textwrap.wrap(
         printable(text),
@@ -46,19 +46,19 @@ def wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]
 
 
 def shortened(text: str, width: int) -> str:
-    """A text of at most `width` characters: the middle of a longer one is left out."""
+    """A text of at most `width` characters. The middle of a longer text is left out."""
     return text if len(text) <= width else f"{text[: width - 12]}…{text[-11:]}"
 
 
 def byte_count(parts: Sequence[str]) -> int:
-    """The size of paragraphs in bytes, with the empty lines between them."""
+    """The size of paragraphs in bytes, including the empty lines between them."""
     return sum(len(part.encode("utf-8", "replace")) + 2 for part in parts)
 
 
 def code(text: str, width: int = _LONGEST_NAME) -> str:
-    """A text as code: inside its marks, Markdown knows no links, mentions, formulas or HTML.
+    """A text as Markdown code, in which links, mentions, formulas and HTML have no effect.
 
-    A blank stands between a mark and a dollar sign, which together begin a formula.
+    A blank separates a code mark from a dollar sign, because the two together begin a formula.
     """
     plain = shortened(printable(text), width)
     longest = max(map(len, re.findall(r"`+", plain)), default=0)
@@ -68,7 +68,7 @@ def code(text: str, width: int = _LONGEST_NAME) -> str:
 
 
 def escaped(text: str) -> str:
-    """A sentence that Markdown and GitHub show as it is: no markup, link, mention, emoji or formula.
+    """A sentence with markup, links, mentions, emoji and formulas escaped for Markdown and GitHub.
 
     A dollar sign needs tags around it, because backslashes do not stop GitHub from finding formulas.
     """

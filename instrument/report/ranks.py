@@ -15,8 +15,8 @@ from instrument.report.text import plain, view_part
 from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
 
-# The text about a straggler names a range if the range causes at least this fraction of the time
-# that the straggler needs more than the median rank.
+# The text about a straggler names a range if the range causes at least this fraction of the
+# difference between the straggler and the median rank.
 _LEAST_EXPLAINED = 0.1
 _OF_RANGES = (
     "path", "ranks", "calls", "cpu_min_ns", "cpu_median_ns", "cpu_max_ns", "slowest", "spread",

@@ -11,13 +11,13 @@ from instrument.analysis.table import Table
 # The word that a user gives instead of column names, for all columns that hold a value.
 EVERY_COLUMN = "all"
 # The width of plain text in characters. To keep this width, names are shortened and columns are
-# left out. A table can still be wider.
+# left out. Some tables are still wider.
 TEXT_WIDTH = 140
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table with its title, and how it may be narrowed.
+    """A table with its title, and the rules for making it narrower.
 
     Attributes:
         table: the rows. The table may have more columns than are shown.
@@ -29,8 +29,8 @@ class Section:
         below: for each row the lines to show below it; empty if no row has such lines.
         is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
-        texts: how the cells of a column are written, for columns with a format of their own.
-        of_cost: whether shares are shares of a cost, so that large shares are shown in warm colours.
+        texts: for columns with their own format, the function that formats a cell.
+        of_cost: whether shares are shares of a cost. Then large shares have warm colours.
         all_columns: the option of the command that shows the columns which are left out.
     """
 

@@ -1,4 +1,4 @@
-"""Where the time of the steps goes, as a few shares, and as a bar in a PNG."""
+"""How the time of the steps splits, as shares and as a bar in a PNG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from instrument.analysis.views import Views
 from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 
-#: The colours of the parts of a bar, in order: their names, and their red, green and blue.
+#: The colours of the parts of a bar, in order: name, and red, green and blue from 0 to 255.
 COLOURS: dict[str, tuple[int, int, int]] = {
     "blue": (66, 133, 244),
     "orange": (244, 150, 30),
@@ -26,7 +26,7 @@ _WIDTH, _HEIGHT = 800, 40
 def step_split(capture: Views) -> list[tuple[str, float]]:
     """Return the kinds of time in the steps with their shares, which add up to 1.
 
-    The kinds are those of `split_parts`. Empty if the trace shows no time.
+    The kinds are those of `split_parts`. The list is empty if the trace shows no time.
     """
     parts = split_parts(capture, compared_steps(capture))
     whole = sum(parts.values())
@@ -37,7 +37,7 @@ def step_split(capture: Views) -> list[tuple[str, float]]:
 
 
 def bar_png(shares: Sequence[float]) -> bytes:
-    """Return a bar as a PNG: a part in the next of `COLOURS` for each share, from left to right."""
+    """Return a bar as a PNG, with a part for each share from left to right; see `COLOURS`."""
     ends, total = [], 0.0
     for share in shares:
         total += share

@@ -38,10 +38,10 @@ _READABLE = 36
 # Shortened text keeps this many of its last characters, because names of kernels differ there.
 _TAIL = 15
 _GAP = "  "
-# The widths of the bar of a share, between which it is chosen.
+# The minimum and the maximum width of the bar of a share.
 _SHORTEST_BAR, _LONGEST_BAR = 4, 8
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-# Tree lines: nothing, a line that goes on, a branch, the last branch.
+# Tree lines: nothing, a line that continues, a branch, the last branch.
 _GUIDES, _ASCII_GUIDES = ("  ", "│ ", "├ ", "└ "), ("  ", "| ", "+ ", "` ")
 _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
 # The colours of shares of a cost, each with its smallest share.
@@ -184,7 +184,7 @@ def _needed(columns: Sequence[_Column]) -> int:
 
 
 def _least_bar(columns: Sequence[_Column]) -> int:
-    """The width that is kept free for the bar of a cost, with the blank before it."""
+    """The minimum width of the bar of a cost, including the blank before it."""
     return 1 + _SHORTEST_BAR if any(column.of_cost for column in columns) else 0
 
 

@@ -57,7 +57,7 @@ By = Literal["name", Grouping]
 OPERATOR_COLUMNS = tuple(name for name in names_of(OPERATORS) if name != "kind")
 RANGE_COLUMNS = tuple(name for name in names_of(RANGES) if name not in ("path", "depth"))
 _SORTED_RANGES = names_of(RANGES)
-# Our column names by torch's sort keys: torch's names of columns, and torch's names of averages.
+# For each sort key of torch, our name of the column. The keys are torch's columns and averages.
 SORT_NAMES = TORCH_NAMES | {
     "cpu_time": "cpu_ns_per_call",
     **{f"{kind}_time": "device_ns_per_call" for kind in DEVICE_KINDS},
@@ -100,7 +100,7 @@ _LEAST_MISSED_OF_VIEWS = {
 _NARROWEST_NAME = 28
 # The column of `capture.coverage` whose text is shown below each row, in lines of this width.
 _REASON, _REASON_WIDTH = "why", 74
-# Groupings that are shown as a column; other groupings are shown in lines below each row.
+# Groupings that are shown as a column. Other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # The text for a view without rows.
 _WITHOUT = {
@@ -163,7 +163,7 @@ def plain(parts: Iterable[str | Section]) -> str:
 def render(capture: Views, **options: Any) -> str:
     """Return the capture as plain text; `options` and errors are those of `capture_parts`.
 
-    The three findings that save most stand below the tables. If something is missing from the
+    The three findings that save most are below the tables. If something is missing from the
     capture, the last line says so. Long names are shortened in the middle. Except for the last
     line, a line has at most about 140 characters.
     """
@@ -173,7 +173,10 @@ def render(capture: Views, **options: Any) -> str:
 
 
 def _findings(capture: Views) -> str:
-    """The largest findings. A sentence above the operators tells of unmarked time already."""
+    """The largest findings, without unmarked time.
+
+    A sentence above the operators already reports unmarked time.
+    """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
     from instrument.report.diagnosis import largest_as_text
@@ -181,7 +184,7 @@ def _findings(capture: Views) -> str:
     checks = [check for check in CHECKS if check != unmarked_time.CHECK]
     try:
         found = diagnose([cast("Capture", capture)], checks, ranks_checks=()).findings
-    except Exception as error:  # the tables are worth more than the findings
+    except Exception as error:  # show the tables even without findings
         return f"The capture could not be diagnosed: {printable(reason_of(error))}."
     return largest_as_text(found)
 

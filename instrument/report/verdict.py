@@ -14,7 +14,7 @@ from instrument.report.prose import code, escaped
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# A change that saves a smaller share of a step is in the diagnosis, but not the verdict.
+# A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.
 _LEAST_SHARE = 0.03
 
 
@@ -36,7 +36,7 @@ def verdict_of(capture: Capture) -> str:
     """Return the verdict on one capture; if it cannot be diagnosed, a sentence that says why."""
     try:
         return verdict(diagnose([capture], ranks_checks=()))
-    except Exception as error:  # the tables beside it are worth more
+    except Exception as error:  # the tables beside the verdict are shown anyway
         return f"The capture could not be diagnosed: {printable(reason_of(error))}"
 
 

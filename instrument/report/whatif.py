@@ -19,23 +19,23 @@ from instrument.whatif.selection import short_name
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-#: The version of the JSON. It grows when a key changes its meaning or is removed; keys may be
-#: added.
+#: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
 VERSION = 1
 #: The tables of a scenario, by the names that the command and the JSON give them.
 PROFILE, CRITICAL_PATH, SLACK = "profile", "critical_path", "slack"
 
-# The least number of ranges, operators and kernels that are tried for the causal profile.
+# The causal profile tries at least this many ranges, operators and kernels each.
 _TRIED = 12
 # Rows of the critical path with a smaller share are shown as one row.
 _LEAST_SHARE = 0.005
-# A saving of less than this share of the step is no saving: steps differ by more.
+# A smaller saving, as a share of the step, counts as none, because steps vary by more.
 _LEAST_WON = 0.001
 # The order in which columns are left out if the table is too wide.
 _MISSABLE = ("saving_10_ns", "saving_25_ns", "saving_100_ns", "kind", "device_ns", "cpu_ns")
 # The option that shows all columns.
 _ALL_COLUMNS = "--json"
-# The name of a row of the critical path that has none.
+# The text for a row of the critical path without a name, by kind.
 _NAMELESS = {
     "CPU": "(in no range)",
     "launch": "(from the call until the device begins)",
@@ -64,8 +64,8 @@ def parts(
         name: the name of the capture, or of the window of several ranks.
         scenario: the capture with or without edits.
         rows: the most rows of each table.
-        tables: the tables to show, of `PROFILE`, `CRITICAL_PATH` and `SLACK`. Without any, the
-            causal profile is shown, and below edits also the critical path.
+        tables: the tables to show: `PROFILE`, `CRITICAL_PATH`, `SLACK`. If empty, the causal
+            profile is shown, and for a scenario with edits also the critical path.
     """
     text = durations_like(scenario.baseline_ns)
     shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
@@ -170,7 +170,7 @@ def _share(share: float) -> str:
 
 
 def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
-    """What it would save if all device work took half the time; empty without device work."""
+    """The saving if all device work took half the time; "" without device work."""
     try:
         halved = scenario.scale(kernel="*", by=0.5)
     except ConfigError:
@@ -202,7 +202,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """A critical path with one row for all kernels of a short name, the longest first."""
+    """A critical path with one row for all kernels with the same short name, the longest first."""
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
         key = row.kind, _short(row.kind, row.name), row.rank

@@ -406,11 +406,11 @@ def test_markdown_lists_the_sentences_that_fit() -> None:
 def test_markdown_says_how_sure_the_savings_are(tmp_path: Path) -> None:
     found = diagnosed([recorded(tmp_path)], [check({})])
     noted = replace(found, notes=("No saving is known: [l](x).",))
-    assert as_markdown(noted).endswith(r"How sure the savings are: No saving is known: \[l\](x).")
+    assert as_markdown(noted).endswith(r"Accuracy of the savings: No saving is known: \[l\](x).")
     many = replace(noted, findings=found.findings * 50, notes=("Long note. " * 20,) * 20)
     assert len(as_markdown(many).encode()) <= 5_000
     assert "1. **" in as_markdown(many)
-    assert "How sure" not in as_markdown(replace(noted, findings=()))
+    assert "Accuracy" not in as_markdown(replace(noted, findings=()))
 
 
 def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:

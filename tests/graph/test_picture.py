@@ -205,7 +205,7 @@ def test_the_time_of_modules_and_types() -> None:
 def test_the_summary_names_what_takes_the_most_time() -> None:
     facts = shown(page(GRAPH, "Graph", TYPES))["sections"]["summary"]["facts"]
     assert facts == [
-        ["1.000 µs", "node time of a run: the medians of 9 nodes"],
+        ["1.000 µs", "node time of a run: the sum of the medians of 9 nodes"],
         ["79.0%", "in block: Block, the module with the most time"],
         ["90.0%", "in operator.add, the module type or function with the most time"],
         ["60.0%", "in linear, the node with the most time"],

@@ -165,7 +165,9 @@ def test_times_and_overhead_are_of_the_same_runs(
     assert overhead.nodes == len(profile.nodes)
     assert 0 < overhead.nodes_ns < overhead.interpreted_ns
     assert f"{profile.how}.\n{overhead}\n" in str(profile)
-    assert f"Without measuring, the nodes take {overhead.of_model:.1%} (" in str(overhead)
+    assert f"Without the time for measuring, the nodes take {overhead.of_model:.1%} (" in str(
+        overhead
+    )
 
 
 def test_the_overhead_of_known_runs() -> None:
@@ -182,10 +184,10 @@ def test_the_overhead_of_known_runs() -> None:
     assert overhead.of_model == 1.0
     assert overhead.quartiles == ((0.9 + 1) / 2, (1 + 90 / 80) / 2)
     assert str(overhead).endswith(
-        " the nodes take 100.0% (95.0–106.2%) of the 100 ns of the model itself."
+        " the nodes take 100.0% (95.0–106.2%) of the 100 ns that the model itself takes."
     )
     single = _overhead(times_ns[:1], [120], [100], 5)
-    assert str(single).endswith(" the nodes take 90.0% of the 100 ns of the model itself.")
+    assert str(single).endswith(" the nodes take 90.0% of the 100 ns that the model itself takes.")
     assert _overhead(times_ns, [120], [], 5).of_model is None
 
 
@@ -194,10 +196,10 @@ def test_runs_too_unequal_to_tell_are_said_to_be() -> None:
     equal, unequal = (
         _overhead(times_ns, [60] * 3, model_ns, 0) for model_ns in ([45, 50, 54], [25, 50, 100])
     )
-    assert str(equal).endswith("of the 50 ns of the model itself.")
+    assert str(equal).endswith("of the 50 ns that the model itself takes.")
     assert str(unequal).endswith(
-        " the nodes take 100.0% (75.0–150.0%) of the 50 ns of the model itself, but the runs "
-        "differ too much to tell."
+        " the nodes take 100.0% (75.0–150.0%) of the 50 ns that the model itself takes, but "
+        "the runs vary too much for a conclusion."
     )
 
 

@@ -1,9 +1,9 @@
 // The sections of the page of a torch.fx graph: the summary; the modules by time beside the picture
-// of the graph; and the table of nodes. An address such as #graph?node=3, ?frame=2 or ?view=1 selects
-// a node by its row, an open module by its frame, or the picture.
+// of the graph; and the table of nodes. A page address such as #graph?node=3, #graph?frame=2 or
+// #graph?view=1 selects a node by its row, an open module by its frame, or a picture.
 "use strict";
 
-const leastLegible = 0.7; // the least zoom at which a wide graph opens
+const leastLegible = 0.7; // a wide graph is first shown at this zoom
 
 sections.summary = {
   title: "Summary",
@@ -43,13 +43,13 @@ sections.graph = {
   },
 };
 
-// A module has the colour of its class, and so has each module of this class. Nodes are paler.
+// Modules of the same class have the same colour. Nodes are paler.
 function colourOfType(node) {
   const base = colourOf(node.name.split(": ").at(-1));
   return node.isRange ? base : `color-mix(in oklab, ${base} 55%, white)`;
 }
 
-// The table of nodes; parameters are shown only if somebody asks for them.
+// The table of nodes. A switch shows the parameters, which are hidden at first.
 function nodeTable(data) {
   const columns = columnsOf(data);
   const rows = rowsOf(data, columns);
@@ -89,7 +89,7 @@ function factsOfNode(data, row) {
     .map(({name, title, unit}) => [title, cellText(unit, data.cells[name][row])]);
 }
 
-// The picture of the graph with its controls: one view of `data.views` at a time.
+// The picture of the graph with its controls. It shows one of `data.views`.
 function graphPicture(data) {
   let at = data.shown;
   let zoom = 1;
@@ -100,12 +100,13 @@ function graphPicture(data) {
     onchange: event => { location.hash = `graph?view=${event.target.value}`; },
   }, data.views.map((view, number) => element("option", {
     value: number,
-    text: `${view.every_node ? "every node" : `modules ${view.depth + 1} deep`} (${view.boxes})`,
+    text: (view.every_node ? "every node" : `modules to level ${view.depth + 1}`)
+      + ` (${view.boxes} boxes)`,
   })));
   const pane = element("div", {class: "graph", tabindex: "0", role: "region", "aria-label": "Graph"});
   const legend = element("p", {class: "legend"});
   const details = element("dl", {class: "picked"}, element("div", {}, element("dt", {
-    text: "Click a node to see its numbers, and a module with a coloured edge to open it.",
+    text: "Click a node to see its values. Click a module (coloured border) to open it.",
   })));
   const frame = element("div", {class: "pane"}, pane);
   const showTip = tooltip(frame);
@@ -130,7 +131,7 @@ function graphPicture(data) {
     resize(Math.max(fitting(), leastLegible));
   };
 
-  // Show what the address names, and mark it.
+  // Show and highlight the node or module in the page's address.
   const follow = () => {
     const address = addressed("graph");
     if (!address) return;
@@ -158,7 +159,7 @@ function graphPicture(data) {
   };
 
   pane.addEventListener("wheel", event => {
-    if (!event.ctrlKey) return; // the pane scrolls
+    if (!event.ctrlKey) return; // let the pane scroll
     event.preventDefault();
     resize(zoom * (event.deltaY < 0 ? 1.1 : 1 / 1.1));
   }, {passive: false});
@@ -178,7 +179,7 @@ function graphPicture(data) {
 
   const button = (text, title, onclick) => element("button", {type: "button", title, text, onclick});
   const hasParameters = data.nodes.cells.op.includes("get_attr");
-  // The pane has a width only when it is in the page.
+  // The pane has no width until it is in the page.
   requestAnimationFrame(() => {
     show(at);
     follow();
@@ -189,7 +190,7 @@ function graphPicture(data) {
       depth,
       button("−", "Smaller", () => resize(zoom / 1.25)),
       button("+", "Larger", () => resize(zoom * 1.25)),
-      button("Fit", "As wide as the pane", () => resize(fitting())),
+      button("Fit", "Fit the width of the pane", () => resize(fitting())),
       hasParameters ? parameterSwitch(isOn => pane.classList.toggle("with-parameters", isOn)) : null),
     legend, frame, element("div", {class: "details", role: "status"}, details),
   ];
@@ -207,7 +208,8 @@ function isDrawn(view, row) {
   ));
 }
 
-// A view as SVG: the picture, the elements of each node and frame by number, and the lines of a node.
+// A view as SVG: the picture, the elements of each node and frame, and a function that returns the
+// lines of a node.
 function drawnView(view, at) {
   const boxes = new Map();
   const frames = new Map();
@@ -257,8 +259,8 @@ function drawnView(view, at) {
   }
 
   const byNumber = new Map(view.lines.map((line, index) => [line.number, index]));
-  // The lines that begin at a node, and the lines that end there. The lines of a value share their
-  // beginning, so a line that ends at the node is followed back to its source.
+  // The lines that begin or end at a node. The lines of a value have a common beginning, so a line
+  // that ends at the node is followed back to its source.
   const linesOf = number => {
     const found = [];
     view.lines.forEach((line, index) => {

@@ -1,4 +1,4 @@
-"""The page of a graph: the time of each module, the picture of the graph, and its nodes."""
+"""The HTML page of a graph: the time of each module, the picture of the graph, and its nodes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FIRST = (
 def page(
     nodes: Table, title: str, types: Mapping[str, str] | None = None, notes: Iterable[str] = ()
 ) -> str:
-    """Render the page of a graph: one HTML file, which loads nothing and needs no other file.
+    """Render the page of a graph: one HTML file that loads no other file.
 
     The page has the sections `summary` and `graph` of `payload`.
 
     Args:
-        nodes: a `NodeTable`. Columns that were added to it are shown too.
+        nodes: a `NodeTable`. Columns that were added to it are also shown.
         title: the title of the page.
         types: the classes of the modules, by qualified name.
         notes: paragraphs of the summary.
@@ -42,14 +42,15 @@ def page(
 def payload(
     nodes: Table, title: str, types: Mapping[str, str], notes: Iterable[str]
 ) -> dict[str, Any]:
-    """Return what the page shows, as JSON values.
+    """Return the data of the page as JSON values.
 
-    The section `summary` has the keys `facts` (pairs of a number as text and what it is) and
-    `notes`. The keys of the section `graph`:
+    The section `summary` has the keys `facts` (pairs of a value and its description, both texts)
+    and `notes`. The keys of the section `graph`:
 
     - `times`: the times by module and by type; see `icicle.graphs`.
-    - `views`: the pictures, from all modules closed to all open, with the fields of `View` and its
-      parts as keys; `shown`: the index of the first picture to show.
+    - `views`: the pictures, from all modules closed to all modules open. The keys are the fields of
+      `View` and of its parts.
+    - `shown`: the index of the picture to show first.
     - `nodes`: the table, with the keys of `as_columns`.
     """
     pictures = views(nodes, types)
@@ -74,11 +75,12 @@ def payload(
 
 
 def _facts(nodes: Table, times: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The time of a run, and the module, the type and the node that take the most of it."""
+    """The time of a run, and the module, the type and the node with the most time."""
     whole = sum(row.median_ns or 0 for row in nodes)
     if not whole:
         return []
-    facts = [(duration(whole), f"node time of a run: the medians of {counted(len(nodes), 'node')}")]
+    number = counted(len(nodes), "node")
+    facts = [(duration(whole), f"node time of a run: the sum of the medians of {number}")]
     for graph, what in zip(times, ("module", "module type or function")):
         name, time_ns = max(_outermost(graph), key=lambda each: each[1])
         facts.append((f"{time_ns / whole:.1%}", f"in {name}, the {what} with the most time"))
@@ -89,7 +91,7 @@ def _facts(nodes: Table, times: Sequence[dict[str, Any]]) -> list[tuple[str, str
 
 
 def _outermost(graph: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The names and whole times of the outermost frames of a graph."""
+    """The name and the total time of each outermost frame of a graph."""
     found: list[tuple[str, int]] = []
     for depth, name, own_ns in zip(graph["depth"], graph["name_of"], graph["self"]):
         if not depth:

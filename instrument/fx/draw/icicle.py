@@ -22,10 +22,10 @@ def graphs(
 ) -> list[dict[str, Any]]:
     """Return the times of the nodes by module, and by module type; empty if no node has a time.
 
-    A module is a frame, and its nodes are frames inside it. A node that is alone in its module has
-    no frame of its own. Neither has a parameter (`get_attr`): its time counts for the module, and
-    for the frame `get_attr` if the model itself holds it. Nodes that stand for no module have the
-    function that they call as their type.
+    A module is a frame, and its nodes are frames inside it. The only node of a module without
+    submodules has no own frame. A parameter (`get_attr`) has no own frame either: its time counts
+    for the module that holds it, or for the frame `get_attr` if the model itself holds it. By
+    module type, a node that does not stand for a module counts for the function that it calls.
 
     The keys of a graph are those of `instrument.report.page.flame.section`, and for each of `names`:
 
@@ -33,9 +33,9 @@ def graphs(
     - `targets`: the address of the module or node in the picture of the graph; None for a type.
 
     Args:
-        nodes: has the columns of `NodeTable`.
-        types: the classes of modules, by path. Other modules have no frame.
-        frame_of: the numbers of the modules' frames in the picture, by path.
+        nodes: a table with the columns of `NodeTable`.
+        types: the classes of modules, by path. A module that is not in `types` has no frame.
+        frame_of: the number of each module's frame in the picture, by path.
     """
     by_module, by_type = [], []
     labels: dict[str, str] = {}
@@ -79,13 +79,13 @@ def graphs(
 
 
 def _modules(path: str, types: Mapping[str, str]) -> list[str]:
-    """The modules with a class among a module and those around it, the outermost first."""
+    """A module and the modules around it, the outermost first; only modules with a known class."""
     around = accumulate(path.split("."), "{}.{}".format)
     return [each for each in around if each and each in types]
 
 
 def _type(row: Any, is_alone: bool, types: Mapping[str, str]) -> str:
-    """The class of the module that a node stands for, or else what the node calls."""
+    """The class of the module that a node stands for; for other nodes, the function they call."""
     if row.op == "call_module" or (is_alone and row.op.startswith("call_")):
         return types.get(row.module_path, row.target)
     return str(row.target if row.op.startswith("call_") else row.op)

@@ -1,4 +1,4 @@
-"""The layout of a graph whose boxes are nested in frames, one frame for each call of a module.
+"""The layout of a graph with boxes nested in frames, one frame for each call of a module.
 
 A frame holds nodes that follow each other in the graph, so a module that is called twice has two
 frames. Each frame is laid out separately (`sugiyama`), and is then one box in the frame around it.

@@ -1,4 +1,4 @@
-"""The pictures of a graph: nodes in frames of their modules, coloured by their share of the time."""
+"""The pictures of a graph: nodes in the frames of their modules, coloured by share of the time."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
     module's frame, which is open in the next picture.
 
     Args:
-        nodes: has the columns of `NodeTable`, and a node comes after its inputs.
+        nodes: a table with the columns of `NodeTable`; each node comes after its inputs.
         types: the classes of modules, by path.
 
     Cost: about 1 ms for each node.

@@ -1,4 +1,4 @@
-"""Layered layout: boxes in rows, so that every line runs downwards and none crosses a box.
+"""Layered layout: boxes in rows, with lines that run downwards and pass between the boxes.
 
 Sugiyama's method (Sugiyama, Tagawa, Toda 1981) in three stages: rows by longest path, an order
 within each row by barycentres, horizontal positions by least squares. The method is implemented
@@ -6,7 +6,8 @@ here because Graphviz is a system package, networkx has no layered layout and gr
 maintained.
 
 If a line passes a row between its ends, it has a waypoint in that row. A waypoint is an item of the
-row, like a box, with a width of 0.
+row, like a box, with a width of 0. A graph with very many waypoints has some lines without
+waypoints, and these lines may cross boxes.
 
 Cost: linear in boxes, lines and waypoints, times a logarithm for sorting.
 """
@@ -60,7 +61,7 @@ class Segment(NamedTuple):
 class Drawing:
     """The layout: the upper left corner of each box, and the lines of each hyperedge.
 
-    Lines are cut into segments, so that a part that several lines share is there only once. For
+    Lines are cut into segments, so that a part that several lines share is drawn only once. For
     each hyperedge, the segments that end at the targets come first, in the order of the targets.
     The shared segments follow.
     """
@@ -107,7 +108,7 @@ def arrange(
     tops: int = 0,
     bottoms: int = 0,
 ) -> Drawing:
-    """Place boxes of these widths and heights; the same arguments give the same drawing.
+    """Place boxes and lines. The same arguments give the same drawing.
 
     Args:
         sizes: the width and height of each box. The order of the boxes is such that every hyperedge
@@ -384,7 +385,7 @@ def _segments(
     """
     forks = sorted({rows for rows in passed if rows})
     if forks and passed.count(forks[-1]) == 1:
-        forks.pop()  # a line that goes on alone after a fork needs no cut
+        forks.pop()  # a line that continues alone after a fork needs no cut
 
     def segment(rows: int, forks_before: int, *end: Point) -> Segment:
         begin = 2 * forks[forks_before - 1] + 1 if forks_before else 0

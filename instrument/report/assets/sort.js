@@ -1,6 +1,6 @@
-// Sorts the rows of a table by the column whose heading was clicked: numbers from high to low and
-// text from A to Z; a second click reverses the order, a third click restores the first order.
-// Cells without a value come last. This is the handler of a click on `<thead>`.
+// This is the handler of a click on `<thead>`. It sorts the rows of the table by the clicked
+// column: numbers from high to low, and text from A to Z. A second click reverses the order, and a
+// third click restores the original order. Cells without a value come last.
 const heading = event.target.closest("th");
 if (!heading) return;
 const body = this.nextElementSibling;

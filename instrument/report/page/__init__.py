@@ -1,1 +1,1 @@
-"""The report page: one HTML file that holds what a capture or a run shows."""
+"""The report page: one HTML file with the results of a capture or a run."""

@@ -1,4 +1,4 @@
-"""The section on what each range, operator and kernel is worth: the step if it were faster."""
+"""The section *What if*: how long a step takes if a range, operator or kernel is faster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-# How many ranges, operators and kernels are tried. In a window of more CPU and device events than
-# `_MANY`, fewer are tried, because the time that each of them takes grows with the events.
+# The simulation tries at most `_TRIED` ranges, as many operators, and as many kernels. It tries
+# fewer in windows of more than `_MANY` events, because each simulation takes longer there.
 _TRIED, _LEAST_TRIED, _MANY = 12, 2, 100_000
 
 
@@ -17,15 +17,15 @@ def section(scenario: Scenario) -> dict[str, Any] | None:
 
     The keys:
 
-    - `step_ns`: the simulated step without edits.
-    - `faster`: by which shares the rows are made faster.
-    - `rows`: for each range, operator or kernel, the largest saving first: `kind`, `name`, `cpu_ns`
-      and `device_ns` (what it spends in a step), and `step_ns`: the simulated step for each entry
-      of `faster`.
-    - `notes`: sentences on how sure the simulation is.
+    - `step_ns`: the duration of the simulated step without changes.
+    - `faster`: the simulated reductions, as shares of the time of a row, such as 0.25.
+    - `rows`: one entry for each range, operator or kernel, the largest saving at half the time
+      first. The keys are `kind`, `name`, `cpu_ns` and `device_ns` (its time in one step), and
+      `step_ns`: the duration of the simulated step for each entry of `faster`.
+    - `notes`: sentences on the accuracy of the simulation.
 
-    Cost: that of `instrument.whatif.causal_profile`, for 12 ranges, operators and kernels; for
-    fewer of them in a window of more than 100,000 events.
+    Cost: that of `instrument.whatif.causal_profile` for at most 12 ranges, 12 operators and 12
+    kernels; for fewer of each in a window of more than 100,000 events.
     """
     events = sum(len(model.links.events) for model in scenario.window.models)
     table = scenario.profile(max(_LEAST_TRIED, _TRIED * _MANY // max(events, _MANY)))

@@ -1,4 +1,4 @@
-"""The HTML file of a payload: a frame, the common scripts and styles, and the scripts of sections."""
+"""Combine a payload, the scripts and the style sheets of the page into one HTML file."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from instrument.templates import render
 
 #: The folder of the scripts and style sheets, as a path in the package.
 ASSETS = "report/assets/page"
-# Higher levels take twice as long, and make the payload 1 % smaller.
+# The level of gzip. Higher levels take twice as long and make the payload only 1 % smaller.
 _LEVEL = 6
-# The first parts of the only script. The parts of the sections follow, and register themselves in
-# an object that page.js makes.
+# These scripts come before the scripts of the sections. Each section registers itself in an object
+# that page.js creates.
 _COMMON = ("page.js", "table.js", "bars.js", "canvas.js")
 _STYLES = ("page.css", "canvas.css")
 
 
 def document(payload: Mapping[str, Any], scripts: Iterable[str], styles: Iterable[str] = ()) -> str:
-    """Return the page of a payload: one HTML file, which loads nothing and needs no other file.
+    """Return the page of a payload: one HTML file that loads no other file.
 
     Its content security policy allows only its own script and style sheet. The same arguments give
     the same page.
 
     Args:
-        payload: JSON values. `title` is the title of the page. `sections` has the data of each
-            section by name, in the order of the page.
-        scripts: the files that draw these sections, as paths in the package.
-        styles: more style sheets, as paths in the package.
+        payload: JSON values. `title` is the title of the page. `sections` maps the name of each
+            section to its data, in the order of the page.
+        scripts: the scripts that draw these sections, as paths in the package.
+        styles: additional style sheets, as paths in the package.
     """
     text = json.dumps(payload, separators=(",", ":"))
     return render(

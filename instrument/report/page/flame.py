@@ -1,4 +1,4 @@
-"""The flame graphs of the page: Python stacks, and ranges with their operators."""
+"""The section *Flame graph*: Python stacks, and ranges with their operators."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from instrument.links.groupby import intern
 from instrument.report.flame import Frame, merged
 from instrument.report.prose import shortened
 
-#: The most frames of a graph. The others are too narrow to be seen.
+#: The most frames of a graph. A graph leaves out the frames with the least time.
 MOST_FRAMES = 12_000
 _LONGEST_NAME = 300
 
 
 def section(capture: Views) -> dict[str, Any] | None:
-    """Return the flame graphs of a capture; None if nothing has a time.
+    """Return the flame graphs of a capture; None if no frame has a time.
 
-    All steps and threads are merged. The key `graphs` holds for each graph:
+    A graph merges all steps and threads. The key `graphs` holds for each graph:
 
-    - `name`: what the frames are; `value`: what the widths are, "CPU time" or "device time".
+    - `name`: the kind of the frames, "Python stacks" or "Ranges and operators".
+    - `value`: the meaning of the widths, "CPU time" or "device time".
     - `names`: the distinct names of frames.
-    - `depth`, `name_of`, `self`: the columns of the frames, callers before what they call: the number
-      of callers, an index into `names`, and the time in ns that the frame spent itself.
+    - `depth`, `name_of`, `self`: the columns of the frames. `depth` is the number of callers,
+      `name_of` an index into `names`, and `self` the frame's own time in ns. A caller comes before
+      the frames that it calls.
     - `is_range`: for each of `names`, whether it is the name of a range.
-    - `left_out`: the number of frames that are left out: those with the least time. Their time
-      counts for their callers.
+    - `left_out`: the number of frames that are left out because they have the least time. The own
+      time of their callers includes their time.
 
-    Cost: about 2 µs an event, more with Python frames.
+    Cost: about 2 µs per event, more with Python frames.
     """
     links = capture.links
     kinds: list[tuple[str, Callable[[Any], list[Stack]]]] = []
@@ -51,7 +53,7 @@ def section(capture: Views) -> dict[str, Any] | None:
 
 
 def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
-    """Return the columns of a graph; see `section`. `ranges` are the names that count as ranges."""
+    """Return the columns of a graph; see `section`. `ranges` holds the names of ranges."""
     frames = _in_order(root, 0)
     least_ns = 0
     if len(frames) > MOST_FRAMES:
@@ -73,9 +75,9 @@ def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
 
 
 def _in_order(root: Frame, least_ns: int) -> list[tuple[int, Frame]]:
-    """The frames of more than `least_ns` below a root, callers first, with their depths.
+    """The frames below `root` with more than `least_ns`, each with its depth; callers first.
 
-    Not recursive, because stacks may be deeper than Python's recursion limit.
+    The function is not recursive, because stacks may be deeper than Python's recursion limit.
     """
     found = []
     waiting = [(0, frame) for frame in root.calls.values()]

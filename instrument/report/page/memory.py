@@ -1,4 +1,4 @@
-"""The memory of the page: what was in use over time, at the peak, and after each step."""
+"""The section *Memory*: the memory in use over time, at the peak, and in each step."""
 
 from __future__ import annotations
 
@@ -21,36 +21,43 @@ from instrument.report.page.tables import as_columns
 MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes")
 _SNAPSHOT = "memory_snapshot.pickle"
 _MOST_ROWS = 200
-# Series without a colour of their own.
+# The page draws these series in grey.
 _GREYS = (BEFORE, OTHERS, UNKNOWN, UNCLASSIFIED)
 
 
 def section(
     capture: Views, curves: Sequence[Curve] | None = None, rows: int = _MOST_ROWS
 ) -> dict[str, Any] | None:
-    """Return the memory of each device; None if the trace holds no memory events.
+    """Return the memory use of each device; None if the trace has no memory events.
 
     Times are in nanoseconds since the first event of the trace.
 
     The keys:
 
-    - `devices`: for each device its `name`; `summary`, the row of `capture.memory.devices`;
+    - `devices`: for each device its `name`; `summary`, its row of `capture.memory.devices`;
       `charts`; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
     - `steps`: the number and start of each finished step.
-    - `snapshot`: the name of the file with the snapshot of the allocator, or None.
-    - `notes`: sentences on what is missing.
+    - `snapshot`: the name of the file with the allocator's snapshot, or None.
+    - `notes`: sentences on missing data.
 
-    A chart has the keys `by` (what it is split by), `time` and `reserved` (None if it was not
-    recorded), `series`, and `live`: the table of what was in use at the peak, or None. A series has
-    the keys `name`, `is_grey` (whether it is a rest) and `bytes`. `time`, `reserved` and `bytes`
-    hold differences to the value before. A level lasts until the next time.
+    The keys of a chart:
+
+    - `by`: the property that groups the memory into series.
+    - `time`, `reserved`: the times, and the reserved bytes; `reserved` is None if it was not
+      recorded.
+    - `series`: for each series its `name`, `bytes`, and `is_grey`: whether it holds the memory that
+      belongs to no other series.
+    - `live`: the table of the memory in use at the peak, or None.
+
+    The lists `time`, `reserved` and `bytes` hold the difference of each value from the value before
+    it. The memory is constant between two times.
 
     Args:
         capture: the capture.
         curves: the first chart of each device; None means the default curve of each device.
         rows: the most rows of a table.
 
-    Cost: about 3 µs a memory event.
+    Cost: about 3 µs per memory event.
     """
     memory = capture.memory
     if not memory.timelines:
@@ -70,7 +77,7 @@ def section(
 
 
 def _categories(capture: Views) -> tuple[list[Categories], str]:
-    """The memory by torch's categories, and a sentence if it cannot be read."""
+    """The memory by torch's categories; if they cannot be read, no memory and the reason."""
     try:
         return capture.categories, ""
     except CaptureError as error:

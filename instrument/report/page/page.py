@@ -1,4 +1,4 @@
-"""The payload of the report page, and the page itself as one HTML file."""
+"""Build the payload of the report page, and the page as one HTML file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from instrument.templates import render
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-#: The version of the payload. It grows when a key changes its meaning or is removed; keys may be
-#: added.
+#: The version of the payload. It increases when a key is removed or changes its meaning. A new key
+#: does not change the version.
 VERSION = 1
 
 _SCRIPTS = (
@@ -37,10 +37,10 @@ _SCRIPTS = (
 
 @dataclass(frozen=True)
 class Page:
-    """A page as HTML. A notebook shows it in a frame.
+    """An HTML page. A notebook shows it in a frame.
 
     Attributes:
-        html: the whole file.
+        html: the content of the HTML file.
     """
 
     html: str
@@ -53,19 +53,19 @@ class Page:
 
 
 def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, Any]:
-    """Return what the page of some captures shows, as JSON values; docs/report.md has the keys.
+    """Return the data of the report page as JSON values; docs/report.md describes the keys.
 
-    The captures are diagnosed as one run. The other sections show the last capture, besides the
-    section on windows and ranks, which compares all of them.
+    The findings are those of all captures together, and the section `runs` compares the captures.
+    All other data come from the last capture.
 
     Args:
-        captures: the captures, which are read one after the other.
+        captures: the captures. One after the other is read.
         redact: whether to leave out the names of files, users and hosts.
 
-    Cost: that of `diagnose`, and of the views that the page shows.
+    Cost: that of `diagnose` plus that of the views on the page.
 
     Raises:
-        CaptureError: there is no capture, or one holds no trace.
+        CaptureError: there is no capture, or a capture has no trace.
         TraceError: a trace cannot be read.
     """
     read: list[tuple[Path | str, RankSummary]] = []
@@ -105,7 +105,7 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
 
 
 def _private(capture: Capture) -> Iterator[str]:
-    """The words about a capture to hide: its host, its path, and the name of a lone trace file."""
+    """The words of a capture to hide: its host, its path, and the name of a single trace file."""
     yield capture.about.host or ""
     if capture.folder is None:
         yield capture.name
@@ -117,10 +117,10 @@ def _private(capture: Capture) -> Iterator[str]:
 def _whatif(capture: Capture) -> dict[str, Any] | None:
     try:
         return causal.section(capture.whatif)
-    except CaptureError:  # no simulation; the verdict's notes say why
+    except CaptureError:  # the simulation is impossible; the notes of the verdict say why
         return None
 
 
 def page(payload: dict[str, Any]) -> Page:
-    """Return the page of a payload: one HTML file, which loads nothing and needs no other file."""
+    """Return the page of a payload: one HTML file that loads no other file."""
     return Page(document(payload, [f"{ASSETS}/{name}" for name in _SCRIPTS]))

@@ -1,4 +1,4 @@
-"""The section on ranges: the tree, the forward, backward and optimizer of each, and its steps."""
+"""The section *Ranges*: the tree of ranges, and the phases and steps of each range."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instrument.report.notebook import recomputed, unmarked, with_largest_shares
 from instrument.report.page.tables import as_columns
 from instrument.trace.events import Ints
 
-# The most ranges, and the most steps of a range, so that a page stays small.
+# The most ranges and steps on a page; the limits keep the page small.
 _MOST_ROWS, _MOST_STEPS = 2000, 100
 _COLUMNS = (
     "name", "total_ns", "share", "self_total_ns", "forward_ns", "backward_ns", "accumulate_ns",
@@ -30,13 +30,14 @@ def section(capture: Views) -> dict[str, Any] | None:
 
     The keys:
 
-    - `by_path`: the ranges in the order of the tree: the keys of `tables.as_columns`, where
-      `cells` also has `depth`, `module_type`, and `steps`: for each range the CPU time that it
-      caused in each of `steps`. The last rows are those of `ranges.rest`.
-    - `by_name`: the same without the tree, the most time first.
+    - `by_path`: the ranges in the order of the tree, with the keys of `tables.as_columns`. `cells`
+      also has `depth`, `module_type`, and `steps`: for each range its CPU time in each of `steps`.
+      The last rows are those of `ranges.rest`, the time outside of all ranges.
+    - `by_name`: the same for ranges grouped by name, without `depth` and `module_type`. The name
+      with the most CPU time comes first.
     - `steps`: the numbers of the last finished steps, at most 100.
-    - `left_out`: how many paths are left out, since a page has at most 2000 of them.
-    - `notes`: sentences on what is in no range, and on what was computed again.
+    - `left_out`: the number of paths that are left out, since a page has at most 2000 paths.
+    - `notes`: sentences on the time outside of all ranges, and on activation checkpointing.
     """
     ranges = capture.ranges
     if not len(ranges):
@@ -60,7 +61,10 @@ def section(capture: Views) -> dict[str, Any] | None:
 
 
 def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> dict[str, Any]:
-    """Some rows of a table of ranges, and the rest outside of all ranges; `group` is by path."""
+    """Some rows of a table of ranges, then the time outside of all ranges.
+
+    `group` holds for each path the index of its row in `table`.
+    """
     rest = capture.ranges.rest
     cells = {
         name: [

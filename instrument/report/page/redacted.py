@@ -1,4 +1,4 @@
-"""Leave names of files, users and hosts out of a payload."""
+"""Replace the names of files and other private words in a payload."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 _HIDDEN, _FILE = "***", "(file)"
 _NAME = r"[\w.+@~<>$%-]"
-# Four forms of names of files: a text that is a Python frame or a place in a source file, whose
-# folders may have blanks; a source file with its line, as torch and Python write it, such as
-# train.py:31 or torch/nn/module.py(75); a URL; a path that begins at the root, a home or a drive.
-# The path of a range begins with a name. A match begins only where a word does, so that a long name
-# takes linear time.
+# The pattern matches four forms:
+# - a whole text that is a Python frame or a place in a source file; its folders may have spaces;
+# - a source file, also with its line as torch and Python write it, such as train.py:31 or
+#   torch/nn/module.py(75);
+# - a URL;
+# - a path that begins at the root, a home folder or a drive. The path of a range does not match,
+#   because it begins with a name.
+# A match begins only at the start of a word, so that a long name takes linear time.
 _FILES = re.compile(
     r"\A[^;<>]+?\.pyx?(?:\(\d+\)(?=: )|:\d+(?=(?: in \S+)?\Z))"
     r"|(?<![\w.+@~<>$%/\\-])(?:[A-Za-z]:)?"
@@ -24,14 +27,15 @@ _FILES = re.compile(
 
 
 def redacted(payload: Any, names: Iterable[str]) -> Any:
-    """Return a payload without names of files, and without some other names.
+    """Return a payload with "(file)" for file names, paths and URLs, and "***" for `names`.
 
-    A file is recognised by the form of its name. Names of ranges, operators, kernels and Python
-    functions stay. The payload never holds the command that started the run.
+    The form of a name decides whether it is the name of a file. A user's name is hidden only as a
+    part of a path. Names of ranges, operators, kernels and Python functions stay. The payload never
+    holds the command that started the run.
 
     Args:
         payload: JSON values.
-        names: the names of hosts, the paths of the captures, and other words to hide.
+        names: the words to hide, such as the names of hosts and the paths of the captures.
     """
     chosen = sorted({name for name in names if name}, key=len, reverse=True)
     words = "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in chosen)

@@ -1,4 +1,4 @@
-"""The section on several windows and ranks: step times over the run, slow ranks, clocks."""
+"""The section *Run*: the step times, slow ranks and clocks of several windows and ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def section(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any] |
 
     The keys:
 
-    - `windows`: for each window, in the order of recording, its `name`, and `ranks`, `stragglers`,
-      `collectives` and `clocks`: the tables of `instrument ranks`, with the keys of
-      `tables.as_columns`, or null without rows. `notes` are sentences.
-    - `steps`: for each capture its `window` (an index), its `rank`, and `numbers` and
-      `duration_ns` of its finished steps.
+    - `windows`: for each window, in the order of recording: its `name`; `notes`, which are
+      sentences; and `ranks`, `stragglers`, `collectives` and `clocks`. These four are the tables of
+      `instrument ranks`, with the keys of `tables.as_columns`. A table without rows is None.
+    - `steps`: for each capture its `window` (an index into `windows`), its `rank`, and the
+      `numbers` and `duration_ns` of its finished steps.
     """
     if len(found) < 2:
         return None

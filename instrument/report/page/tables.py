@@ -1,4 +1,4 @@
-"""The tables of operators, kernels, collectives and copies, as columns with their documentation."""
+"""The section *Tables*: operators, kernels, collectives, copies and other views as columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from instrument.analysis.table import Schema, Table, heading, is_text, known_col
 from instrument.analysis.views import VIEWS, Views
 from instrument.report.notebook import without_ranges
 
-# The most rows of a table, so that a page stays small.
+# The most rows of a table; the limit keeps the page small.
 _MOST_ROWS = 1000
 _OPERATORS = (
     "name", "calls", "self_cpu_ns", "share", "cpu_ns", "cpu_ns_per_call", "self_device_ns",
     "device_share", "device_ns", "device_ns_per_call", "self_cpu_bytes", "self_device_bytes",
     "flops", "kind",
 )  # fmt: skip
-# The views on the page, with their titles and the columns that may sort them: the first one that is
-# known does. Without such a column, the view's own order stays.
+# For each view on the page: its title, and the columns by which it may be sorted. The first column
+# that has a known value sorts the view. If there is none, the view keeps its own order.
 _TABLES = {
     "operators": ("Operators", ("self_device_ns", "self_cpu_ns")),
     "efficiency": ("Matrix products, convolutions and attention", ("device_ns",)),
@@ -33,12 +33,12 @@ _TABLES = {
 
 
 def section(capture: Views) -> list[dict[str, Any]] | None:
-    """Return the tables that have rows; None if there are none.
+    """Return the tables that have rows; None if no table has rows.
 
-    The table of operators has no ranges, steps and waits for data. The keys of each table:
+    The table of operators leaves out ranges, steps and waits for data. The keys of each table:
 
-    - `name`, `title`: the name of the view, and its title.
-    - `left_out`: how many rows are left out, since a page has at most 1000 of them.
+    - `name`, `title`: the name and the title of the view.
+    - `left_out`: the number of rows that are left out, since a table has at most 1000 rows.
     - `columns`, `cells`: see `as_columns`.
     """
     found = []
@@ -65,11 +65,15 @@ def section(capture: Views) -> list[dict[str, Any]] | None:
 def as_columns(table: Table, columns: Schema = ()) -> dict[str, Any]:
     """Return a table as JSON values, with times since the start of the recording.
 
-    `columns` describes the columns; a column that it lacks has no `doc`.
+    The keys:
 
-    The keys: `columns`, for each column its `name`, `title`, `unit` (see
-    `instrument.analysis.table.unit_of`), `doc` and `is_text`; and `cells`, the list of the cells of
-    each column, by name. An unknown cell is null.
+    - `columns`: for each column its `name`, `title`, `unit` (see
+      `instrument.analysis.table.unit_of`), `doc` and `is_text`.
+    - `cells`: the name of each column with the list of its cells. An unknown cell is None.
+
+    Args:
+        table: the table.
+        columns: the documentation of the columns. The `doc` of other columns is None.
     """
     docs = {column.name: column.doc for column in columns}
     relative = table.since_begin()

@@ -1,4 +1,4 @@
-"""The timeline of the page: what ran when, on each thread and on each stream of a device."""
+"""The section *Timeline*: what ran at which time, on each thread and each device stream."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from instrument.range_names import RESUMED
 from instrument.report.prose import shortened
 from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
 
-#: The most slices of a page. Each takes about 8 bytes of the page.
+#: The most slices on a page. Each slice takes about 8 bytes in the HTML file.
 MOST_SLICES = 120_000
-#: The kinds of slices, in the order of their numbers.
+#: The kinds of slices. The number of a kind is its index.
 KINDS = ("range", "operator", "call", "frame", "device", "idle", "finding")
 _RANGE, _OPERATOR, _CALL, _FRAME, _DEVICE, _IDLE, _FINDING = range(len(KINDS))
-# Deeper rows of a track are left out, such as those of a recursion.
+# The most rows of a track. Deeper rows, such as those of a recursion, are left out.
 _MOST_ROWS = 256
-# The tracks with the most time are open at first.
+# In each layer, this many tracks with the most time are open at first.
 _MOST_OPEN = 12
 _LONGEST_NAME = 400
 _CAUSES = {
     "launch_wait_ns": "the CPU had not launched the next work",
-    "gap_wait_ns": "the next work was launched and did not start",
+    "gap_wait_ns": "the next work was launched but had not started",
     "loader_wait_ns": "the CPU was in its data loader",
-    "sync_wait_ns": "the CPU had waited for the device before it launched the next work",
+    "sync_wait_ns": "the CPU waited for the device before it launched the next work",
     "unknown_wait_ns": "the launch of the next work is not in the trace",
 }
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Slices of one origin, such as all calls of the CPU; they become tracks, one for each thread.
+    """Slices of one origin, such as all CPU calls. Each thread of a layer becomes one track.
 
     Attributes:
-        title: the name of a track, a format for the process and the thread.
-        tree: the slices; `index` is -1 for slices that are no events.
-        names: the names that `name` numbers.
+        title: the format string of a track's name; its arguments are the process and the thread.
+        tree: the slices; `index` is -1 for slices that are not events.
+        names: the names of slices; `name` holds indices into them.
         name, kind: the name and the kind of each slice.
-        inner_ns: the part of each slice that lies in other slices directly inside it.
-        is_open: whether the page shows all rows of the tracks at first, and not only the first row.
+        inner_ns: the part of each slice's duration that its direct children take.
+        is_open: whether the page shows all rows of the tracks at first, or only the first row.
     """
 
     title: str
@@ -61,7 +61,7 @@ class _Layer:
     is_open: bool = True
 
     def only(self, chosen: Flags) -> _Layer:
-        """The layer without the slices that are not chosen; the others keep their `inner_ns`."""
+        """The layer with only the chosen slices. Their `inner_ns` does not change."""
         return replace(
             self,
             tree=self.tree.only(chosen)[0],
@@ -85,9 +85,9 @@ class _Track:
 def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
     """Return the slices of a trace, at most `MOST_SLICES`; None if the trace holds no events.
 
-    If a trace has more slices, the page keeps those of the median step before the others, and
-    longer slices before shorter ones. The slices of findings are in addition to them. Times are in
-    nanoseconds since the first event of the trace.
+    If a trace has more slices, the page keeps the slices of the median step first, and longer
+    slices before shorter ones. The slices of findings come in addition. Times are in nanoseconds
+    since the first event of the trace.
 
     The keys:
 
@@ -100,10 +100,11 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     - `tracks`: for each track its `name`, whether it is `open` at first, and its `rows`: the number
       of slices in each row.
     - `start`, `duration`, `inner`, `name`, `range`: the columns of the slices, sorted by track, row
-      and start. `start` holds differences to the slice before. `inner` is the part of the duration
-      in other slices directly inside the slice. `name` and `range` are indices; -1 is no range.
-    - `launched`, `launches`: the slices of device work, and for each of them the slice of the call
-      that launched it. Both hold differences to the value before.
+      and start. `start` holds the difference from the slice before. `inner` is the part of the
+      duration that the slice's direct children take. `name` and `range` are indices into `names`
+      and `ranges`; a `range` of -1 means no range.
+    - `launched`, `launches`: the indices of the slices of device work, and for each of them the
+      index of the call that launched it. Both hold the difference from the value before.
     - `left_out`: the number of slices that are left out.
 
     Cost: about 3 µs an event.
@@ -131,7 +132,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
 
 def _median(duration_ns: Ints) -> int | None:
-    """The position of the median; of two middle values the lower one; None if there are none."""
+    """The position of the median, the lower one of two middle values; None without values."""
     middle = (len(duration_ns) - 1) // 2
     return int(np.argsort(duration_ns, kind="stable")[middle]) if len(duration_ns) else None
 
@@ -152,7 +153,7 @@ def _layer(title: str, events: Events, tree: CallTree, kind: Ints, **more: Any) 
 def _flat(
     title: str, names: Sequence[str], kind: int, start: Ints, end: Ints, name: Ints
 ) -> _Layer:
-    """A layer of slices that are no events; they lie on one track."""
+    """A layer of slices that are not events. They lie on one track."""
     order = np.lexsort((-end, start))
     none = np.full(len(order), -1)
     tree = CallTree(none, np.zeros(len(order), np.int32), start[order], end[order], none, none + 1)
@@ -160,7 +161,7 @@ def _flat(
 
 
 def _threads(capture: Views) -> list[_Layer]:
-    """The ranges, operators and calls of the CPU, and the Python frames."""
+    """Two layers: the ranges, operators and runtime calls of the CPU, and the Python frames."""
     events, links = capture.events, capture.links
     tree, frames = links.call_tree, links.frames
     frames = frames.only(~events.named(is_own_frame)[frames.index])[0]
@@ -180,7 +181,7 @@ def _threads(capture: Views) -> list[_Layer]:
 
 
 def _device(capture: Views) -> list[_Layer]:
-    """The idle time of the devices by cause, and the work of each stream."""
+    """Two layers: the time in which all devices are idle, by cause, and the work of each stream."""
     events, device = capture.events, capture.links.launches.device
     if not len(device):
         return []
@@ -193,15 +194,15 @@ def _device(capture: Views) -> list[_Layer]:
     cause = np.repeat(np.arange(len(stretches)), [len(each) for each, _ in stretches.values()])
     causes = [_CAUSES[name] for name in stretches]
     return [
-        _flat("no device works", causes, _IDLE, start, until, cause),
+        _flat("all devices idle", causes, _IDLE, start, until, cause),
         _layer("stream {1} of device {0}", events, tree, np.full(len(tree), _DEVICE)),
     ]
 
 
 def _findings(capture: Views, diagnosis: Diagnosis | None) -> list[_Layer]:
-    """The longest event of each row of evidence, under the code of the finding.
+    """One layer: the longest event of each row of evidence, named by the code of the finding.
 
-    Evidence that lies in another capture is not shown.
+    Evidence from another capture is left out.
     """
     spans = [
         (*span, finding.code)
@@ -218,7 +219,7 @@ def _findings(capture: Views, diagnosis: Diagnosis | None) -> list[_Layer]:
 
 
 def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_Layer]:
-    """The layers without the slices for which the page has no room; see `section`."""
+    """The layers with at most `MOST_SLICES` slices in total; see `section` for which ones."""
     sizes = [len(layer.tree) for layer in layers]
     if sum(sizes) <= MOST_SLICES:
         return [*layers]
@@ -256,12 +257,12 @@ def _title(layer: _Layer, thread: Thread) -> str:
 
 
 def _rows(tree: CallTree, nodes: Ints) -> list[int]:
-    """The row of each slice of a thread, so that no slices of a row overlap; at most `_MOST_ROWS`.
+    """The row of each slice of a thread, at most `_MOST_ROWS`. Slices of a row do not overlap.
 
-    A slice lies below its parent, in the first row that is free.
+    A slice lies below its parent, in the first free row.
     """
     rows: list[int] = []
-    ends: list[int] = []  # of the last slice in each row
+    ends: list[int] = []  # the end of the last slice in each row
     first = int(nodes[0])
     columns = (tree.start_ns, tree.end_ns, tree.parent)
     for start, end, parent in zip(*(column[nodes].tolist() for column in columns)):
@@ -286,7 +287,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
     name, names = _names(tracks)
     path = np.full(len(event), -1)
     path[event >= 0] = range_codes(capture, event[event >= 0])
-    used, code = np.unique(np.append(path, -1), return_inverse=True)  # the first one is -1
+    used, code = np.unique(np.append(path, -1), return_inverse=True)  # used[0] is -1
     paths = capture.links.scopes.paths
     return {
         "end_ns": int(end.max()) - events.begin_ns,
@@ -306,7 +307,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
 
 
 def _names(tracks: Sequence[_Track]) -> tuple[Ints, list[tuple[str, int]]]:
-    """The number of each slice's name and kind, and the distinct names with their kinds."""
+    """The distinct pairs of a name and a kind, and for each slice the index of its pair."""
     slices, distinct = intern(
         (k, name, kind)
         for k, each in enumerate(tracks)
@@ -326,7 +327,7 @@ def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     found = capture.links.launches
     number = np.full(len(capture.events) + 1, -1)
     number[event] = np.arange(len(event))
-    number[-1] = -1  # for slices that are no events
+    number[-1] = -1  # for slices that are not events
     work, call = number[found.device], number[np.where(found.call >= 0, found.call, found.operator)]
     known = np.flatnonzero((work >= 0) & (call >= 0))
     known = known[np.argsort(work[known])]

@@ -1,4 +1,4 @@
-"""The first section of the page: how long a step takes, where it goes, and what to change."""
+"""The section *Verdict*: how long a step takes, how this time splits, and what to change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
 from instrument.trace.events import Events
 
-# The bar by range has this many ranges, and one part for the others.
+# The bar by range shows this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
 _OTHERS = "(others)"
 
@@ -25,22 +25,27 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
 
     The keys:
 
-    - `facts`: the capture's steps, versions, devices and rank, a text each.
+    - `sentence`: what slows the run most.
+    - `facts`: short texts on the steps, the versions, the devices and the rank.
     - `cost`: a sentence on the cost of recording, or "".
     - `steps`: `numbers`, `start_ns` (since `begin_ns`) and `duration_ns` of the finished steps.
-    - `spread`: `median_ns`, `min_ns` and `max_ns` of the steps that count: all but the first.
-    - `parts`: `steps`, the number of steps that count, `total_ns`, their time, and how it splits,
-      `by_kind` and `by_range`: lists of `name` and `ns`, which sum to `total_ns` exactly. The kinds
-      are those of `instrument.compare.step_parts.split_parts`.
-    - `device_share`: the share of this time in which a device works; null without device work.
-    - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or null; whether it is a lower bound.
+    - `spread`: `median_ns`, `min_ns` and `max_ns` of all steps but the first.
+    - `parts`: how the time of all steps but the first splits. `steps` is the number of these steps,
+      and `total_ns` their time. `by_kind` and `by_range` are lists of `name` and `ns`; each list
+      sums to `total_ns` exactly. The kinds are those of
+      `instrument.compare.step_parts.split_parts`.
+    - `device_share`: the share of `total_ns` in which a device works; None without device work.
+    - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or None; whether it is a lower bound.
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
-    - `step_ns`: the simulated step, or null.
-    - `sentence`: what slows the run most.
-    - `findings`: as `instrument diagnose --json` prints them, with `baseline_ns`, the step of which
-      `saving_ns` is a part. Evidence has `start_ns` and `end_ns`, the longest event of the row,
-      since `begin_ns`; null if the event is not known or in another capture.
+    - `step_ns`: the duration of the simulated step, or None.
+    - `findings`: the findings of `instrument diagnose --json`. In addition, each has `baseline_ns`,
+      the duration of the step that `saving_ns` would shorten, and each row of evidence has
+      `start_ns` and `end_ns`: its longest event, since `begin_ns`. Both are None if this event is
+      not known or in another capture.
     - `passed`, `not_checked`, `notes`: sentences.
+
+    In `spread` and `parts`, a single step counts too. Without finished steps, the whole recording
+    counts as one step.
     """
     begin_ns, steps = capture.events.begin_ns, capture.steps
     return {

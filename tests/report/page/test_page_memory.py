@@ -80,7 +80,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     tab = opened_page(opened, tmp_path, section(made))
     shown = tab.locator("#memory")
     assert "In use at the peak\n38.00 MiB\nafter 650.000 µs" in shown.inner_text()
-    assert "Held by the allocator\n64.00 MiB\nat most" in shown.inner_text()
+    assert "Reserved by the allocator\n64.00 MiB\nlargest value" in shown.inner_text()
     assert shown.get_by_role("link").get_attribute("href") == "memory_snapshot.pickle"
     peak = shown.locator("table", has_text="In use at the peak, by range")
     assert peak.locator("tbody tr").first.inner_text().split("\t")[:2] == [
@@ -100,7 +100,7 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     tab.keyboard.up("Control")
     canvas.hover(position={"x": 1, "y": 100})
     assert read_out.inner_text().startswith(near), "the pointer's time keeps its place"
-    shown.get_by_label("Split the memory of cuda:0").select_option("by operator")
+    shown.get_by_label("Group the memory of cuda:0 by").select_option("by operator")
     assert shown.locator("table", has_text="In use at the peak, by operator").count() == 1
 
 

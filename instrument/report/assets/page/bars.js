@@ -1,7 +1,7 @@
-// Numbers in boxes, stacked bars with their legends, and small charts of the steps.
+// Boxes with one number, stacked bars with legends, and small charts of step times.
 "use strict";
 
-// The colours of kinds of time and of phases, as the stylesheet names them.
+// The colours of kinds of time and of phases; page.css defines the variables.
 const kindColours = {
   compute: "var(--compute)",
   "exposed communication": "var(--communication)",
@@ -18,7 +18,7 @@ const kindColours = {
   optimizer: "var(--optimizer)",
 };
 
-// The colour of a range; what is in no range, such as "(others)", is grey.
+// The colour of a range. Names such as "(others)" are not ranges and are grey.
 function colourOfRange(path) {
   return path.startsWith("(") ? "var(--idle)" : colourOf(path.split("/").at(-1));
 }
@@ -41,8 +41,8 @@ function stackedBar(parts, whole, label) {
   return bar;
 }
 
-// The parts of a bar as a list: colour, name, time, share of the whole. `divisor` turns the times
-// into those of one step.
+// The parts of a bar as a list: colour, name, time per step, share of the whole. `divisor` is the
+// number of steps.
 function legendOf(parts, whole, divisor) {
   return element("ul", {class: "parts"}, parts.map(part => element(
     "li",
@@ -54,7 +54,7 @@ function legendOf(parts, whole, divisor) {
   )));
 }
 
-// A number in a box, between its label and a note.
+// A box with a label, a number, and a note below the number.
 function fact(label, value, note) {
   return element(
     "div",

@@ -1,9 +1,9 @@
-// Helpers of the sections that draw on a canvas: sizes, colours, texts, and an axis of time.
+// Helpers for drawing on a canvas: sizes, colours, texts, and a time axis.
 "use strict";
 
 const labelFont = "11px system-ui, sans-serif";
 
-// Give a canvas its size in CSS pixels, and return its context, in which a unit is a CSS pixel.
+// Set the size of a canvas in CSS pixels. Return its context, whose unit is one CSS pixel.
 function fitted(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
@@ -20,7 +20,7 @@ function fitted(canvas, width, height) {
   return context;
 }
 
-// Return a function that turns CSS colours into "rgb(…)", which a canvas reads fastest.
+// Return a function that converts CSS colours to "rgb(…)", which a canvas parses fastest.
 function colourResolver() {
   const canvas = element("canvas", {width: 1, height: 1});
   const context = canvas.getContext("2d", {willReadFrequently: true});
@@ -36,7 +36,7 @@ function colourResolver() {
   };
 }
 
-// Write a text into a box, cut to the width of the box.
+// Write a text into a box; cut the text to the width of the box.
 function fillLabel(context, text, x, y, width) {
   const letter = 6;
   const fits = Math.floor((width - 6) / letter);
@@ -44,7 +44,7 @@ function fillLabel(context, text, x, y, width) {
   context.fillText(text.length <= fits ? text : `${text.slice(0, fits - 1)}…`, x + 3, y, width - 4);
 }
 
-// A request to paint: many calls before the next frame paint once.
+// Return a function that requests a repaint. Several requests before the next frame paint once.
 function painter(paint) {
   let isWaiting = false;
   return () => {
@@ -57,7 +57,7 @@ function painter(paint) {
   };
 }
 
-// An axis shows the times from `begin` to `end`, both within `first` and `last`.
+// Let an axis show the times from `begin` to `end`, limited to its `first` and `last` time.
 function showSpan(axis, begin, end) {
   const least = Math.min(50, axis.last - axis.first);
   const length = Math.min(Math.max(end - begin, least), axis.last - axis.first);
@@ -66,7 +66,7 @@ function showSpan(axis, begin, end) {
   axis.end = axis.begin + length;
 }
 
-// Zoom by a factor; the time `at` keeps its place.
+// Zoom by a factor. The time `at` stays at the same position on the screen.
 function zoomSpan(axis, factor, at) {
   showSpan(axis, at - (at - axis.begin) * factor, at + (axis.end - at) * factor);
 }
@@ -75,7 +75,7 @@ function panSpan(axis, ns) {
   showSpan(axis, axis.begin + ns, axis.end + ns);
 }
 
-// The round times of an axis that are at least `pixels` apart, and their texts in ms.
+// Round times on an axis, at least `pixels` apart, each with its text in ms.
 function ticks(axis, width, pixels = 90) {
   const least = ((axis.end - axis.begin) * pixels) / width;
   const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
@@ -91,7 +91,8 @@ function ticks(axis, width, pixels = 90) {
   return found;
 }
 
-// Let the wheel and dragging move an axis: Ctrl and the wheel zoom around the pointer.
+// Zoom an axis around the pointer with Ctrl and the wheel, and move it by dragging or by a sideways
+// wheel.
 function moveByPointer(canvas, axis, changed, {scroller = null, clicked = () => {}} = {}) {
   const timeAt = event => {
     const box = canvas.getBoundingClientRect();
@@ -105,7 +106,7 @@ function moveByPointer(canvas, axis, changed, {scroller = null, clicked = () => 
       const pixels = event.deltaX || event.deltaY;
       panSpan(axis, (pixels * (axis.end - axis.begin)) / canvas.clientWidth);
     } else {
-      return; // the page scrolls
+      return; // let the page scroll
     }
     event.preventDefault();
     changed();
@@ -131,7 +132,8 @@ function moveByPointer(canvas, axis, changed, {scroller = null, clicked = () => 
   canvas.addEventListener("pointercancel", () => { dragged = null; });
 }
 
-// Move an axis by a key: arrows or A and D pan, + and - or W and S zoom. Returns whether it did.
+// Move an axis by a key: arrows or A and D pan, + and - or W and S zoom. Return whether the key
+// moves the axis.
 function moveByKey(axis, key) {
   const length = axis.end - axis.begin;
   const middle = (axis.begin + axis.end) / 2;
@@ -151,7 +153,8 @@ function moveByKey(axis, key) {
   return true;
 }
 
-// A box beside the pointer with lines of text; no lines hide it.
+// Return a function that shows lines of text in a box beside the pointer. Without lines, it hides
+// the box.
 function tooltip(root) {
   const box = element("div", {class: "tooltip", hidden: true, "aria-hidden": "true"});
   root.append(box);
@@ -166,7 +169,7 @@ function tooltip(root) {
   };
 }
 
-// The running sums of a column of differences.
+// The values of a column that holds differences: its running sums.
 function summed(differences) {
   const found = new Float64Array(differences.length);
   let total = 0;

@@ -1,4 +1,4 @@
-// What if: what each range, operator and kernel spends, and what a step would save.
+// The section What if: the time of each range, operator and kernel, and the step if it were faster.
 "use strict";
 
 sections.whatif = {
@@ -10,16 +10,20 @@ sections.whatif = {
       {title: "range, operator or kernel", isText: true, cell: (name, row) => named(name, row[1])},
       {title: "kind", isText: true},
       {
-        title: "spends, and saves at most",
+        title: "time, and largest saving",
         isBar: true,
-        doc: "CPU and device time of a step; the dark part is what a step saves without it",
+        doc: "CPU and device time in one step; the dark part is the largest saving",
         cell: (_, row) => causalBar(row[2], row[3], most),
       },
-      {title: "saves at most", unit: "ns", doc: "how much shorter a step is if this takes no time"},
-      ...data.faster.map(share => ({
-        title: share === 1 ? "gone" : `${Math.round(share * 100)} % faster`,
+      {
+        title: "largest saving",
         unit: "ns",
-        doc: `the step if this takes ${Math.round(share * 100)} % less time`,
+        doc: "how much shorter a step is if this takes no time",
+      },
+      ...data.faster.map(share => ({
+        title: share === 1 ? "no time" : `${Math.round(share * 100)} % faster`,
+        unit: "ns",
+        doc: `the duration of a step if this takes ${Math.round(share * 100)} % less time`,
       })),
     ];
     const rows = data.rows.map(row => (
@@ -27,9 +31,10 @@ sections.whatif = {
     ));
     root.append(
       element("p", {class: "soft", text:
-        `A simulated step takes ${duration(data.step_ns)}. Each row is made faster in the `
-        + "simulation, and the columns on the right show the step that follows. Time that is spent "
-        + "cannot always be saved: work that runs beside slower work does not make the step longer."}),
+        `A simulated step takes ${duration(data.step_ns)}. For each row, the simulation makes one `
+        + "range, operator or kernel faster. The columns on the right show how long the step then "
+        + "takes. A faster kernel does not always make the step shorter, because slower work may "
+        + "run at the same time."}),
       table(columns, rows, {caption: "Causal profile", shown: 15}),
       element("ul", {class: "soft"}, data.notes.map(note => element("li", {text: note}))),
     );
@@ -43,7 +48,7 @@ function named(name, kind) {
 
 function causalBar(spent, won, most) {
   const bar = element("span", {
-    class: "causal", title: `spends ${duration(spent)}, saves at most ${duration(won)}`,
+    class: "causal", title: `time ${duration(spent)}, largest saving ${duration(won)}`,
   });
   for (const [ns, name] of [[spent, "spent"], [won, "won"]]) {
     const piece = element("span", {class: name});

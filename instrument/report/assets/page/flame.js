@@ -1,10 +1,10 @@
-// The flame graphs: what contains what, as wide as its time.
+// The flame graphs: each frame lies below its caller, and its width is its time.
 "use strict";
 
 const frameHeight = 18;
-const mostDepth = 400; // rows of a picture
+const mostDepth = 400; // the most rows of a graph
 
-// The frames of a graph as nodes, in order of their callers; the first one stands for all.
+// The frames of a graph as a tree of nodes. The root "all" contains all frames.
 function frameTree(graph) {
   const root = {name: "all", label: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
   const stack = [root];
@@ -26,7 +26,7 @@ function frameTree(graph) {
   return placed(root);
 }
 
-// The same time from the frames that spend it to their callers.
+// The inverted tree: the frames with own time come first, and their callers lie below them.
 function invertedTree(tree) {
   const root = {name: "all", label: "all", parent: null, depth: 0, self: 0, total: 0, calls: []};
   const byName = new Map([[root, new Map()]]);
@@ -58,7 +58,7 @@ function inOrder(root) {
   return found;
 }
 
-// Compute the time of each node with what it calls, and its place on a line of the whole time.
+// Compute for each node the total time, which includes the frames it calls, and the left edge.
 function placed(root) {
   const nodes = inOrder(root);
   for (const node of nodes.slice().reverse()) {
@@ -77,7 +77,7 @@ function placed(root) {
   return root;
 }
 
-// The time of the frames that a test finds; what they call counts only once.
+// The total time of the matching frames. A match inside another match does not count again.
 function foundTime(root, test) {
   let total = 0;
   const waiting = [root];
@@ -89,12 +89,12 @@ function foundTime(root, test) {
   return total;
 }
 
-// A row for each name: the time with what it calls, and the time that it spent itself. The time of
-// a frame inside another one of the same name counts once.
+// A row for each name: its total time, which includes the frames it calls, and its own time. In the
+// total, a frame inside a frame of the same name does not count again.
 function timesByName(root) {
   const rows = new Map();
-  const around = []; // the frames around the present one
-  const inside = new Map(); // how many of them have a name
+  const around = []; // the callers of the current frame
+  const inside = new Map(); // how many of the callers have this name
   const waiting = [root];
   while (waiting.length) {
     const node = waiting.pop();
@@ -115,12 +115,12 @@ function timesByName(root) {
   return [...rows.values()];
 }
 
-// The text in a box: a Python frame without all but the last folder of its file.
+// The text in a box. The path of a Python file keeps only its last folder.
 function labelOf(name) {
   return name.replace(/^[^;<>]*[/\\](?=[^/\\]+[/\\][^/\\]+\.py\()/, "");
 }
 
-// The colour of a frame: that of its range, or that of its file.
+// The colour of a frame: the colour of its range, or else of its file or name.
 function colourOfCall(node, isInverted) {
   if (node.isRange) return colourOfRange(node.name);
   const file = node.name.includes(".py(") ? node.name.split("(")[0] : node.name;
@@ -128,10 +128,10 @@ function colourOfCall(node, isInverted) {
   return `color-mix(in oklab, ${base} ${node.name.includes(".py(") ? 30 : 55}%, white)`;
 }
 
-// Draw the graphs with their controls. A graph has the keys of `section` in report/page/flame.py, and
-// may have, for each of `names`, `labels` for the texts in the boxes, and `targets` for links to
-// other parts of the page. `list` are options of the table of frames, which is
-// open if `isListed`.
+// Draw the graphs with their controls. A graph has the keys of `section` in report/page/flame.py.
+// For each of its `names`, it may also have a text for the box, in `labels`, and a link to another
+// part of the page, in `targets`. `list` has the options of the table of frames. The table is open
+// at first if `isListed`.
 function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, list}) {
   const resolve = colourResolver();
   let graph = graphs[0];
@@ -160,7 +160,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
   const isAround = node => node.depth < focus.depth && node.left <= focus.left
     && node.left + node.total >= focus.left + focus.total;
 
-  // The frames that are wide enough to be seen, as boxes in pixels.
+  // The frames that are wide enough to see, as boxes in pixels.
   const boxes = width => {
     const scale = focus.total ? width / focus.total : 0;
     const made = [];
@@ -206,8 +206,8 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
   const select = node => {
     selected = node;
     details.replaceChildren(node === tree
-      ? `All ${graph.value}: ${duration(tree.total)}, ${about}. Click a frame to zoom, Escape shows `
-        + "all."
+      ? `All ${graph.value}: ${duration(tree.total)}, ${about}. Click a frame to zoom. Press `
+        + "Escape to show all frames."
       : printable(`${node.name}: ${textOf(node)}`));
     if (node.target) details.append(" ", element("a", {href: node.target, text: "Show in the graph"}));
     repaint();
@@ -226,14 +226,14 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
     const straight = frameTree(graph);
     tree = isInverted ? invertedTree(straight) : straight;
     notes.textContent = graph.left_out
-      ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out; their `
-        + "time counts for their callers." : "";
+      ? `${graph.left_out.toLocaleString("en")} frames with the least time are left out. The `
+        + "own time of their callers includes their time." : "";
     listed.replaceChildren(table(
       [
         {title: "frame", isText: true},
-        {title: "time", unit: "ns", doc: "with what it calls"},
+        {title: "time", unit: "ns", doc: "with the frames that it calls"},
         {title: "self", unit: "ns"},
-        {title: "share", unit: "share", doc: "of the whole time, with what it calls"},
+        {title: "share", unit: "share", doc: "time as a share of the whole time"},
       ],
       timesByName(straight).map(row => [...row, straight.total ? row[1] / straight.total : null]),
       {caption: "Frames by name", ...list},
@@ -287,7 +287,7 @@ function drawFlames(root, graphs, {title, about, colour, canInvert, isListed, li
       ))),
       canInvert ? element("button", {
         type: "button", "aria-pressed": "false", text: "Inverted",
-        title: "Begin with the frames that spend the time, and show their callers below",
+        title: "Show the frames with own time at the top, and their callers below",
         onclick: event => {
           isInverted = !isInverted;
           event.target.setAttribute("aria-pressed", String(isInverted));

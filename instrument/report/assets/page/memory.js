@@ -1,14 +1,14 @@
-// The memory of each device: a stacked chart over time, what lived at the peak, and each step.
+// The memory of each device: a stacked chart over time, the memory at the peak, and each step.
 "use strict";
 
-// Okabe and Ito's colours, which most colour-blind readers can distinguish.
+// The colours of Okabe and Ito, which most colour-blind readers can distinguish, and one more.
 const seriesColours = [
   "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8c6bb1",
 ];
 const chartHeight = 280;
 const axisWidth = 84;
 
-// The series of a chart as columns, each with the bytes of those below it.
+// The series of a chart as areas, each on top of the one before.
 function stackedSeries(chart) {
   const time = summed(chart.time);
   let below = new Float64Array(time.length);
@@ -112,7 +112,7 @@ function memoryChart(data, device, stacked) {
     const point = at(pointed);
     showTip(event, [
       `${bytes(whole[point])} after ${duration(Math.round(pointed))}`,
-      ...(reserved ? [`${bytes(reserved[point])} held by the allocator`] : []),
+      ...(reserved ? [`${bytes(reserved[point])} reserved by the allocator`] : []),
       ...areas.filter(area => area.own[point]).reverse().map(
         area => `${bytes(area.own[point])} ${area.name}`,
       ),
@@ -148,7 +148,8 @@ function memoryLegend(stacked) {
     element("span", {}, mark(area.colour), longName(area.name))
   ));
   if (stacked.reserved) {
-    entries.unshift(element("span", {}, element("i", {class: "dashes"}), "held by the allocator"));
+    const dashes = element("i", {class: "dashes"});
+    entries.unshift(element("span", {}, dashes, "reserved by the allocator"));
   }
   return element("p", {class: "legend"}, entries);
 }
@@ -156,16 +157,16 @@ function memoryLegend(stacked) {
 // The numbers above the charts.
 function memoryFacts(summary) {
   const peak = summary.peak_bytes === null
-    ? fact("More at the peak than at the start", bytes(summary.peak_net_bytes),
+    ? fact("Growth from the start to the peak", bytes(summary.peak_net_bytes),
       `after ${duration(summary.peak_ns)}`)
     : fact("In use at the peak", bytes(summary.peak_bytes), `after ${duration(summary.peak_ns)}`);
   return element("div", {class: "facts"},
     peak,
     summary.reserved_bytes === null ? null
-      : fact("Held by the allocator", bytes(summary.reserved_bytes), "at most"),
-    fact("Left behind", bytes(summary.net_bytes), "by the window"),
+      : fact("Reserved by the allocator", bytes(summary.reserved_bytes), "largest value"),
+    fact("Growth over the window", bytes(summary.net_bytes), "from its start to its end"),
     fact("Allocations", summary.allocations.toLocaleString("en"),
-      `${bytes(summary.allocated_bytes)} together`));
+      `${bytes(summary.allocated_bytes)} in total`));
 }
 
 sections.memory = {
@@ -182,7 +183,7 @@ sections.memory = {
           live ? tableOf(live, {caption: `In use at the peak, by ${by}`, shown: 10})
             : element("p", {
               class: "soft",
-              text: "The trace holds no addresses, so it does not show what used the memory.",
+              text: "The trace has no addresses, so it does not show what used the memory.",
             }),
         ]);
       };
@@ -190,11 +191,11 @@ sections.memory = {
         element("h3", {text: device.name}),
         memoryFacts(device.summary),
         device.charts.length > 1 ? element("div", {class: "tools"}, element("select", {
-          "aria-label": `Split the memory of ${device.name}`,
+          "aria-label": `Group the memory of ${device.name} by`,
           onchange: event => show(device.charts[event.target.value]),
         }, device.charts.map(({by}, at) => element("option", {value: at, text: `by ${by}`})))) : "",
         chart,
-        element("h4", {text: "What each step left behind"}),
+        element("h4", {text: "Memory of each step"}),
         tableOf(device.steps, {caption: `Steps on ${device.name}`, shown: 15}),
         element("details", {}, element("summary", {text: "Allocations by size"}),
           tableOf(device.sizes, {caption: `Allocations by size on ${device.name}`, shown: 15})),
@@ -202,9 +203,10 @@ sections.memory = {
       show(device.charts[0]);
     }
     if (data.snapshot) {
-      root.append(element("p", {}, "The snapshot of the allocator is the file ",
+      root.append(element("p", {}, "The file ",
         element("a", {href: data.snapshot, text: data.snapshot}),
-        " in the folder of the capture; pytorch.org/memory_viz shows it."));
+        " in the folder of the capture is the allocator's snapshot. Open it at "
+        + "pytorch.org/memory_viz."));
     }
     for (const note of data.notes) root.append(element("p", {class: "soft", text: note}));
   },

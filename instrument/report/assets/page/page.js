@@ -1,11 +1,11 @@
-// The frame of a page: the payload, and the helpers of all sections.
+// Read the payload, draw the sections, and provide helpers for all of them.
 "use strict";
 
-// Each section's file adds its entry: {title, draw(root, data)}.
+// The script of each section adds an entry {title, draw(root, data)}.
 const sections = {};
 const light = matchMedia("(prefers-color-scheme: light)");
 
-// What Python's str.isprintable() refuses: names from a trace are shown with it escaped.
+// Characters that are not printable by Python's str.isprintable(). The page shows them escaped.
 const unprintable = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
 
 function printable(text) {
@@ -17,8 +17,8 @@ function printable(text) {
   });
 }
 
-// Make an element. Keys of `properties`: `text`, `class`, listeners such as `onclick`, attributes;
-// children are elements or strings, which are shown as text.
+// Create an element. The keys of `properties` are `text`, `class`, listeners such as `onclick`, and
+// other attributes. Children are elements, or strings that are shown as text.
 function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(properties)) {
@@ -34,15 +34,15 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// A number with fixed decimals, rounded as Python does: a tie goes to the even digit.
+// A number with fixed decimals. Like Python, it rounds a tie to the even digit.
 function fixed(value, digits) {
-  const rounded = value.toFixed(digits); // a tie goes up
+  const rounded = value.toFixed(digits); // rounds a tie up
   const exact = value.toFixed(digits + 30);
   const isTie = exact.endsWith(`5${"0".repeat(29)}`);
   return isTie && /[13579]$/.test(rounded) ? exact.slice(0, -30).replace(/\.$/, "") : rounded;
 }
 
-// The same texts as those of instrument/units.py.
+// The functions from here to `percent` give the same texts as instrument/units.py.
 function duration(ns) {
   for (const [limit, divisor, unit] of [[1e3, 1, "ns"], [1e6, 1e3, "µs"], [1e9, 1e6, "ms"]]) {
     if (Math.abs(ns) < limit) {
@@ -77,8 +77,8 @@ function percent(share) {
   return `${fixed(share * 100, 1)}%`;
 }
 
-// The colour of a name: the same in tree, bars, timeline and flame graph. Names that are drawn
-// first, those of the largest ranges, differ most. Dark text is readable on all of them.
+// The colour of a name. It is the same in the whole page, and dark text is readable on it. Names
+// that are drawn first have the most different colours.
 const numbers = new Map();
 
 function colourOf(name) {
@@ -87,7 +87,7 @@ function colourOf(name) {
   return `oklch(${0.72 + 0.06 * (at % 3)} 0.1 ${(at * 137.508) % 360})`; // the golden angle
 }
 
-// The present value of a colour of page.css, such as "--ink", for a canvas.
+// The current value of a colour variable, such as "--ink", for a canvas.
 function themeColour(variable) {
   const probe = element("i", {hidden: true});
   probe.style.color = `var(${variable})`;
@@ -104,7 +104,7 @@ async function unpacked() {
   return JSON.parse(await new Response(stream).text());
 }
 
-// Draw a section when it comes near the window, or when somebody asks for it or prints.
+// Draw a section only when it scrolls near the window, when a link leads to it, or for printing.
 function drawLazily(root, draw) {
   let isDrawn = false;
   const drawOnce = () => {
@@ -124,12 +124,12 @@ function drawLazily(root, draw) {
   if (isAddressed(root.id)) drawOnce();
 }
 
-// Whether the address names a section: "#timeline" or "#timeline?from=0&to=9".
+// Whether the page's address leads to a section, such as "#timeline" or "#timeline?from=0&to=9".
 function isAddressed(name) {
   return location.hash.slice(1).split("?")[0] === name;
 }
 
-// The values after "?" in the address, if it names this section; else null.
+// The values after "?" in the page's address, if the address leads to this section; else null.
 function addressed(name) {
   return isAddressed(name) ? new URLSearchParams(location.hash.split("?")[1] || "") : null;
 }
@@ -139,8 +139,8 @@ function scrollToAddressed() {
   if (root) root.scrollIntoView();
 }
 
-// Follow a link within the page. In the frame of a notebook, the browser would load the notebook
-// instead, because a frame without an address takes that of its parent.
+// Follow a link within the page. A frame in a notebook has the address of the notebook. So without
+// this function, a link would load the notebook into the frame.
 function followLink(event) {
   const link = event.target.closest("a[href^='#']");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
@@ -160,12 +160,12 @@ function isDark() {
   return chosen ? chosen === "dark" : !light.matches;
 }
 
-// The lines below the title: the verdict, the facts, and what the page is of.
+// The lines below the title: the verdict, the facts, and the number of captures.
 function drawHeading({captures = 1, sections: {verdict}}) {
   const title = document.querySelector("#head h1");
   if (captures > 1) {
     title.after(element("p", {class: "soft", text:
-      `One of ${captures} captures. The findings and the section Run are of all captures.`}));
+      `The last of ${captures} captures. The findings and the section Run cover all captures.`}));
   }
   if (verdict) {
     title.after(

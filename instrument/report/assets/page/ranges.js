@@ -1,4 +1,4 @@
-// The ranges: a tree, with forward, backward and optimizer of each row as one bar.
+// The section Ranges: a tree of ranges, each with its forward, backward and optimizer as one bar.
 "use strict";
 
 const phases = ["forward", "backward", "accumulate", "recompute", "optimizer"];
@@ -23,8 +23,8 @@ sections.ranges = {
     const left = data.left_out ? [`${data.left_out} more ranges are left out.`] : [];
     root.append(
       element("p", {class: "soft", text:
-        "CPU time that each range caused, on all threads and in all steps: its forward, the "
-        + "backward of its operators, and the optimizer."}),
+        "The CPU time that each range caused, on all threads and in all steps: its forward, the "
+        + "backward of its operators, and the optimizer steps inside it."}),
       element("div", {class: "tools", role: "group", "aria-label": "Grouping"}, buttons, legend),
       place,
       ...[...left, ...data.notes].map(note => element("p", {class: "soft", text: note})),
@@ -48,9 +48,9 @@ function rangeTable(data, key) {
       key: at => cells.total_ns[at],
       cell: at => rangeBar(cells, at, most),
     },
-    {title: "caused", unit: "ns", doc: "all CPU time that the range caused"},
+    {title: "CPU time", unit: "ns", doc: "all CPU time that the range caused"},
     {
-      title: "each step",
+      title: "CPU time by step",
       doc: "the CPU time that the range caused in each step",
       key: values => values && Math.max(...values),
       cell: values => stepsOf(values, data.steps),

@@ -1,7 +1,7 @@
-// Several windows and ranks side by side: the step times over the run, slow ranks, clocks.
+// The section Run compares windows and ranks: step times over the run, slow ranks, clocks.
 "use strict";
 
-// The legend names this many ranks.
+// The most ranks in the legend.
 const mostLegend = 32;
 const rankParts = [
   ["compute_ns", "compute"],
@@ -17,7 +17,7 @@ sections.runs = {
   },
 };
 
-// The ranks have colours of their own, as far from each other as possible.
+// The colour of a rank. The colours of the ranks differ as much as possible.
 function colourOfRank(at, count) {
   return `oklch(0.68 0.14 ${Math.round((360 * at) / count)})`;
 }
@@ -26,7 +26,7 @@ function nameOfRank(rank) {
   return rank === null ? "rank unknown" : `rank ${rank}`;
 }
 
-// A point for each step of each rank: the steps from left to right, a row of numbers per window.
+// A chart with a point for each step of each rank, the steps from left to right.
 function stepPlot({windows, steps}) {
   const [width, height, left, bottom] = [1160, 220, 92, 26];
   const points = steps.flatMap(({window, rank, numbers, duration_ns: times}) => (
@@ -46,7 +46,7 @@ function stepPlot({windows, steps}) {
   const places = new Map(ranks.map((rank, at) => [rank, at]));
   const wide = (width - left) / columns.size;
   const middle = ({window, number}) => left + (columns.get(`${window}/${number}`).at + 0.5) * wide;
-  // The ranks of a step stand side by side.
+  // The points of a step's ranks lie side by side.
   const x = point => (
     middle(point) + ((places.get(point.rank) + 0.5) / ranks.length - 0.5) * wide * 0.7
   );
@@ -89,9 +89,9 @@ function textAt(x, y, text, anchor) {
 
 function windowOf(window) {
   const blocks = [
-    ["stragglers", "Slow ranks, for which others wait"],
-    ["collectives", "Collectives: transfer and waiting"],
-    ["clocks", "Clocks: how far each is ahead"],
+    ["stragglers", "Slow ranks that other ranks wait for"],
+    ["collectives", "Collectives: transfer and waiting time"],
+    ["clocks", "Clocks: how far the clock of each rank is ahead"],
   ];
   return [
     element("h3", {text: window.name}),
@@ -104,7 +104,7 @@ function windowOf(window) {
   ];
 }
 
-// The ranks, with a bar of where a step goes where the devices' work is known.
+// The table of ranks. If the device work is known, a bar shows how the time of a step splits.
 function ranksTable({ranks, name}) {
   const {cells} = ranks;
   const columns = columnsOf(ranks);
@@ -120,7 +120,7 @@ function ranksTable({ranks, name}) {
       return stackedBar(parts, most, label);
     };
     const key = at => cells.step_ns[at];
-    columns.splice(1, 0, {title: "where a step goes", isBar: true, cell: bar, key});
+    columns.splice(1, 0, {title: "time of a step", isBar: true, cell: bar, key});
     rows.forEach((row, at) => row.splice(1, 0, at));
   }
   return table(columns, rows, {caption: `Ranks: ${name}`});

@@ -1,4 +1,4 @@
-// A table whose rows can be sorted by its headers and filtered by a text; its rows may be a tree.
+// A table that can be sorted by a column and filtered by a text. Its rows may be a tree.
 "use strict";
 
 const unitTexts = {
@@ -9,11 +9,11 @@ const unitTexts = {
   "flops/s": count,
   share: percent,
 };
-// A longer name is shortened until somebody asks for all of it.
+// A longer name, in characters, is shortened until the reader clicks it.
 const longestName = 60;
-// A longer text may break into lines.
+// A longer text, in characters, may break into several lines.
 const longestLine = 32;
-// A tree is opened down to the level at which it has at most this many rows.
+// At first, a tree is open down to the deepest level with at most this many rows in total.
 const openedRows = 30;
 
 function cellText(unit, value) {
@@ -24,7 +24,7 @@ function cellText(unit, value) {
   return String(Number(value.toPrecision(3)));
 }
 
-// A name; if it is long, its middle is left out until it is clicked.
+// A name. The middle of a long name is left out until the reader clicks it.
 function longName(text) {
   const whole = printable(text);
   if (whole.length <= longestName) return whole;
@@ -40,11 +40,13 @@ function longName(text) {
   return button;
 }
 
-// Make a table. `columns` are {title, unit, doc, isText, isSentence, isBar, cell, key}: `cell(value,
-// row)` makes the content of a cell if text is not enough, and `key(value)` is what sorts it; a
-// sentence is never shortened. `rows` are arrays with a value for each column. `sort` is the index of
-// the column that sorts the rows at first; null keeps their order. With `depths`, the rows are a tree
-// in which each row stands after its parent.
+// Make a table.
+// - `columns` are {title, unit, doc, isText, isSentence, isBar, cell, key}. The function
+//   `cell(value, row)` returns the content of a cell that is not plain text. `key(value)` returns
+//   the value to sort by. A sentence is never shortened.
+// - `rows` are arrays with a value for each column.
+// - `sort` is the index of the column that sorts the rows at first; null keeps their order.
+// - `depths` makes the rows a tree: it has the depth of each row. A row comes after its parent.
 function table(columns, rows, options) {
   const {caption, sort = null, filter = rows.length > 10, shown = 25, depths = null} = options;
   const {roots, all} = treeOf(rows, depths);
@@ -157,7 +159,7 @@ function table(columns, rows, options) {
   );
 }
 
-// The rows as nodes {row, depth, children, isOpen}, and the nodes without a parent.
+// The rows as nodes {row, depth, children, isOpen, isFound}, and the nodes without a parent.
 function treeOf(rows, depths) {
   const all = rows.map((row, at) => (
     {row, depth: depths ? depths[at] : 0, children: [], isOpen: false, isFound: true}
@@ -214,7 +216,7 @@ function toggle(node, redraw) {
   });
 }
 
-// The rows of a table of the payload, {columns: [{name, title, unit, doc, is_text}], cells}.
+// The columns of a table in the payload, {columns: [{name, title, unit, doc, is_text}], cells}.
 function columnsOf(data, names = data.columns.map(({name}) => name)) {
   const byName = new Map(data.columns.map(column => [column.name, column]));
   return names.filter(name => byName.has(name)).map(name => {
@@ -228,7 +230,7 @@ function rowsOf(data, columns) {
   return (cells[0] || []).map((_, at) => cells.map(column => column[at]));
 }
 
-// Make a table of the payload, with all of its columns.
+// Make a table from a table in the payload, with all of its columns.
 function tableOf(data, options) {
   const columns = columnsOf(data);
   return table(columns, rowsOf(data, columns), options);

@@ -1,4 +1,4 @@
-// The timeline: tracks of slices on a canvas, which can be zoomed and moved.
+// The timeline: tracks of slices on a canvas. The reader can zoom and move it.
 "use strict";
 
 const sliceKinds = [
@@ -9,7 +9,8 @@ const rowHeight = 18;
 const trackGap = 7;
 const mostArrows = 60;
 
-// The columns of the payload as arrays, with the track and the rows of each slice.
+// The slices of the payload as columns, the tracks with their rows, and the links from calls to
+// device work.
 function unpackSlices(data) {
   const start = summed(data.start);
   const slices = {
@@ -40,7 +41,7 @@ function unpackSlices(data) {
   return slices;
 }
 
-// Assign positions to the rows of the tracks; a closed track shows its first row only.
+// Set the positions of all rows and return the total height. A closed track shows only one row.
 function placeRows(tracks) {
   let top = 0;
   for (const track of tracks) {
@@ -56,7 +57,7 @@ function placeRows(tracks) {
   return top;
 }
 
-// The colours of the slices: an index into a palette for each slice, and the palette.
+// The colours of the slices: the palette, and for each slice an index into it.
 function colourSlices(data, slices) {
   const resolve = colourResolver();
   const idle = ["--launch", "--soft", "--loader", "--cpu", "--idle"];
@@ -103,7 +104,7 @@ function hatched(colour) {
   return context.createPattern(tile, "repeat");
 }
 
-// For each slice, how many slices before it have a name with the query in it.
+// For each slice, the number of earlier slices whose name contains the query.
 function countMatches(data, slices, query) {
   const wanted = query.toLowerCase();
   const matches = data.names.map(name => name.toLowerCase().includes(wanted));
@@ -125,7 +126,7 @@ sections.timeline = {
     let colours = colourSlices(data, slices);
     let height = placeRows(slices.tracks);
     let selected = -1;
-    let evidence = null; // {from, to} of the address
+    let evidence = null; // {from, to} in the page's address
     let matched = null;
 
     const canvas = element("canvas", {
@@ -210,8 +211,8 @@ sections.timeline = {
       });
     };
 
-    // Slices narrower than a pixel share a rectangle with those that begin in the same pixel; a
-    // finding always has its own, wide enough to be seen.
+    // Slices that are narrower than a pixel and begin in the same pixel share one rectangle. A
+    // finding always has its own rectangle, which is wide enough to see.
     const paintRow = (context, view, row, top) => {
       const {start, end} = slices;
       const isFinding = data.kinds[data.name[row.first]] === findingKind;
@@ -225,7 +226,7 @@ sections.timeline = {
         if (right - left < 1 && !isFinding) {
           const until = axis.begin + (Math.floor(left) + 1) / view.scale;
           next = lowerBound(start, until, next, row.last);
-          if (next > at + 1 && end[next - 1] > until) next -= 1; // it is seen beside this pixel
+          if (next > at + 1 && end[next - 1] > until) next -= 1; // it reaches the next pixel
         }
         const isDim = matched && matched[next] === matched[at];
         const own = colours.palette[colours.of[at]];
@@ -299,7 +300,7 @@ sections.timeline = {
       context.stroke();
     };
 
-    // The slice under the pointer, within two pixels; -1 if there is none.
+    // The slice at most two pixels from the pointer; -1 if there is none.
     const sliceAt = event => {
       const box = canvas.getBoundingClientRect();
       const y = event.clientY - box.top + scroller.scrollTop;
@@ -321,7 +322,7 @@ sections.timeline = {
       repaint();
     };
 
-    // Select a slice, and move the view so that it can be seen.
+    // Select a slice, and move the view until the slice is visible.
     const goTo = at => {
       const {row, track} = rowOfSlice(at);
       if (!row.isShown) toggle(track);
@@ -339,8 +340,9 @@ sections.timeline = {
 
     const hint = () => element("p", {
       class: "soft",
-      text: "Click a slice for its details. Drag to move, Ctrl and the wheel to zoom. Keys: arrows or "
-        + "W, A, S, D, + and −; 0 shows the step; Shift and an arrow select the next slice.",
+      text: "Click a slice for its details. Drag to move. Hold Ctrl and turn the wheel to zoom. "
+        + "Keys: arrows, or A and D, move; + and −, or W and S, zoom; 0 shows the step; Shift and "
+        + "an arrow select the next slice.",
     });
 
     const link = at => element(
@@ -373,7 +375,7 @@ sections.timeline = {
       ];
     };
 
-    // The next slice in a direction: beside the selected one in its row, or above or below it.
+    // The next slice in the direction of an arrow key: in the same row, or in the next row.
     const neighbour = key => {
       if (selected < 0) {
         const {first, last} = slices.tracks[0].rows[0];
@@ -468,8 +470,8 @@ sections.timeline = {
         each => each.toLocaleString("en"),
       );
       const kept = data.step === null
-        ? "" : `, those outside of step ${data.steps[data.step][0]} first`;
-      return `${missing} of ${whole} slices are left out: the shortest${kept}.`;
+        ? "" : `, first of all those outside of step ${data.steps[data.step][0]}`;
+      return `${missing} of ${whole} slices are left out: the shortest ones${kept}.`;
     }
 
     function longestSlices() {
@@ -523,7 +525,7 @@ sections.timeline = {
       repaint();
     });
 
-    // The address names the time of an event: show the time around it, and select its slice.
+    // If the page's address gives the time of an event, show this time and select the slice.
     const showEvidence = () => {
       const values = addressed("timeline");
       if (!values || !values.has("from")) return;

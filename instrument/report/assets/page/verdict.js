@@ -1,7 +1,7 @@
-// The verdict: the step, where it goes, and what to change first.
+// The section Verdict: the step, how its time splits, and what to change first.
 "use strict";
 
-// How many findings stand at the top.
+// The number of findings at the top. The others are folded.
 const firstFindings = 3;
 
 sections.verdict = {
@@ -13,12 +13,12 @@ sections.verdict = {
       whereItGoes(data),
       element("h3", {text: data.findings.length ? "What to change" : "Nothing found to change"}),
       ...cards.slice(0, firstFindings),
-      // Without a finding, what the simulation cannot explain is all there is to know.
+      // Without findings, the notes on the simulation are not folded.
       ...(cards.length ? [] : listed(data.notes)),
       folded(`More findings (${cards.length - firstFindings})`, cards.slice(firstFindings)),
       folded(`Passed, or costs too little to matter (${data.passed.length})`, listed(data.passed)),
       folded(`Not checked (${data.not_checked.length})`, listed(data.not_checked)),
-      cards.length ? folded("How sure the savings are", listed(data.notes)) : null,
+      cards.length ? folded("Accuracy of the savings", listed(data.notes)) : null,
       coverage(data),
     ];
     root.append(...parts.filter(Boolean));
@@ -42,19 +42,19 @@ function factsOf(data) {
   }
   if (data.device_share !== null) {
     const whole = hasSteps ? "of the step" : "of the recording";
-    found.push(fact("A device works", percent(data.device_share), whole));
+    found.push(fact("Device busy", percent(data.device_share), whole));
   }
   const losses = data.coverage.filter(row => row.why);
   found.push(fact(
-    "Recorded completely",
+    "Complete parts",
     `${data.coverage.length - losses.length} of ${data.coverage.length}`,
-    losses.length ? "parts; Coverage below says what is missing" : "parts of the recording",
+    losses.length ? "see Coverage below for what is missing" : "of the recording",
   ));
   if (steps.numbers.length > 1) {
     const labels = steps.numbers.map((number, at) => (
       `step ${number}: ${duration(steps.duration_ns[at])}`
     ));
-    const label = `Step times of ${labels.length} steps; the tile before has the spread`;
+    const label = `Durations of ${labels.length} steps; the first box has the range of durations`;
     const chart = stepChart(steps.duration_ns, labels, label, {width: 200, height: 40});
     found.push(element(
       "div",
@@ -81,13 +81,14 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     "div",
     {},
     element("h4", {text: `By ${by}`}),
-    stackedBar(found, parts.total_ns, `Where ${what} goes, by ${by}; the numbers are below`),
+    stackedBar(found, parts.total_ns, `The time of ${what} by ${by}; the numbers are below`),
     legendOf(found, parts.total_ns, parts.steps),
   ));
   return element(
     "div",
     {},
-    element("h3", {text: `Where ${what} goes: ${duration(Math.round(parts.total_ns / parts.steps))}`
+    element("h3", {text: `Where the time of ${what} goes: `
+      + duration(Math.round(parts.total_ns / parts.steps))
       + (parts.steps > 1 ? ` on average over ${parts.steps} steps` : "")}),
     element("div", {class: "halves"}, halves),
   );
@@ -99,7 +100,7 @@ function findingCard(finding, isOpen) {
     "summary",
     {},
     element("span", {class: "finding-title", text: finding.title}),
-    saves ? savingBar(finding) : element("span", {class: "soft saving", text: "saving not known"}),
+    saves ? savingBar(finding) : element("span", {class: "soft saving", text: "saving unknown"}),
   );
   const where = [finding.range && `range ${finding.range}`, finding.source];
   const rows = [
@@ -152,7 +153,7 @@ function evidence(finding) {
   return table(columns, rows, {caption: `Evidence: ${finding.title}`});
 }
 
-// The name of an event, as a link to the longest such event in the timeline.
+// The name of a row of evidence, as a link to its longest event in the timeline.
 function evidenceLink([, , , , start, end], name) {
   if (start === null) return longName(name);
   return element("a", {href: `#timeline?from=${start}&to=${end}`, text: name});
