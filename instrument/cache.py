@@ -47,8 +47,8 @@ _UNFINISHED = re.compile(r"\.\w+\.tmp")
 # stays after its last write.
 _IN_USE_S, _UNFINISHED_S = 600, 3_600
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-# What earlier versions left: the folder and names of fetched captures, and the suffix of files with
-# columns beside a trace.
+# Names that earlier versions of this package used: the folder and names of fetched captures, the
+# suffix of a file with the columns of a trace, and how such a file begins after its first 8 bytes.
 _OLD_FOLDER, _OLD_FETCHED, _OLD_COLUMNS = "instrument", re.compile("[0-9a-f]{32}"), ".columns"
 _OLD_HEADS = (b'{"made_by":[', b'{"layout":["')
 # Temporary folders for entries that the cache could not take, by the name of the entry.
@@ -294,8 +294,8 @@ def leftovers(below: Path | None = None) -> list[Path]:
     """The files and folders that the caches of earlier versions left.
 
     These are fetched captures, and files with the columns of a trace, which are beside the trace.
-    Such files are only searched if `below` is given: in the folder `below` and its subfolders, or
-    beside the trace `below`.
+    Files with columns are searched for only if `below` is given: in the folder `below` and its
+    subfolders, or beside the trace `below`.
     """
     found: list[Path] = []
     with suppress(OSError):

@@ -23,7 +23,8 @@ class Capture(Views):
     """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
 
     The trace is read when a view first needs it, and then stays in memory. Each view is computed
-    once. In a notebook, a capture shows its verdict, ranges and operators, and a `Table` its rows.
+    once. A notebook shows the verdict, ranges and operators of a capture, and the rows of a
+    `Table`.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.

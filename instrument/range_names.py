@@ -3,8 +3,8 @@
 Kineto does not escape quotation marks: one quotation mark in a name makes the whole JSON file
 invalid. Kineto also turns backslashes into slashes, and replaces names that are not printable ASCII
 by "unknown". `to_trace` therefore percent-encodes such names after the prefix "utf8:", and
-`from_trace` decodes them. "ProfilerStep#" begins torch's name for a step. If the user gives a range
-a name that begins so, `to_trace` encodes this name too.
+`from_trace` decodes them. torch's name for a step begins with "ProfilerStep#". If a range of the
+user has a name with this beginning, `to_trace` encodes the name too.
 """
 
 from __future__ import annotations

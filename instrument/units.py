@@ -19,7 +19,7 @@ def duration(ns: float) -> str:
 
 
 def durations_like(ns: float) -> Callable[[float], str]:
-    """Return a function that writes all times in one unit, so that they line up in a column.
+    """Return a function that writes all times in one unit, so that a column is easy to compare.
 
     The unit and the number of decimals are those that show `ns` with four digits: with a step of
     87.41 ms, a saving of 300 µs is "0.30 ms".
@@ -71,7 +71,7 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     return f"{value:.2f} {units[power]}" if power else f"{value} {units[0]}".rstrip()
 
 
-#: Units that people write, by what they measure, with their factors.
+#: The units that `quantity` can read, with their factors: units of bytes, and units of counts.
 BYTES = {
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", 1)},

@@ -288,4 +288,6 @@ def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: L
         ["capture.json", "trace.json.gz"]
     ] * 2
     (said,) = log.at("WARNING")
-    assert said.startswith("one: the file summary.json, from which ranks are compared, cannot be ")
+    assert said.startswith(
+        "one: the file summary.json, which is needed to compare ranks, cannot be "
+    )

@@ -162,7 +162,7 @@ def test_a_sink_that_no_other_process_can_build_runs_here_behind_the_others(
             [
                 line
                 for line in log.at("INFO")
-                if line.startswith("Only the training process can run the sink here")
+                if line.startswith("Only the training process can run these sinks: here")
             ]
         )
         == 1
@@ -294,7 +294,7 @@ def test_two_processes_do_not_finish_the_same_window(
     (folder / "trace.json").write_text('{"traceEvents": []}')
     with _locked(folder):
         assert main(["export", str(output)]) == 2
-    assert "just being finished by another process" in capsys.readouterr().err
+    assert "Another process is finishing " in capsys.readouterr().err
     assert main(["export", str(folder)]) == 0
 
 
@@ -409,7 +409,9 @@ def test_a_sink_here_that_takes_its_folder_away_does_not_keep_stop_waiting(
     log.errors_expected = True
     session = run(profiler, steps=1, sinks={"takes": Takes()})
     assert session.captures == []
-    assert [line for line in log.at("ERROR") if "A message from the exporter failed here" in line]
+    assert [
+        line for line in log.at("ERROR") if "A message from the exporter cannot be used" in line
+    ]
     assert (tmp_path / ALL[0] / "trace.json.gz").exists()
 
 

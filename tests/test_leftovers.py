@@ -78,7 +78,7 @@ def test_what_a_capture_asks_for_is_not_done(
     assert main(["export", "."]) == 0
     assert told(capsys) == (
         f"Finished {WINDOW}.\n"
-        "Sinks that did not run, as only the training run knows their options: theirs. "
+        "These sinks did not run, because only the training run knows their options: theirs. "
         "`instrument export . --sink package.module.Class KEY=VALUE` runs one of them.\n"
     )
     assert sorted(path.name for path in (run / WINDOW).iterdir()) == [
@@ -265,9 +265,8 @@ def test_a_copy_of_that_folder_is_anybodys(
     shutil.copytree(out, tmp_path / "copy")
     out.rename(tmp_path / "elsewhere")
     assert main(["export", str(tmp_path / "copy")]) == 0
-    assert "Sinks that did not run, as only the training run knows their options: own. " in told(
-        capsys
-    )
+    wanted = "These sinks did not run, because only the training run knows their options: own. "
+    assert wanted in told(capsys)
     assert not (tmp_path / "there").exists()
     shutil.copytree(tmp_path / "copy", out)  # the same path, another folder
     assert (

@@ -96,7 +96,7 @@ def is_launch(name: str) -> bool:
 def coverage(capture: Views) -> Table:
     """Return a row for each kind of loss that applies to the capture; see `COVERAGE`.
 
-    Cost: the computation of the range tree, and about 0.4 µs an event.
+    Cost: the computation of the range tree, and about 0.4 µs per event.
     """
     return _table(capture, rows.EVERY)
 
@@ -113,9 +113,9 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return those of the named rows of the coverage whose share is below `ENOUGH`.
+    """Return the rows of the coverage in `names` that are losses with a share below `ENOUGH`.
 
-    A row whose share cannot be known is returned too. A row that does not describe a loss is never
+    A loss whose share cannot be known is returned too. A row that does not describe a loss is never
     returned. Only the named rows are computed. For the losses of one view, `names` is
     `VIEWS[view].coverage`.
     """
@@ -193,7 +193,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """How many launches have device work. How much device time is missing cannot be known."""
+    """How many launches have device work. The trace does not show how much device time is lost."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None

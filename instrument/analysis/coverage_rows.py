@@ -14,7 +14,7 @@ class Row(NamedTuple):
     """A row of the coverage.
 
     Attributes:
-        doc: what the share is a fraction of, and when the row is left out.
+        doc: what the share is, and when the row is left out.
         is_loss: whether something is missing from the capture if the share is below 1. If False,
             the row describes the program or the recording, and never causes a warning.
     """
@@ -45,77 +45,77 @@ UNDISTURBED = "step time without the cost of recording"
 #: The rows in the order of the table.
 ROWS = {
     LAUNCHES: Row(
-        "of the CPU calls that launch a kernel, a CUDA graph or a copy, the part that has device "
-        "work with the same correlation. Two kinds of calls do not count: calls during the capture "
-        "of a CUDA graph, because they launch nothing, and memsets, because a memset of 0 bytes "
-        "launches nothing. Left out if the trace has no launches, or has counters of a range "
-        "profiler and no device work"
+        "the part of the launches that have device work with the same correlation. A launch is a "
+        "CPU call that launches a kernel, a CUDA graph or a copy. Two kinds of calls do not count: "
+        "calls during the capture of a CUDA graph, because they launch nothing, and memsets, "
+        "because a memset of 0 bytes launches nothing. Left out if the trace has no launches, or "
+        "has counters of a range profiler and no device work"
     ),
     RECORDS: Row(
-        "of the records of device work and calls, the part that Kineto did not drop, according to "
+        "the part of the records of device work and calls that Kineto did not drop, according to "
         "Kineto's own messages in the trace; None if Kineto stopped recording early. Left out "
         "if the trace has no such messages"
     ),
     LAUNCHED: Row(
-        "of the time of all device work, the part whose launch is in the trace. Left out if there "
-        "is no device work"
+        "the part of the device time for which the trace has the launch of the work. Left out if "
+        "there is no device work"
     ),
     IN_OPERATOR: Row(
-        "of the device time with a launch, the part that an operator or a range launched. The "
-        "profiler records the launches of all threads, but the operators only of some. Left out "
-        "if there are no launches"
+        "the part of the device time with a launch that an operator or a range launched. The "
+        "profiler records the launches of all threads, but the operators of only some threads. "
+        "Left out if there are no launches"
     ),
     IN_ORDER: Row(
-        "of the device time with a launch, the part that starts after its launch has begun, and "
-        "not after work that was launched later on the same stream. Left out if there are no "
-        "launches"
+        "the part of the device time with a launch that ran in a possible order: after its launch "
+        "has begun, and before the work that was launched later on the same stream. Left out if "
+        "there are no launches"
     ),
     OUTSIDE_GRAPHS: Row(
-        "of the device time, the part that no CUDA graph launched. Left out if there are no CUDA "
+        "the part of the device time that no CUDA graph launched. Left out if there are no CUDA "
         "graphs"
     ),
     DEVICE_IN_STEPS: Row(
-        "of the device time, the part that was launched in finished steps. If the launch of work "
+        "the part of the device time that was launched in finished steps. If the launch of work "
         "is not in the trace, the start of the work decides. Left out if no steps are marked"
     ),
     CPU_IN_STEPS: Row(
-        "of the CPU time of all threads, without calls that only wait for the device, the part in "
-        "finished steps. Left out if no steps are marked"
+        "the part of the CPU time of all threads that is in finished steps. Calls that only wait "
+        "for the device do not count. Left out if no steps are marked"
     ),
     DEVICE_IN_RANGES: Row(
-        "of the device time, the part that belongs to a range. Left out if there is no device work",
+        "the part of the device time that belongs to a range. Left out if there is no device work",
         is_loss=False,
     ),
     CPU_IN_RANGES: Row(
-        "of the CPU time of all recorded threads, the part that belongs to a range; the backward "
+        "the part of the CPU time of all recorded threads that belongs to a range; the backward "
         "belongs to the range of its forward. Left out if no CPU time was recorded",
         is_loss=False,
     ),
     TIMED_RANGES: Row(
-        "of the names of all called ranges, the part whose marks torch.compile did not remove. "
-        "Left out if torch.compile removed no marks"
+        "the part of the names of called ranges for which the trace has times. For the other "
+        "ranges, torch.compile removed the marks. Left out if it removed none"
     ),
     JOINED: Row(
-        "of the CPU time of the backward, the part whose forward operator is known. Left out if "
-        "there is no backward"
+        "the part of the CPU time of the backward for which the forward operator is known. Left "
+        "out if there is no backward"
     ),
     OWNED: Row(
-        "of the bytes of all allocations, the part that was allocated in an operator or a range. "
-        "Left out if there are no allocations"
+        "the part of the allocated bytes that was allocated in an operator or a range. Left out "
+        "if there are no allocations"
     ),
     NESTED: Row(
-        "of the duration of all CPU slices, the part in slices that nest. A slice nests if it lies "
-        "wholly inside or wholly outside of each earlier slice of its thread. Perfetto drops most "
-        "slices that do not nest, or moves them to another track. No table depends on this row. "
-        "Left out if there are no slices"
+        "the part of the duration of all CPU slices that is in slices that nest. A slice nests if "
+        "it lies wholly inside or wholly outside of each earlier slice of its thread. Perfetto "
+        "drops most slices that do not nest, or moves them to another track. No table depends on "
+        "this row. Left out if there are no slices"
     ),
     VALID: Row(
-        "of the events of the file, the part with possible times. An event that ends before it "
-        "begins does not count, nor does an event at a time that is out of range"
+        "the part of the events of the file that have possible times. A time is impossible if it "
+        "is out of range, or if the event ends before it begins"
     ),
-    READ: Row("of the events of the file, the part that was read; None if the file is truncated"),
+    READ: Row("the part of the events of the file that were read; None if the file is truncated"),
     PLANNED: Row(
-        "of the planned steps, the part that was recorded; None if the number of planned steps is "
+        "the part of the planned steps that were recorded; None if the number of planned steps is "
         "not known. Left out for a trace without a capture.json"
     ),
     UNDISTURBED: Row(

@@ -57,16 +57,17 @@ CUDA_GRAPHS: Schema = schema(
     median_replay_ns="the median time from start to end of a replay",
     max_replay_ns="the longest time from start to end of a replay",
     streams="the number of streams on which the replays ran",
-    names_from="how the nodes were joined to the launches of a capture: by kernel names, or only "
-    "by order if the trace does not name the kernels of captured launches; None if the nodes have "
-    "no operators and ranges",
-    no_names="why operators and ranges of nodes are missing; None if none is missing. no capture: "
-    "the traces hold no capture from before the launch. other launches: the captured launches and "
-    "the nodes differ in number or kinds. other kernels: the captured launches and the nodes "
-    "differ in kernels. unknown order: the graph has branches or its replays differ, and the names "
-    "of the kernels do not tell the nodes apart. several captures: several captures fit the graph, "
-    "with different operators or ranges. several graphs: the trace does not name captured kernels, "
-    "and the captures fit more graphs with different kernels than there are captures",
+    names_from="how the nodes were joined to the launches of a capture: by `kernel names`, or "
+    "only by `order` if the trace does not name the kernels of captured launches; None if the "
+    "nodes have no operators and ranges",
+    no_names="why operators and ranges of nodes are missing; None if none is missing. `no "
+    "capture`: the traces hold no capture from before the launch. `other launches`: the captured "
+    "launches and the nodes differ in number or kinds. `other kernels`: the captured launches and "
+    "the nodes differ in kernels. `unknown order`: the graph has branches or its replays differ, "
+    "and the names of the kernels do not tell the nodes apart. `several captures`: several "
+    "captures fit the graph, with different operators or ranges. `several graphs`: the trace does "
+    "not name captured kernels, and n captures fit more than n graphs with different kernels, so "
+    "it is not known which graphs they made",
 )
 CUDA_GRAPH_NODES: Schema = schema(
     name="the name of the graph, as in the table `cuda_graphs`",
@@ -83,7 +84,7 @@ CUDA_GRAPH_NODES: Schema = schema(
     "operator",
     annotation="the name that `mark_kernels` of `torch.cuda._graph_annotations` gave to the node, "
     "if torch's tool wrote it into the trace",
-    calls="how often the node ran",
+    calls="how many times the node ran",
     device_ns="device time of all runs of the node",
 )
 

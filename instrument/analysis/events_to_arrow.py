@@ -112,7 +112,7 @@ EVENTS: Schema = schema(
 def to_arrow(events: Events) -> pyarrow.Table:
     """Return the events, then the allocations and frees, as one Arrow table; see `EVENTS`.
 
-    Needs pyarrow. Cost: about 1 µs an event.
+    Needs pyarrow. Cost: about 1 µs per event.
     """
     import pyarrow
 

@@ -117,7 +117,7 @@ def _modules_around(links: Links) -> tuple[Ints, list[str]]:
     events, memory = links.events, links.events.memory
     frames = module_frames(events)
     if not frames.any():
-        raise CaptureError("The trace names no modules; record it with with_stack=true.")
+        raise CaptureError("The trace holds no modules; record it with with_stack=true.")
     call_tree = nest(events, frames)
     names = [name.removeprefix(_MODULE) for name in events.names]
     paths, path = paths_of(call_tree, events.name[call_tree.index].astype(np.int64), names)

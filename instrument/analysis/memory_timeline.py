@@ -124,7 +124,7 @@ class MemoryView:
     allocated while a profiler was recording. A size is the requested size, rounded up to blocks by
     the allocator.
 
-    Cost: about 1 µs a memory event, once for each view.
+    Cost: about 1 µs per memory event, once for each view.
     """
 
     def __init__(self, links: Links) -> None:
@@ -288,7 +288,7 @@ class MemoryView:
                 [row.bytes for row in rows if row.name not in (None, BEFORE, f"[no {by}]")][:most]
             )
 
-        return max(self.kinds[::-1], key=covered)  # of equal groupings, the one listed last
+        return max(self.kinds[::-1], key=covered)  # the last of equally good groupings
 
     def curve(
         self, by: By | None = None, *, device: str | None = None, most: int = 8, points: int = 1000

@@ -151,7 +151,7 @@ class OperatorTable(GroupableTable):
         return self._regrouped(columns, _keys(cells))
 
     def during(self, start_ns: Ints, end_ns: Ints) -> OperatorTable:
-        """Return the table of only those calls that began within some spans of time.
+        """Return the table of the calls that began within some spans of time.
 
         The spans are sorted by start and must not overlap. Device work without a launch counts if
         it began within a span.
@@ -213,7 +213,7 @@ def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
 def operators(links: Links) -> OperatorTable:
     """Make the operator table of a trace; see `OperatorTable`.
 
-    Cost: about 0.5 µs an event.
+    Cost: about 0.5 µs per event.
     """
     return OperatorTable(links, _calls(links))
 

@@ -398,7 +398,7 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
     `module_types` maps the range names of submodules to their classes.
 
-    Cost: about 0.4 µs an event, at any depth of nesting. Half of this time builds the call tree.
+    Cost: about 0.4 µs per event, at any depth of nesting. Half of this time builds the call tree.
     For `device_busy_ns`, the device's intervals are merged once for each range around them.
     """
     events, scopes = links.events, links.scopes
@@ -417,7 +417,7 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
     Args:
         links: the relations of the trace.
         groups: groups of the paths of ranges.
-        most: for how many steps at most; the last ones are taken.
+        most: the maximum number of steps. If there are more steps, the last ones are taken.
 
     Cost: a pass over the calls of ranges and the autograd nodes for each step.
     """

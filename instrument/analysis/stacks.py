@@ -66,7 +66,7 @@ def stacks(
             in the range tree.
         threads: whether each path begins with its thread; otherwise all threads are summed.
 
-    Cost: about 1 µs an event.
+    Cost: about 1 µs per event.
 
     Raises:
         CaptureError: the trace holds no Python frames, or no such range; or `metric` is
@@ -93,8 +93,8 @@ def call_paths(
 ) -> list[Stack]:
     """Return the call paths of a call tree; see `stacks`.
 
-    Python frames are part of the paths only if they are nodes of the call tree. The frames that
-    torch before 1.12 wrote as text are part of them if `frames` is True.
+    Python frames are part of the paths only if they are nodes of the call tree. If `frames` is
+    True, the frames that torch before 1.12 wrote as text are part of the paths too.
 
     Raises:
         CaptureError: the trace holds no such range; or `metric` is "device", and the trace holds no
@@ -199,8 +199,8 @@ def _before_root(
     """The texts to put in front of each path: its prefix.
 
     A prefix begins with the thread, if `threads` is True. Then come the frames that older versions
-    of torch recorded as the "Call stack" of an operator, if `frames` is True. Returns the distinct prefixes, and for
-    each node the index of its prefix.
+    of torch recorded as the "Call stack" of an operator, if `frames` is True. Returns the distinct
+    prefixes, and for each node the index of its prefix.
     """
     recorded = np.where(frames, events.call_stack[call_tree.index], -1)
     nearest = call_tree.nearest(recorded >= 0)

@@ -158,7 +158,8 @@ class Gaps(NamedTuple):
         start_ns, end_ns: the start and end of each gap.
         call: the CPU call that launched the work that ends the gap; -1 if it is not in the trace,
             and for a gap after all work.
-        queued_ns: when this call returned, limited to the gap; the end of a gap after all work.
+        queued_ns: when this call returned, limited to the gap; for a gap after all work, the end of
+            the gap.
         known: whether `queued_ns` is known.
         syncing: whether the CPU was waiting for the device when the gap began.
     """
@@ -174,7 +175,7 @@ class Gaps(NamedTuple):
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     """Find the times in which no device works, from the first start to the last end of some spans.
 
-    Gaps between the first and the last work of the devices are found too, if they lie outside.
+    Gaps outside of the spans are found too, if they lie between the first and the last device work.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
@@ -216,7 +217,7 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
 
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
-    """Return when no device works between two times, by cause: the intervals of each cause.
+    """Return the intervals between two times in which no device works, in a dict by cause.
 
     The keys and the causes are those of `waits`. The intervals do not overlap, and together they
     are the whole idle time.
@@ -233,7 +234,7 @@ def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> di
 def _timeline(
     events: Events, work: Work, start_ns: Ints, end_ns: Ints
 ) -> tuple[Timeline, Flags, dict[str, Flags]]:
-    """The timeline of device work and gaps, its busy segments, and those of each cause of a gap.
+    """The timeline of device work and gaps, its busy segments, and the segments of each cause.
 
     A segment is busy if at least one device works in it. The segments of a cause lie in gaps.
     """

@@ -132,7 +132,8 @@ class CallTree:
     def top_of_chain(self, chosen: Flags) -> Ints:
         """For each chosen node, the highest ancestor with only chosen nodes in between.
 
-        A node whose parent is not chosen is its own top. For nodes that are not chosen, -1.
+        A node whose parent is not chosen is its own top. The result is -1 for nodes that are not
+        chosen.
         """
         goes_up = chosen & (self.parent >= 0) & chosen[self.parent]
         hop = np.where(goes_up, self.parent, np.arange(len(self)))

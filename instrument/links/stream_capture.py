@@ -419,7 +419,7 @@ def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
 
 
 def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
-    """Find captures that fit graphs which they cannot all have made.
+    """Find captures that fit more graphs than they can have made.
 
     Graphs that one capture made run the same kernels. So n captures made graphs with at most n
     different sequences of kernels. If the captures fit more sequences, it is not known which of

@@ -22,8 +22,9 @@ from instrument.trace.events import Ints
 _MOST = 128
 # With fewer collectives a drift cannot be distinguished from jitter.
 _FEWEST_FOR_DRIFT = 8
-# A drift is used only if it explains the measured differences between two clocks: their median
-# distance from offset and drift is at most this fraction of their distance from the offset alone.
+# A drift is used only if the measured differences between two clocks follow it: their median
+# distance from the line with the drift is at most this fraction of their median distance from the
+# constant offset.
 _UNEXPLAINED = 0.5
 
 CLOCKS: Schema = schema(
@@ -33,9 +34,9 @@ CLOCKS: Schema = schema(
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
     uncertainty_ns="the median distance between the measured differences of the two clocks and the "
-    "differences that follow from `offset_ns` and `drift_ppm`. If the "
-    "clock is measured through other ranks, the largest uncertainty of these ranks is added. None "
-    "if only one collective was compared, or if the uncertainty of any of these ranks is None",
+    "differences that follow from `offset_ns` and `drift_ppm`. If the clock is measured through "
+    "other ranks, the largest uncertainty of these ranks is added. None if only one collective was "
+    "compared, or if the uncertainty of any of these ranks is None",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
@@ -79,8 +80,8 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     """Measure the clock of each rank at the ends of collectives; None for an unknown clock.
 
     A collective that synchronises ends at about the same moment on all ranks. If a rank and the
-    first rank both recorded a collective, their clocks show two times for its end. Three values are
-    computed from the differences between these times:
+    lowest rank both recorded a collective, their clocks show two times for its end. Three values
+    are computed from the differences between these times:
 
     - `offset_ns` is the median difference.
     - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
@@ -91,7 +92,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
 
     If the offset is larger than `BEYOND_NS`, the largest time in a trace, the clock is not known.
 
-    If a rank has no collective in common with the first rank, it is compared with ranks whose
+    If a rank has no collective in common with the lowest rank, it is compared with ranks whose
     clocks are already measured. The largest uncertainty of these ranks is added to the rank's own
     uncertainty. If one of these uncertainties is None, so is the sum. If the rank has no collective
     in common with these ranks either, its clock is not known.

@@ -23,7 +23,7 @@ from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces
 from instrument.trace.rewrite import writing
 
-# The arguments whose numbers link events of one process, each with its least valid number. All
+# The arguments whose numbers link events of one process, each with its smallest valid number. All
 # ranks use the same numbers. So a different multiple of 2**40 is added to the numbers of each rank.
 # Many viewers are written in JavaScript, which holds integers up to 2**53: enough for 8192 ranks.
 _JOINING = {
@@ -33,7 +33,7 @@ _JOINING = {
 _RANK_OFFSET = 2**40
 _LONGEST_NUMBER = 19  # digits of a 64-bit integer
 # Kineto's sort index of a CPU process is the number of the process. The sort index of a device is
-# this constant plus the number of the device. Kineto's own spans have larger sort indices.
+# `_DEVICES` plus the number of the device. Kineto's own spans have larger sort indices.
 _DEVICES = 2**24
 _PLACES = 1000
 
@@ -145,7 +145,7 @@ class _Rank:
         return event
 
     def names(self) -> Iterator[_Event]:
-        """Make an event with a name for each process of which the trace has no such event."""
+        """Make an event with a process's name, for each process that the trace does not name."""
         for process, before in self._unnamed.items():
             args = {"name": f"rank {self._rank}: {before}"}
             named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}

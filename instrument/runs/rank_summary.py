@@ -1,4 +1,4 @@
-"""The summary of a capture: a small file from which ranks are compared without their traces.
+"""The summary of a capture: a small file, so that ranks are compared without reading their traces.
 
 A thousand summaries are read in seconds.
 """
@@ -28,10 +28,10 @@ from instrument.trace.columns import BEYOND_NS
 
 SUMMARY_FILE = "summary.json"
 VERSION = 3
-# A summary keeps at most 500 ranges, those with the most CPU time, and the last 512 collectives. So
-# a file has some tens of kilobytes.
 #: The phase of training.
 TRAIN = "train"
+# A summary keeps at most 500 ranges, those with the most CPU time, and the last 512 collectives. So
+# a file has some tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
 _OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
 #: The columns that are equal for all collectives of one process group and kind.

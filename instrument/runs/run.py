@@ -279,9 +279,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
     """Compare the place and the start of a capture with the captures in `ranks`.
 
-    Returns whether the capture is in another folder than all captures in `ranks`, and how many
-    seconds lie between its start and the start of the first capture in `ranks`. If a start is not
-    known, the number of seconds is 0.
+    Returns two values: whether the capture is in another folder than all captures in `ranks`; and
+    the seconds between its start and the first known start in `ranks`. If no such start is known,
+    or the start of the capture is not known, the seconds are 0.
     """
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
@@ -317,7 +317,7 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
 
 
 def few(numbers: Iterable[object]) -> str:
-    """Return the first eight numbers as text, and the count of the rest: "0, 1, … and 4 more"."""
+    """Return at most eight numbers as text, and how many numbers follow: "0, 1, … and 4 more"."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -16,16 +16,17 @@ from instrument.trace.json_stream import forgiving
 
 TIMINGS: Schema = schema(
     name="the name of the range; `step` for whole steps",
-    calls="how often the range was called",
+    calls="how many times the range was called",
     mean_ns="the mean duration of a call",
-    p50_ns="the median duration of a call, exact to 2 %",
-    p95_ns="the 95th percentile of the durations of the calls, exact to 2 %",
+    p50_ns="the median duration of a call, with an error of at most 2 %",
+    p95_ns="the 95th percentile of the durations of the calls, with an error of at most 2 %",
     max_ns="the duration of the longest call",
     device_calls="calls whose device time is known. If no device time is known, the device columns "
     "are left out",
     device_mean_ns="the mean time of a call in the device's stream",
-    device_p50_ns="the median time of a call in the device's stream, exact to 2 %",
-    device_p95_ns="the 95th percentile of the times in the device's stream, exact to 2 %",
+    device_p50_ns="the median time of a call in the device's stream, with an error of at most 2 %",
+    device_p95_ns="the 95th percentile of the times in the device's stream, with an error of at "
+    "most 2 %",
     device_max_ns="the longest time of a call in the device's stream",
 )
 # The newest format of a line. A line without the field `format` has format 1.

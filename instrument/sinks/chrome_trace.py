@@ -56,7 +56,7 @@ class ChromeTrace(Sink):
         A trace outside `folder` stays as it is.
 
         Raises:
-            CaptureError: the trace was removed before.
+            CaptureError: the capture holds no trace.
             TraceError: there is metadata to add, but the file does not begin like a JSON object.
         """
         trace, folder = trace_of(capture).absolute(), folder.absolute()
@@ -79,7 +79,7 @@ def trace_of(capture: Capture) -> Path:
     """The path of the capture's trace.
 
     Raises:
-        CaptureError: the trace was removed.
+        CaptureError: the capture holds no trace.
     """
     if capture.trace_path is None:
         raise CaptureError(

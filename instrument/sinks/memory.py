@@ -29,9 +29,9 @@ class Memory(Sink):
     """Writes the memory in use over time, in the three forms of torch's `export_memory_timeline`.
 
     - `memory.html`: a page that shows, for each device, the memory over time, split by `by`; the
-      allocations alive at the peak; the allocations still alive after each step; and the most
-      common sizes. With `profiler.memory_categories`, it also shows memory by category. The page is
-      the section of `report.html` with this name; it loads nothing.
+      memory in use at the peak; the change of memory in each step; and the sizes with the most
+      bytes. With `profiler.memory_categories`, it also shows memory by category. `report.html`
+      shows the same content as its section "Memory". The page loads no other files.
     - `memory.json`: the same content as data. If memory events are missing, the key `incomplete`
       holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the

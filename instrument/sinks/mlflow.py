@@ -24,7 +24,7 @@ class MLflow(Tracker):
     A metric's step is the window's last training step. The files of a capture go into the artifact
     folder `profile/<capture>`. The sink ends only a run that it started, at the end of the session.
 
-    In the names of metrics, characters that MLflow refuses become `_`. Names are cut after 250
+    In the names of metrics, `_` replaces characters that MLflow refuses. Names are cut after 250
     characters.
 
     Raises:

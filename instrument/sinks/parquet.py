@@ -29,8 +29,9 @@ class Parquet(Sink):
     """Writes the window's events to `run=…/rank=…/window=…/events.parquet` in the dataset's folder.
 
     The file begins with a row for each event with a duration, in the order of the trace. Rows for
-    allocations and frees follow. The partitions are columns too: `run` and `window` are text
-    (`window` is a keyword of SQL: quote it), `rank` is a number. Unknown values are null.
+    allocations and frees follow. The partitions are columns too: `run` and `window` are text, and
+    `rank` is a number. Quote `window` in a query, because it is a keyword of SQL. Unknown values
+    are null.
     `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
 
     If data is missing from the events, the key `instrument.incomplete` of the file's metadata holds
@@ -39,8 +40,7 @@ class Parquet(Sink):
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces the file.
 
-    Not written are flows, thread labels, and those arguments of events for which there is no
-    column.
+    The file does not contain flows, thread labels, and arguments of events that have no column.
 
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 
@@ -70,7 +70,7 @@ class Parquet(Sink):
         """Write the window's file.
 
         Raises:
-            CaptureError: the trace was removed.
+            CaptureError: the capture holds no trace.
             TraceError: the trace cannot be read.
         """
         from pyarrow import parquet

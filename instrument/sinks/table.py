@@ -19,8 +19,7 @@ from instrument.sinks import Sink
 class TableSink(Sink):
     """Logs the range tree and the costliest operators, and writes the same text to `table.txt`.
 
-    Of the ranks that record, only the lowest logs the text. The other ranks log the name of the
-    file.
+    Only the lowest rank that records logs the text. The other ranks log the name of the file.
 
     Cost: reads the whole trace, about 3 s for a million events. Other sinks do not read it again.
     """
@@ -28,16 +27,16 @@ class TableSink(Sink):
     sink_name: ClassVar[str] = "table"
 
     rows: int = 15
-    """The maximum number of operators, and of ranges; -1: all, as in torch's `row_limit`."""
+    """The maximum number of operators, and of ranges; -1 means all, as in torch's `row_limit`."""
 
     sort: str | None = None
     """The column that sorts the operators; torch's names, such as `self_cpu_time_total`, work too.
 
-    None: `self_device_ns` if a device was recorded, else `self_cpu_ns`.
+    None means `self_device_ns` if a device was recorded, else `self_cpu_ns`.
     """
 
     columns: list[str] | None = None
-    """The columns of both tables besides the name. `[all]`: all columns that have known values."""
+    """The columns of both tables besides the name. `[all]` means all columns with known values."""
 
     by: By = "name"
     """What to group operator calls by, besides the name.

@@ -26,12 +26,12 @@ from instrument.trace.rewrite import rewrite
 class TensorBoard(Sink):
     """Writes the traces and scalars of all windows into one folder, so that scalars become curves.
 
-    `tensorboard --logdir` shows the scalars; beside them the verdict and the range tree as text,
-    and a bar of the step as an image; and with the plugin `torch-tb-profiler` the traces. The files
-    are in a subfolder with the name of the run. The scalars of rank 1 are in its subfolder `rank1`,
-    and so on; TensorBoard shows each subfolder as a run.
+    `tensorboard --logdir` shows the scalars, the verdict and the range tree as text, and a bar with
+    the parts of a step as an image. With the plugin `torch-tb-profiler`, it also shows the traces.
+    The files are in a subfolder with the name of the run. The scalars of rank 1 are in its
+    subfolder `rank1`, and so on; TensorBoard shows each subfolder as a run.
 
-    Cost: the scalars need one reading of the trace, and the report a diagnosis. Traces are copied,
+    Cost: the trace is read once for the scalars, and diagnosed for the report. Traces are copied,
     and decompressed unless `use_gzip` is true.
 
     Raises:
@@ -46,7 +46,7 @@ class TensorBoard(Sink):
 
     run: str | None = None
     """The name of TensorBoard's run, a subfolder of the log folder. None means the name of the
-    folder that the run records into; if that is `profile`, the names of the two folders above it,
+    folder for captures. If this name is `profile`, the names of the two folders above it are used,
     which Hydra names after the day and the time."""
 
     worker_name: str | None = None
@@ -63,7 +63,7 @@ class TensorBoard(Sink):
     """Whether to write scalars."""
 
     report: bool = True
-    """Whether to write the verdict, the range tree and the bar of the step; needs `scalars`."""
+    """Whether to write the verdict, the range tree and the parts of a step; needs `scalars`."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""
@@ -74,7 +74,7 @@ class TensorBoard(Sink):
         """Write the window's files; each gets its final name once it is complete.
 
         Raises:
-            CaptureError: the trace was removed.
+            CaptureError: the capture holds no trace.
             TraceError: the trace cannot be read.
         """
         beside = folder.absolute().parent

@@ -19,7 +19,8 @@ from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 
-# If the end of a run waits longer than this, the log names the windows that are still to be sent.
+# If the end of a run waits longer than this, in seconds, the log names the windows that are not
+# sent yet.
 _SILENT_S = 2.0
 
 
@@ -104,7 +105,7 @@ class Tracker(Sink):
         return folder in self._unsent
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until everything is sent; after 2 s, log what is left.
+        """Wait until everything is sent; after 2 s, log the names of the windows that are left.
 
         The wait ends after the argument `timeout_s` or the option `timeout_s`, whichever is
         shorter.

@@ -372,7 +372,7 @@ static void skip_blanks(struct text *text)
     text->at = at;
 }
 
-/* Skips blanks, and the byte after them if it is `c`; returns whether it is. */
+/* Skips blanks, and the byte after them if it is `c`; returns whether that byte was skipped. */
 static bool take(struct text *text, char c)
 {
     skip_blanks(text);
@@ -768,7 +768,8 @@ static bool read_event(struct text *text, struct piece *piece, struct event *eve
     return event->has_phase && take_end(text, last);
 }
 
-/* Returns the position of the current event's kind; -1 for the reasons of `code_of`. */
+/* Returns the position of the current event's kind; -1 if memory is not enough or the kind needs
+ * too many probes. */
 static int32_t kind_of(struct piece *piece, struct table *kinds)
 {
     static const char opens[] = "\"args\":{";

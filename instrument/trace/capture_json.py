@@ -76,7 +76,7 @@ class Config(Struct):
 
 
 class InRegion(Struct):
-    """A range inside code that torch.compile has compiled; the trace has no times for it there.
+    """A range inside code that torch.compile has compiled. The times of such ranges are unknown.
 
     `region` is torch's id of the compiled region, such as "0/0".
     """
@@ -140,7 +140,7 @@ class Hooks(Struct):
     """How many hooks were registered with torch when the window began.
 
     `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`;
-    `modules` and `parameters` count those on the submodules and parameters of the session's model,
+    `modules` and `parameters` count hooks on the submodules and parameters of the session's model,
     and are None without a model.
     """
 

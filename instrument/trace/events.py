@@ -221,8 +221,8 @@ class Events:
     Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
     columns is much faster.
 
-    Not kept are flows, thread labels, and those arguments of events for which there is neither a
-    column here nor a field in `Details`.
+    The columns do not hold flows, thread labels, and arguments of events that have neither a column
+    here nor a field in `Details`.
 
     Attributes:
         categories, names: the distinct categories and names. The name of an MTIA copy ends with the
@@ -386,7 +386,8 @@ def works_on_device(events: Events) -> Flags:
 
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
-    """A mask of the codes that are chosen; most tests that are made choose none."""
+    """A mask of the codes that are chosen."""
+    # Most callers choose no code: then no lookup is needed.
     return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 
 

@@ -7,7 +7,7 @@ start of an event to such a `}`, put between brackets, is a JSON list if and onl
 right. If decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The
 smallest piece is decoded event by event, with a parser that accepts the errors that Kineto is known
 to write: NaN, bad escapes, control characters, broken UTF-8, and arguments with a stray quotation
-mark. Of an event with such arguments, only the arguments are lost.
+mark. An event with such arguments loses only its arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BLANK = b" \t\r\n"
 _KEY = b'"traceEvents"'
 _KEYS_TRIED = 16
 _MOST_ITEMS = 1000  # only the first 1,000 items of a list other than `traceEvents` are read
-_LATEST_NS = 2**62  # in Unix time the year 2116
+_LATEST_NS = 2**62  # the year 2116 in Unix time
 # A string, with or without its closing quotation mark, or a bracket.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 # Kineto writes a minus sign before both parts of a negative time, as in `"dur": -1918637.-566`.
@@ -337,8 +337,8 @@ def _items(found: Any, kind: type[Any]) -> list[Any]:
 def forgiving(text: bytes) -> tuple[Any, str]:
     """Repair a JSON text and decode it; return the value and the repaired text.
 
-    The backslash of an unknown escape is taken literally. NaN and Infinity become None. Of the two
-    minus signs of a time, one is removed.
+    The backslash of an unknown escape is taken literally. NaN and Infinity become None. If a time
+    has two minus signs, one is removed.
 
     Raises:
         ValueError: the text is not JSON even after the repairs.

@@ -88,7 +88,7 @@ class Kinds:
         self._bytes = 0
 
     def decoded(self, kinds: list[bytes]) -> list[Any]:
-        """Decode those of `kinds` that are new; raises the errors of msgspec.
+        """Decode the new kinds among `kinds`; raises the errors of msgspec.
 
         If very many kinds are known, all of them are forgotten first.
         """

@@ -22,9 +22,10 @@ from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload
 
-# With inline export: how long the lowest rank waits at the end for the other ranks' summaries.
+# With inline export: how long the lowest rank waits at the end for the other ranks' summaries, in
+# seconds.
 _OTHER_RANKS_S = 2.0
-# How long each sink may take to close if training failed.
+# How long each sink may take to close if training failed, in seconds.
 _CLOSING_S = 5.0
 
 
@@ -216,8 +217,8 @@ class CaptureQueue:
         if not names:
             return {}
         logger.info(
-            "Only the training process can run the sink {}: it runs there, on a separate thread.",
-            " and ".join(names),
+            "Only the training process can run these sinks: {}. They run on a separate thread.",
+            ", ".join(names),
         )
         last = [name for name, sink in self._config.sinks.items() if getattr(sink, "last", False)]
         return {

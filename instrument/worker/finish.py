@@ -90,7 +90,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary of a capture, from which ranks are compared.
+    """Write the summary of a capture, which is needed to compare ranks.
 
     Only the first failure in a run is logged.
     """
@@ -100,7 +100,7 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
         if of_rank.SUMMARY_FILE not in failed:
             failed.add(of_rank.SUMMARY_FILE)
             logger.warning(
-                "{}: the file {}, from which ranks are compared, cannot be written ({}).",
+                "{}: the file {}, which is needed to compare ranks, cannot be written ({}).",
                 name_of(folder),
                 of_rank.SUMMARY_FILE,
                 reason_of(error),
@@ -118,7 +118,8 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         if name in failed:
             return
         failed.add(name)
-        # Our own errors need no traceback. loguru's traceback would show the values of variables.
+        # The errors of this package need no traceback. loguru's own traceback would show the values
+        # of variables.
         where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
         logger.error(
             "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this "
@@ -205,7 +206,7 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CaptureError(
-                f"{folder} is just being finished by another process: wait until it is done."
+                f"Another process is finishing {folder}: wait until it is done."
             ) from None
         except OSError:  # a file system without locks
             pass

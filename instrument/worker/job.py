@@ -23,7 +23,7 @@ import msgspec
 from instrument import files
 from instrument.redact import public, redact
 
-# How long the copy of a job is kept if its captures are never finished.
+# How long the copy of a job is kept if its captures are never finished, in seconds.
 _KEPT_S = 90 * 86_400
 _RUN = re.compile(r"[0-9a-f]{32}")
 
@@ -43,8 +43,8 @@ class Job(msgspec.Struct, kw_only=True):
         timeout_s: the longest time for one capture, in seconds.
         given_up: the names of folders that the worker skips, because an earlier worker died while
             it finished or uploaded them.
-        world_size: the number of ranks. If there are several, one rank writes the comparison of all
-            ranks at the end of the run: the lowest of the ranks that record.
+        world_size: the number of ranks. If there are several, the lowest rank that records writes
+            the comparison of all ranks at the end of the run.
         ranks: the ranks that record, in the form of the option `profiler.ranks`.
     """
 

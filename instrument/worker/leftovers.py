@@ -123,7 +123,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list with a sentence that names the config's sinks that did not run; empty if all ran."""
+    """A sentence with the names of the config's sinks that did not run; empty if all ran."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [
@@ -134,7 +134,7 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
     known = shipped("sinks")
     example = next((name for name in wanted if name in known), "package.module.Class")
     return [
-        f"Sinks that did not run, as only the training run knows their options: "
+        "These sinks did not run, because only the training run knows their options: "
         f"{', '.join(wanted)}. "
         f"`instrument export {folder.parent} --sink {example} KEY=VALUE` runs one of them."
     ]

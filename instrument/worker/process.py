@@ -13,8 +13,8 @@ The worker answers with JSON objects, one per line. Their keys are:
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: the number of empty lines that the worker has read and handled. Each folder that was
-  queued before these lines were written is then finished or has failed, or the worker could not
+- `looked`: the number of lines that the worker has read and handled after its job. Each folder that
+  was queued before these lines were written is then finished or has failed, or the worker could not
   find the folder;
 - `closed`: true once the sinks are closed.
 
@@ -122,8 +122,8 @@ class Exporter:
         """Wait until all windows are finished and uploaded, at most the job's `timeout_s`.
 
         The wait is shown in the log or as a progress bar. If training `failed`, other ranks may be
-        waiting for this process to end: then wait at most two seconds, and not for uploads. The
-        worker continues by itself, and ends when all windows are done.
+        waiting for this process to end. Then this method waits at most two seconds, and does not
+        wait for uploads. The worker continues by itself, and ends when all windows are done.
         """
         timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
@@ -203,7 +203,7 @@ class Exporter:
                 try:
                     self._take(json.loads(line))
                 except Exception:
-                    logger.exception("A message from the exporter failed here: {}", line.strip())
+                    logger.exception("A message from the exporter cannot be used: {}", line.strip())
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:

@@ -1,8 +1,8 @@
 """The folders of windows, from the raw trace to the finished capture.
 
-A folder's name is its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once the
-trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename. So
-every folder without a leading dot is a complete capture. If a process is killed, `instrument
+A folder's name shows its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once
+the trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename.
+So every folder without a leading dot is a complete capture. If a process is killed, `instrument
 export` finishes the queued folders that the process leaves.
 """
 
@@ -39,8 +39,8 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 def output_dir(config: ProfilerConfig) -> Path:
     """The folder for captures.
 
-    `INSTRUMENT_DIR` in the environment decides first, then `profiler.output_dir`. By default it is
-    `profile` in Hydra's folder or the current folder.
+    `INSTRUMENT_DIR` in the environment decides first, then `profiler.output_dir`. The default is
+    the folder `profile` in Hydra's folder, or in the current folder without Hydra.
     """
     given = os.environ.get(files.CAPTURES_VARIABLE) or config.output_dir
     if given is not None:
@@ -55,7 +55,7 @@ def output_dir(config: ProfilerConfig) -> Path:
 
 
 def _folder_option() -> str:
-    """What a user sets to choose the folder for captures, for error messages."""
+    """The variable or option that sets the folder for captures, as error messages name it."""
     variable = files.CAPTURES_VARIABLE
     return (
         f"The environment variable {variable}" if variable in os.environ else "profiler.output_dir"

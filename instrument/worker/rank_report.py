@@ -15,23 +15,23 @@ from instrument.worker.job import Job
 
 FILE = "ranks.txt"
 # At the end of a run, the workers of other ranks may still be busy. In seconds: the longest wait
-# for these workers; the longest wait without any sign of them, as when the disk is not shared; and
-# the pause between two checks.
+# for these workers; the longest wait without any sign of them, for example because the disk is not
+# shared; and the pause between two checks.
 LONGEST_WAIT_S, _WITHOUT_SIGN_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 
 
 def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
     """On the lowest rank, write the comparison of all ranks in the last window, and log its path.
 
-    On other ranks, nothing is done. The lowest rank waits for the summaries of the other ranks to
-    appear in the folder. The wait ends early once all summaries exist. If `profiler.ranks` is
+    On other ranks, nothing is done. The lowest rank waits until the summaries of the other ranks
+    are in the folder. The wait ends early once all summaries exist. If `profiler.ranks` is
     `first_per_node`, the number of summaries is unknown, and the wait ends when no new summary has
     appeared for 3 s. No message is sent to other ranks, so the wait cannot hang.
 
     Args:
         job: the job of this rank.
         last: the capture of the last window.
-        longest_wait_s: the longest wait for summaries.
+        longest_wait_s: the longest wait for summaries, in seconds.
     """
     lowest = min(job.ranks) if isinstance(job.ranks, list) else 0
     if job.rank != lowest or job.world_size < 2:

@@ -3,8 +3,8 @@
 An upload first claims the remote folder with a file `upload.json`, which holds a token. The local
 capture stores the same token. If another capture has claimed the remote folder, or if the folder
 holds other files, the upload goes to NAME-2. A capture counts as uploaded when the server lists all
-its files with the right sizes. If the server's ETags are MD5 sums, these must be right too. The
-local `upload.json` then records the URL. An interrupted upload is resumed.
+its files with the right sizes. If the server's ETags are MD5 sums, these sums must be right too.
+The local `upload.json` then records the URL. An interrupted upload is resumed.
 
 All files in a capture's folder are uploaded, except hidden files and cached columns. Files that
 sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not uploaded. Nothing at
@@ -36,7 +36,7 @@ from instrument.sinks import Sink
 from instrument.storage import filesystem
 from instrument.worker import waiting
 
-# The pauses between the attempts to upload one capture.
+# The pauses between the attempts to upload one capture, in seconds.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _MOST_PENDING = 64
 # The upload's name in the dict of sinks; no sink of the user can have this name.
@@ -47,9 +47,9 @@ class Upload(Sink):
     """Uploads captures one after the other on a separate thread; runs after all other sinks.
 
     The upload of a capture is tried six times, with pauses. If all attempts fail, the capture
-    counts as failed, and is tried again after another capture has been uploaded. There is only one
-    attempt while an earlier capture counts as failed, and no further attempt after an error that
-    only a change at the server can solve, such as a missing bucket or missing permissions. Only the
+    counts as failed, and is tried again after another capture has been uploaded. While an earlier
+    capture counts as failed, there is only one attempt. If only a change at the server can help,
+    for example because the bucket or a permission is missing, there is no further attempt. Only the
     first failure is logged. Captures that failed stay on disk.
     """
 

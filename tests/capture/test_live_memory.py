@@ -293,7 +293,7 @@ def test_what_cannot_be_told_gets_one_sentence(tmp_path) -> None:
     ):
         empty.live()
     with pytest.raises(
-        CaptureError, match=r"^The trace names no modules; record it with with_stack=true\.$"
+        CaptureError, match=r"^The trace holds no modules; record it with with_stack=true\.$"
     ):
         capture(tmp_path, OLD).memory.live("module")
 
