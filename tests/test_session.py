@@ -180,7 +180,7 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(
         "profiler.wait or profiler.active, or train longer."
     ) in log.at("INFO")
     assert log.at("WARNING") == [
-        "The window of steps 2–6 was cut short after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
+        "The window of steps 2–6 ended early, after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
     ]
 
 
@@ -207,7 +207,7 @@ def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log:
             train_step(net, batch)
     assert session.captures[0].metadata["window"]["reason"] == "session.step() was never called"
     assert log.at("WARNING") == [
-        "The window of steps 0–1 was cut short after 0 of 2 steps (session.step() was never called); it is kept and "
+        "The window of steps 0–1 ended early, after 0 of 2 steps (session.step() was never called); it is kept and "
         "labelled truncated."
     ]
 
