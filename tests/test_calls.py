@@ -228,7 +228,7 @@ def test_in_a_server_without_requests_time_ends_the_window(
     assert not backends.armed
     predict()
     assert not session.running, "the next call finds that nothing is ahead"
-    assert "was cut short after 1 of 5 steps" in log.at("WARNING")[0]
+    assert "ended early, after 1 of 5 steps" in log.at("WARNING")[0]
 
 
 def test_too_few_calls_are_told_as_calls(tmp_path: Path, log: Log) -> None:

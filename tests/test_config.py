@@ -57,7 +57,7 @@ class Never:
         (
             {"activities": ["gpu"]},
             "profiler.activities holds 'gpu', which is no activity: choose from cpu, cuda, xpu, mtia, hpu, "
-            "or set it to null to record all that this machine has.",
+            "or set the option to null to record all that this machine has.",
         ),
         (
             {"activities": []},
@@ -106,7 +106,7 @@ class Never:
         ({"max_window_s": "long"}, "profiler.max_window_s is 'long', but it must be a number."),
         (
             {"metadata": {"traceEvents": 1}},
-            "profiler.metadata cannot hold 'traceEvents': torch writes that key.",
+            "profiler.metadata cannot hold 'traceEvents': torch writes that key; choose another name.",
         ),
         (
             {"metadata": {"when": {1}}},
@@ -154,7 +154,7 @@ class Never:
         ),
         (
             {"triggers": {"signal": {"name": "SIGUSR3"}}},
-            "The signal trigger has no signal 'SIGUSR3'; did you mean 'SIGUSR",
+            "The signal trigger was given 'SIGUSR3', which is not a signal of this system; did you mean 'SIGUSR",
         ),
         (
             {"triggers": ["slow"]},
@@ -202,7 +202,7 @@ class Never:
             {"emit": ["nvtxx"]},
             "profiler.emit.0 is 'nvtxx', but it must be 'torch', 'nvtx' or 'itt'.",
         ),
-        ({"emit": []}, "profiler.emit is [], but it needs at least one."),
+        ({"emit": []}, "profiler.emit is [], but it needs at least one item."),
         (
             {"modules": {"dept": 2}},
             "profiler.modules.dept is not an option; did you mean profiler.modules.depth?",
@@ -227,7 +227,7 @@ class Never:
         (
             {"triggers": {"mine": {"k": 2}}},
             "profiler.triggers.mine is none of the built-in triggers (file, memory_growth, non_finite_loss, "
-            "out_of_memory, signal, slow_step), and has no _target_, the class to build.",
+            "out_of_memory, signal, slow_step), and has no _target_: give the class to build.",
         ),
         (
             {"sinks": {"mine": {"_target_": "no_such_package.Sink"}}},

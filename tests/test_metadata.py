@@ -78,7 +78,7 @@ def test_what_cannot_be_written_is_warned_of_and_ends_nothing(tmp_path: Path, lo
             session.add_metadata("weights", torch.ones(2))
         session.add_metadata("kept", 1)
     assert log.at("WARNING") == [
-        "The session's metadata cannot hold 'traceEvents': torch writes that key.",
+        "The session's metadata cannot hold 'traceEvents': torch writes that key; choose another name.",
         "The session's metadata 'weights' is of type Tensor, which JSON cannot hold; give it as text.",
     ]
     (capture,) = session.captures

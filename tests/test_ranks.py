@@ -58,7 +58,7 @@ def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> No
     assert log.at("WARNING") == [
         "profiler.ranks names 7, but the run has 2 ranks, 0 to 1: nothing is recorded.",
         "profiler.ranks names 7 and 8, but the run has 2 ranks, 0 to 1: the other ranks record.",
-        "profiler.ranks names 1, but the run has 1 rank, 0: nothing is recorded.",
+        "profiler.ranks names 1, but the run has only rank 0: nothing is recorded.",
     ]
 
 
@@ -345,7 +345,7 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
     other.goes_on(3)
     assert other.began == {3: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
-        "From now on, rank 1 alone records what its triggers request: rank 0, which leads, does not answer for -1 s."
+        "From now on, rank 1 alone records what its triggers request: rank 0, which leads, has not answered for -1 s."
     ]
 
 
@@ -469,7 +469,7 @@ def test_a_restarted_job_hears_nothing_of_the_one_before(
             None,
         )
     assert log == [
-        "WARNING Rank 1 records by itself, into its own folder: rank 0 does not answer for 0.05 s."
+        "WARNING Rank 1 records by itself, into its own folder: rank 0 has not answered for 0.05 s."
     ]
     joined(0, tmp_path / "one", monkeypatch, triggers=["file"])
     folder, coordinator = joined(1, tmp_path / "two", monkeypatch, triggers=["file"])
@@ -496,8 +496,8 @@ def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
         assert joined(rank, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
     nobody_answers()  # its end wakes the thread
     assert log == [
-        f"WARNING Rank {rank} records by itself, into its own folder: the store at MASTER_ADDR:MASTER_PORT does not "
-        "answer for 0.2 s."
+        f"WARNING Rank {rank} records by itself, into its own folder: the store at MASTER_ADDR:MASTER_PORT has not "
+        "answered for 0.2 s."
     ]
 
 

@@ -243,10 +243,10 @@ def test_of_a_function_it_is_said_whether_a_run_has_room_for_its_window() -> Non
     config = ProfilerConfig(schedule=torch_schedule(wait=10, warmup=1, active=3))
     assert unreachable_window(config, 14) is None
     assert unreachable_window(config, 13) == (
-        "The run ends with step 12, within the window of steps 11–13: have profiler.schedule record earlier, or train "
+        "The run ends with step 12, within the window of steps 11–13: make profiler.schedule record earlier, or train "
         "longer."
     )
-    none = "The run ends with step 99, and profiler.schedule asks for none of its steps."
+    none = "The run ends with step 99, and profiler.schedule records none of its steps."
     assert unreachable_window(ProfilerConfig(schedule=lambda _: ProfilerAction.NONE), 100) == none
 
 
@@ -441,9 +441,9 @@ def test_options_that_are_not_in_play_are_not_advised() -> None:
 @pytest.mark.parametrize(
     ("window", "words"),
     [
-        (Window(4, 4, 4), "The window of step 4 was cut short after 0 of 1 step (why)"),
-        (Window(0, 3, 5), "The window of steps 3–5 was cut short after 1 of 3 steps (why)"),
-        (Window(0, 0, None), "The window of steps from 0 on was cut short after 1 step (why)"),
+        (Window(4, 4, 4), "The window of step 4 ended early, after 0 of 1 step (why)"),
+        (Window(0, 3, 5), "The window of steps 3–5 ended early, after 1 of 3 steps (why)"),
+        (Window(0, 0, None), "The window of steps from 0 on ended early, after 1 step (why)"),
     ],
 )
 def test_a_window_cut_short_in_words(window: Window, words: str) -> None:
@@ -518,7 +518,7 @@ def test_a_run_with_a_function_says_what_came_of_it(tmp_path: Path, log: Log) ->
     assert (
         recorded_by_us(tmp_path, 3, schedule=torch_schedule(wait=10_000, warmup=1, active=1)) == []
     )
-    said = "The run ended after 3 steps, before a window had recorded a step: have profiler.schedule record earlier, or "
+    said = "The run ended after 3 steps, before a window had recorded a step: make profiler.schedule record earlier, or "
     assert f"{said}train longer." in log.at("WARNING")
     assert any(
         line.startswith("Profiler records no window before step 1001 on cpu")

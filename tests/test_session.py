@@ -180,7 +180,7 @@ def test_a_run_too_short_for_its_window_keeps_what_there_is(
         "profiler.wait or profiler.active, or train longer."
     ) in log.at("INFO")
     assert log.at("WARNING") == [
-        "The window of steps 2–6 was cut short after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
+        "The window of steps 2–6 ended early, after 2 of 5 steps (the run ended); it is kept and labelled truncated.",
     ]
 
 
@@ -207,7 +207,7 @@ def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log:
             train_step(net, batch)
     assert session.captures[0].metadata["window"]["reason"] == "session.step() was never called"
     assert log.at("WARNING") == [
-        "The window of steps 0–1 was cut short after 0 of 2 steps (session.step() was never called); it is kept and "
+        "The window of steps 0–1 ended early, after 0 of 2 steps (session.step() was never called); it is kept and "
         "labelled truncated."
     ]
 
@@ -407,8 +407,8 @@ def test_a_step_number_set_past_the_last_window_is_told_at_the_end(
         session.step()
         session.step()
     assert log.at("WARNING") == [
-        "Nothing was recorded: the step number went past the last window of the schedule (steps 3–4) before it could "
-        "begin."
+        "Nothing was recorded: the step number went past the last window of the schedule (steps 3–4) before that "
+        "window could begin."
     ]
 
 
@@ -453,7 +453,10 @@ def test_triggers_without_numbers_record_what_they_ask_for_and_no_more(
         for _ in range(8):
             session.step()
     assert [whole_steps(c) for c in session.captures] == [[4]]
-    assert log.at("INFO")[0] == f"Profiler records what triggers ask for on cpu, into {tmp_path}"
+    assert (
+        log.at("INFO")[0]
+        == f"Profiler records the windows that triggers request on cpu, into {tmp_path}"
+    )
     assert log.at("WARNING") == []
 
 
@@ -672,7 +675,7 @@ def test_a_trigger_asks_for_a_window_and_sees_each_step(
         "a loss is seen a step late"
     )
     assert all(s.duration_ns > 0 for s in trigger.steps)
-    assert any("The trigger mine fired: records steps 5–6." in line for line in log.at("INFO"))
+    assert any("The trigger mine fired and records steps 5–6." in line for line in log.at("INFO"))
 
 
 def test_a_triggered_window_comes_before_the_next_one_on_schedule(

@@ -35,7 +35,7 @@ def test_a_window_over_its_time_ends_with_the_step(tmp_path: Path, log: Log) -> 
         assert (about["truncated"], about["reason"]) == (True, REASON)
         assert capture.steps.column("number") == [about["first_step"]]
     assert log.at("WARNING") == [
-        f"The window of steps {steps} was cut short after 1 of 3 steps ({REASON}); it is kept and labelled truncated."
+        f"The window of steps {steps} ended early, after 1 of 3 steps ({REASON}); it is kept and labelled truncated."
         for steps in ("3–5", "9–11")
     ]
 

@@ -1,4 +1,4 @@
-"""The option `activities`: whether torch records the CPU, CUDA and so on, and which events of each.
+"""The option `activities`: which activities torch records (CPU, CUDA), and which of their events.
 
 The option is a list of names. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` selects
 some types of the activity's events. The types have Kineto's names, which differ by device and
@@ -66,7 +66,7 @@ def names(activities: Activities) -> list[str]:
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
     """A mapping from each activity to its selected types.
 
-    Activities of which all types are recorded are left out.
+    Activities without selected types are left out: torch records all their types.
     """
     return {
         name: types
@@ -106,7 +106,8 @@ def _known(given: Any) -> str:
     if name not in ACTIVITIES:
         raise ConfigError(
             f"profiler.activities holds {name!r}, which is no activity: choose from "
-            f"{', '.join(ACTIVITIES)}, or set it to null to record all that this machine has."
+            f"{', '.join(ACTIVITIES)}, or set the option to null to record all that this machine "
+            "has."
         )
     return name
 

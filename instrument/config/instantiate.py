@@ -48,7 +48,7 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             if name not in known:
                 raise ConfigError(
                     f"{path} is none of the built-in {kind}s ({', '.join(known)}), and has no "
-                    f"_target_{suggestion(name, known) or ', the class to build.'}"
+                    f"_target_{suggestion(name, known) or ': give the class to build.'}"
                 )
             given = {"_target_": known[name], **given}
         given = instantiated(path, given)
@@ -124,7 +124,7 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
     for text in given:
         try:
             options.merge_with_dotlist([text])
-        except Exception:  # the errors of OmegaConf and YAML have no common base
+        except Exception:  # the errors of OmegaConf and YAML have no common base class
             raise ConfigError(
                 f"The option {text!r} cannot be read; write key=value, as in rows=30."
             ) from None
@@ -145,7 +145,7 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A mapping from which any process can build this sink; the sink itself if there is none.
+    """A mapping from which any process can build this sink; the sink itself if none can be made.
 
     `given` is the value in the config from which the sink was built.
     """

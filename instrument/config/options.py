@@ -66,7 +66,8 @@ def unwrapped(value: Any) -> Any:
 def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
     """The end of an error sentence: what the value must be.
 
-    If the value must be a group of options (a pydantic model), `options` are their names.
+    If the value must be a group of options (a pydantic model), `options` are the names of these
+    options.
     """
     if error["type"] == "greater_than_equal":
         return f"must be {error['ctx']['ge']} or more"
@@ -81,7 +82,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
         "list": "must be a list",
         "model": f"must hold options such as {' and '.join([*options][:2])}",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),
-        "too": "needs at least one",
+        "too": "needs at least one item",
     }
     kind = error["type"].split("_")[0]
     return expected.get(kind, "cannot be used: " + error["msg"])

@@ -1,7 +1,7 @@
 """Computes windows from the options of a schedule and a step number.
 
-A window is a number of consecutive recorded steps, perhaps after steps of warm-up. Steps count from
-0, as in `torch.profiler.schedule`.
+A window consists of consecutive recorded steps. Steps of warm-up may come before them. Steps count
+from 0, as in `torch.profiler.schedule`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Window:
         steps = f"{done}" if self.last is None else f"{done} of {planned}"
         steps += " step" if planned == 1 else " steps"
         return (
-            f"The window of {self.in_words()} was cut short after {steps} ({reason}); it is kept "
+            f"The window of {self.in_words()} ended early, after {steps} ({reason}); it is kept "
             "and labelled truncated."
         )
 
@@ -325,7 +325,7 @@ def unreachable_window(
     if schedule.schedule is not None and not within_run:
         these = f"the steps from {first_step} on" if first_step else "its steps"
         return (
-            f"{run} ends with step {total_steps - 1}, and profiler.schedule asks for none of "
+            f"{run} ends with step {total_steps - 1}, and profiler.schedule records none of "
             f"{these}."
         )
     for window in within_run:
@@ -350,7 +350,7 @@ def remedy(
         longer: how to make the run longer.
     """
     if window is None or (schedule.schedule is not None and window.trigger is None):
-        return f"have profiler.schedule record earlier, or {longer}"
+        return f"make profiler.schedule record earlier, or {longer}"
     names = [f"profiler.{name}" for name in _options_to_lower(schedule, window, within)]
     *others, last = names or [""]
     listed = f"{', '.join(others)} or {last}" if others else last

@@ -80,28 +80,29 @@ class ProfilerConfig(BaseModel):
     each window. Then `wait` is ignored.
 
     Attributes:
-        enabled: False: the session does nothing, and most other options are not checked.
+        enabled: if False, the session does nothing, and most other options are not checked.
         at_steps: the first steps of the windows. Each window has `active` steps. Its warm-up has
-            `warmup` steps, or fewer if the previous window ends too shortly before. An empty list
-            means that only triggers request windows.
-        every_n_steps: a window begins at each multiple of this number, without end.
+            `warmup` steps, or fewer if the previous window ends less than `warmup` steps earlier.
+            An empty list means that only triggers request windows.
+        every_n_steps: a window begins at each multiple of this number except 0, until the run ends.
         schedule: replaces cycles, `at_steps` and `every_n_steps`: `torch.profiler.schedule(…)`,
             another function from a step to torch's `ProfilerAction`, or a `_target_` mapping that
             builds one. The result must depend on the step alone. The function is called once per
-            step, at least a thousand steps ahead. At the start it is called up to the end of the
-            fourth window. A call of torch's function takes 0.4 µs. A window of more than 10,000
-            steps lasts until the session stops.
+            step, before training reaches the step: for the steps up to the end of the next window,
+            or for 1,000 steps if none of them is in a window. At the start of the session it is
+            called for the first four windows. A call of torch's function takes 0.4 µs. A window of
+            more than 10,000 steps lasts until the session stops.
         total_steps: how many steps the run has, counted from 0. If this is given, and a window does
             not fit into the run, the session logs a warning when it starts.
         phases: the phases that follow the schedule: train, validation, test, predict. Each phase
             counts its own steps.
-        max_window_s: a window that has recorded for so many seconds ends with the current step. The
-            capture is labelled truncated, and later windows are still recorded. If no step ends, as
-            in a server without requests, the window ends after twice the time. With
+        max_window_s: a window that has recorded for this many seconds ends with the current step.
+            The capture is labelled truncated, and later windows are still recorded. If no step
+            ends, as in a server without requests, the window ends after twice the time. With
             `profile_memory`, the window stays open until a step ends, because only the thread that
             began the window can end it. None means no limit.
-        max_window_memory: a window during which the process has grown by so many bytes ends in the
-            same way as with `max_window_s`. A number, or text such as "4GB". If the number is above
+        max_window_memory: the number of bytes by which the process may grow during a window; then
+            the window ends as with `max_window_s`. A number, or text such as "4GB". If it is above
             an eighth of the machine's memory, the limit is this eighth: at the end of a window,
             torch needs about six times the memory that the window has taken. Linux only. None means
             no limit.
@@ -154,8 +155,8 @@ class ProfilerConfig(BaseModel):
             training continues; `inline`: the session does both at the end of each window, for short
             scripts and notebooks.
         export_queue: how many windows may wait for the export process; further windows are dropped.
-        export_timeout_s: seconds that the export process may take for one window, and that `stop`
-            waits for the unfinished windows.
+        export_timeout_s: how many seconds the export process may take for one window. `stop` waits
+            for the unfinished windows for at most the same time.
         keep: how many captures of this run and rank are kept; the oldest are removed. None means
             all.
         disk_budget: bytes that the captures of this run and rank may take: a number, or text such
@@ -229,7 +230,7 @@ class ProfilerConfig(BaseModel):
     triggers: dict[str, Any] = Field(default_factory=dict)
 
     _notes: list[str] = PrivateAttr(default_factory=list)
-    # by the name of the sink, the result of `for_any_process`
+    # the results of `for_any_process`, by the name of the sink
     _portable: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def __init__(self, **options: Any) -> None:
@@ -344,7 +345,7 @@ class ProfilerConfig(BaseModel):
             self.record_shapes = self.profile_memory = self.with_stack = True
             self._notes.append(
                 "profiler.memory_categories=true turned profiler.record_shapes, profile_memory and "
-                "with_stack on: torch classifies memory by what these options record."
+                "with_stack on: torch needs their data to classify memory."
             )
         if self.timings is not None and self.timings.tensorboard:
             need_package("profiler.timings.tensorboard=true", "tensorboard", "tensorboard")
@@ -386,7 +387,7 @@ class ProfilerConfig(BaseModel):
         kept = {
             "upload_options": public(self.upload_options),
             "upload_to": self.upload_to,
-        }  # hold no secrets; `instrument export` needs them
+        }  # these values hold no secrets, and `instrument export` needs them
         plain: dict[str, Any] = redact(options) | kept
         return plain
 

@@ -46,7 +46,9 @@ def as_json(metadata: Mapping[str, Any], whose: str) -> dict[str, Any]:
     """
     reserved = sorted(_RESERVED & metadata.keys())
     if reserved:
-        raise ConfigError(f"{whose} cannot hold {reserved[0]!r}: torch writes that key.")
+        raise ConfigError(
+            f"{whose} cannot hold {reserved[0]!r}: torch writes that key; choose another name."
+        )
     return {
         encodable(str(key)): encodable(_as_json(key, value, whose))
         for key, value in metadata.items()

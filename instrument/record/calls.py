@@ -73,7 +73,7 @@ class RecordedCalls:
         if inspect.isasyncgenfunction(function):
             raise ConfigError(
                 f"session.record was given {function.__name__}, an asynchronous generator, "
-                "whose steps it cannot see: call session.step() in the loop over its items."
+                "which it cannot record: call session.step() in the loop over its items."
             )
         return functools.wraps(function)(self._counted(function, profiled(function, name=name)))
 

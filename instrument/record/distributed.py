@@ -1,4 +1,4 @@
-"""Which ranks record, into which folder, and at which step all begin a requested window.
+"""Decides which ranks record, into which folder, and at which step a requested window begins.
 
 The ranks exchange messages of some hundred bytes through the job's store, which listens at
 MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it on the training
@@ -39,7 +39,7 @@ from instrument.worker import queue
 
 # How often the polling thread looks for messages, files and so on.
 POLL_SECONDS = 0.5
-# A window is announced so many polls ahead, so that every rank knows of it before it begins.
+# A window is announced this many polls ahead, so that every rank knows of it before it begins.
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
@@ -63,7 +63,7 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
     if missing and rank_info.rank == 0:
         rest = "nothing is recorded" if len(missing) == len(ranks) else "the other ranks record"
         last = rank_info.world_size - 1
-        world = f"{last + 1} ranks, 0 to {last}" if last else "1 rank, 0"
+        world = f"{last + 1} ranks, 0 to {last}" if last else "only rank 0"
         named = " and ".join(map(str, missing))
         logger.warning("profiler.ranks names {}, but the run has {}: {}.", named, world, rest)
     by_name = ranks == "all" or (ranks == "first_per_node" and rank_info.local_rank == 0)
@@ -111,7 +111,7 @@ class StepProgress(NamedTuple):
 
 
 class RankCoordinator:
-    """One rank's connection to the other recording ranks; the lowest of them is the leading rank.
+    """One rank's connection to the other recording ranks; the lowest recording rank leads.
 
     Only the polling thread uses this object. If a method raises, the store or the leading rank is
     gone.
@@ -193,7 +193,7 @@ class RankCoordinator:
             self._sent = {number: sent for number, sent in self._sent.items() if number > read}
             if any(now > until for _, until in self._sent.values()):
                 raise TimeoutError(
-                    f"rank {self._leader}, which leads, does not answer for {_ANSWER_S:g} s"
+                    f"rank {self._leader}, which leads, has not answered for {_ANSWER_S:g} s"
                 )
 
     def end(self) -> None:
@@ -313,7 +313,7 @@ def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) 
 def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
     """Call `act` on a thread, for at most `seconds`.
 
-    The time limit of torch's store does not do this: it has no effect if the server is silent.
+    The time limit of torch's store has no effect if the server does not answer.
     """
     outcome: futures.Future[T] = futures.Future()
 
@@ -326,7 +326,7 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
     Thread(target=run, name="instrument-ranks", daemon=True).start()
     if not futures.wait([outcome], seconds).done:
         raise TimeoutError(
-            f"the store at MASTER_ADDR:MASTER_PORT does not answer for {seconds:g} s"
+            f"the store at MASTER_ADDR:MASTER_PORT has not answered for {seconds:g} s"
         )
     return outcome.result()
 
@@ -375,7 +375,7 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
     while not store.check([f"answers/{join}"]):
         waited = time.monotonic() - began
         if waited > _ANSWER_S:
-            raise TimeoutError(f"rank {leader} does not answer for {_ANSWER_S:g} s")
+            raise TimeoutError(f"rank {leader} has not answered for {_ANSWER_S:g} s")
         if waited > 1 and not logged:
             logger.info(
                 "Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader

@@ -1,8 +1,8 @@
 """The key `environment` of `capture.json`: settings of the process, and what disturbed a window.
 
-A trace does not hold these facts. torch's settings and the threads are read when a window begins.
-Dynamo's compilations, the runs of the garbage collector and the loaders are those of the window. An
-unknown fact is None, and no error in reading a fact reaches the recorder.
+A trace does not hold these facts. torch's settings, the threads and the hooks are read when a
+window begins. Dynamo's compilations, the runs of the garbage collector and the loaders are noted
+during the window. An unknown fact is None, and no error in reading a fact reaches the recorder.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from instrument.redact import redact
 
 T = TypeVar("T")
 
-# The attributes in which torch keeps hooks, also behind "_global" in torch.nn.modules.module.
+# The attributes of a module and of a tensor in which torch keeps their hooks. The hooks for every
+# module are in variables of torch.nn.modules.module: these names after the prefix "_global".
 _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-# Of the reasons for graph breaks, the most frequent are kept, and the first characters of each.
+# How many reasons for graph breaks are kept (the most frequent), and how many characters of each.
 _MOST_REASONS = 20
 _REASON_LENGTH = 200
 _OTHER_REASONS = "(other reasons)"
@@ -49,7 +50,7 @@ class WindowEnvironment:
     `count_compilations` at the end if Dynamo's counters differ from `counters`.
 
     Attributes:
-        facts: the content of the key `environment`, without `loaders`.
+        facts: the content of the key `environment`, in which `loaders` is still None.
         collections: counts the runs of the garbage collector.
         counters: a copy of Dynamo's counters at the beginning; None if Dynamo was not loaded.
     """
@@ -142,7 +143,7 @@ def _allow_tf32() -> bool:
 
 
 def thread_counts() -> dict[str, int | None]:
-    """The threads that torch uses, and the CPUs and processes that share the work."""
+    """How many threads torch uses, and how many CPUs and local processes of the job there are."""
     return {
         "intra_op": known(torch.get_num_threads),
         "inter_op": known(torch.get_num_interop_threads),
@@ -160,7 +161,7 @@ def usable_cpus() -> int | None:
     if not hasattr(os, "sched_getaffinity"):  # not on Linux
         return os.cpu_count()
     allowed = set[int]()
-    # of all threads, because OMP_PROC_BIND binds each of OpenMP's threads to its own CPU
+    # the union over all threads, because OMP_PROC_BIND binds each OpenMP thread to its own CPU
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
             allowed |= os.sched_getaffinity(int(thread.name))
@@ -224,7 +225,10 @@ def local_ranks() -> int | None:
 
 
 def hook_counts() -> dict[str, int | None]:
-    """The hooks for every module, and those on the instrumented models and their parameters.
+    """How many hooks there are: for every module, on modules, and on parameters.
+
+    Only modules and parameters of instrumented models count; their numbers are None without such a
+    model.
 
     Cost: about 3 µs for each submodule.
     """
@@ -250,7 +254,7 @@ class DynamoCounts(NamedTuple):
 
 
 def dynamo_counts() -> DynamoCounts:
-    """Dynamo's counters now; all are 0 as long as nothing has loaded Dynamo."""
+    """Dynamo's counters now; if nothing has loaded Dynamo, there are none."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     counters = {} if utils is None else {key: dict(each) for key, each in utils.counters.items()}
     return DynamoCounts(counters, known(_recompilations))
@@ -373,7 +377,7 @@ def loader_settings(loader: Any) -> dict[str, Any] | None:
 
 
 def _is_iterable(dataset: Any) -> bool:
-    """Whether a dataset has no indices; raises if torch.utils.data is not loaded."""
+    """Whether a dataset is an `IterableDataset`; raises if torch.utils.data is not loaded."""
     return isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
 
 

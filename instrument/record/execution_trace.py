@@ -14,7 +14,7 @@ from torch.profiler import ExecutionTraceObserver
 class ExecutionTrace:
     """The execution trace of one window, which torch writes to a hidden file while it records.
 
-    The file's name holds the id of the run. So other processes can check with the run's lock that
+    The file's name holds the id of the run, so other processes can check by the run's lock whether
     the file is in use. On torch 2.13 each operator takes about 8 µs, five times as long as without
     an execution trace, and 1 kB of disk. If the execution trace fails, the error is logged and the
     window is still recorded. If a range's name holds a quote, a backslash or a line break, torch
@@ -38,7 +38,8 @@ class ExecutionTrace:
             return
         weakref.finalize(self, _remove, self.path, os.getpid())
         if not self.path.exists():
-            # torch reports success even if another observer is in use; its cleanup removes both
+            # torch reports success even if another observer is in use; a cleanup of this observer
+            # would remove the other one too
             self.observer._registered = False
             self.observer = None
             logger.warning(
@@ -54,5 +55,5 @@ class ExecutionTrace:
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has a copy of this object, but not its own file
+    if os.getpid() == owner:  # a forked child has a copy of this object; the file is the parent's
         path.unlink(missing_ok=True)

@@ -15,8 +15,8 @@ from instrument.config.schema import ProfilerConfig
 _LOOK_S = 0.5
 # If no step ends, a window ends at twice its time limit, and at least this long after the limit.
 _LEAST_EXTRA_S = 1.0
-# A window may take at most this share of the machine's memory, because torch, while it stops, needs
-# about six times as much memory as the window took.
+# A window may take at most this share of the machine's memory, because at the end of a window torch
+# needs about six times the memory that the window took.
 _SHARE_OF_MACHINE = 1 / 8
 
 
@@ -42,10 +42,10 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Why the window must end; None while it must not end.
+        """Why the window must end; None while it may continue.
 
-        The window must end if its duration or the growth of the process has reached its limit,
-        multiplied by `times`. The limit of the duration is raised by at least `extra_s`.
+        The window must end when its duration, or the growth of the process, reaches `times` times
+        its limit. The duration must also exceed its limit by at least `extra_s`.
         """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):

@@ -41,8 +41,8 @@ class LossReader:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "session.step was given a loss that is not a single number ({}): triggers see "
-                    "None.",
+                    "session.step was given a loss that is not a single number ({}): triggers get "
+                    "no loss.",
                     error,
                 )
         return known or (None, None)

@@ -1,4 +1,4 @@
-"""In a notebook, log messages go to stdout: notebooks show stderr on red, like an error."""
+"""In a notebook, log messages go to stdout, because notebooks show stderr like an error."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def log_to_stdout() -> None:
 
 
 def _print(message: str) -> None:
-    print(message, end="")  # to the present stdout, which belongs to the running cell
+    print(message, end="")  # to the current stdout, which belongs to the running cell

@@ -1,4 +1,4 @@
-"""Tracks torch's profiler, of which a process has only one: who uses it, and who left it on."""
+"""Tracks who uses torch's profiler, and who left it on: a process has only one."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """What is recorded, such as "records steps 2–4 (counted from 0), and what triggers ask for"."""
+    """What is recorded, such as "records steps 2–4 (counted from 0), and times the whole run"."""
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where
     if schedule.triggers_ask(config):
-        requested = "what triggers ask for"
+        requested = "the windows that triggers request"
         words = f"records {requested}" if planned is None else f"{words}, and {requested}"
     return words if config.timings is None else f"{words}, and times the whole run"
 
@@ -85,7 +85,7 @@ def nothing_recorded(
             return None
         return (
             "Nothing was recorded: the step number went past the last window of the schedule "
-            f"({skipped.in_words()}) before it could begin."
+            f"({skipped.in_words()}) before that window could begin."
         )
     done = counter.step_number - counter.began_at
     after = f"1 {unit}" if done == 1 else f"{done} {unit}s"

@@ -67,11 +67,11 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new `Recorder`.
 
-    All threads are recorded, and any thread may continue and stop the window. The exceptions are
-    windows with `profile_memory`, and a torch without the option `profile_all_threads`: only the
-    thread that prepares the window is recorded, and only this thread can stop torch's profiler. If
-    another thread continues such a window, the window is dropped. `one_profiler.stop_abandoned`
-    then stops torch's profiler on the first thread.
+    All threads are recorded, and any thread may continue and stop the window. There are two
+    exceptions: windows with `profile_memory`, and a torch without the option `profile_all_threads`.
+    Then only the thread that prepares the window is recorded, and only this thread can stop torch's
+    profiler. If another thread continues such a window, the window is dropped.
+    `one_profiler.stop_abandoned` then stops torch's profiler on the first thread.
 
     `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
     million events, 13–16 s with shapes.
@@ -278,7 +278,7 @@ class Recorder:
         if toggle is None or not others_run:
             return
         device: Any = getattr(torch, self._profile.use_device or "", None)
-        # torch synchronizes before it stops, so that kernels are recorded to their end
+        # as torch does before it stops, so that kernels are recorded to their end
         if hasattr(device, "synchronize"):
             device.synchronize()
         toggle(False, _TOGGLED)
@@ -411,7 +411,7 @@ class RecordedWindow:
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        # free the events here, so that the time that the caller measures includes it: about a tenth
+        # free the events here, so that the caller's time includes it: it takes about a tenth
         self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(
@@ -480,7 +480,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def import_early() -> None:
-    """Import now what torch's first window would import: 818 modules, 1.4 s of CPU time."""
+    """Import the modules that torch's first window would import: 818 modules, 1.4 s of CPU time."""
     with suppress(Exception):  # if this import fails, torch's profiler does not need the module
         import torch._inductor.config  # noqa: F401
 
@@ -488,9 +488,8 @@ def import_early() -> None:
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
     """Record an empty window, to check options that only torch can check.
 
-    Cost: if `experimental_config` is given, or the types of events that an activity records, about
-    1 ms, and in the first window of a process also 1 s in which Kineto initializes. Otherwise
-    nothing.
+    Cost: nothing, unless `experimental_config` or the types of an activity's events are given. Then
+    it is about 1 ms; in the first window of a process also 1 s, in which Kineto initializes.
 
     Raises:
         ConfigError: torch refuses an option.

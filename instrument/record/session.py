@@ -195,9 +195,9 @@ class Session:
     def step(self, loss: Any = None) -> None:
         """End a training step; `loss` (a number or a tensor of one element) is for triggers.
 
-        A tensor is read one step later, so that training hardly ever waits for the device. A loop
-        over `session.steps` ends the steps itself; inside such a loop, this call only passes the
-        loss on.
+        Triggers get a loss at least one step later: a tensor is copied from the device
+        asynchronously, so training hardly ever waits for the device. A loop over `session.steps`
+        ends the steps itself; inside such a loop, this call only passes the loss on.
         """
         loop = self._loop
         counter = loop.current

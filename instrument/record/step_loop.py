@@ -38,7 +38,7 @@ T = TypeVar("T")
 _STEPS_COMPARED = 50
 # How long a step waits at most while another thread begins or ends a window.
 _LOCK_WAIT_S = 0.1
-# The reason why a window ends early begins with one of these if the process is about to end.
+# If a window ends early because the process is about to end, its reason begins with one of these.
 _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
 
@@ -455,8 +455,7 @@ class StepLoop:
     def exclusively(self, act: Callable[..., T], *args: Any) -> T | None:
         """Call `act` with the lock held, and return its result.
 
-        If another thread holds the lock for 0.1 s, `act` is not called, and the result is None. The
-        next call of `step` then does what `act` would have done.
+        If another thread holds the lock for 0.1 s, `act` is not called, and the result is None.
         """
         if not self.lock.acquire(timeout=_LOCK_WAIT_S):
             return None
@@ -549,7 +548,7 @@ class StepLoop:
         if requested is not None:
             window = self.train.planned = self._requested_window(*requested)
             why = f" ({window.trigger_reason})" if window.trigger_reason else ""
-            what = f"The trigger {window.trigger} fired{why}: records {window.in_words()}."
+            what = f"The trigger {window.trigger} fired{why} and records {window.in_words()}."
             logger.info("{}", what)
         if one_profiler.abandoned is not None and one_profiler.stop_abandoned():
             counter.next_event_step = counter.step_number + 1

@@ -40,7 +40,7 @@ _MOST_NAMES = 1000
 _BATCH = 256  # at most 10 kB per name; counting a batch takes 14 µs
 _GROWTH = 1.04
 _BINS = 900  # the last bin begins at 23 days
-_MOST_WAITING = 16_384  # so many ranges may wait for the device; further ranges are not timed
+_MOST_WAITING = 16_384  # how many ranges may wait for the device; further ranges are not timed
 
 
 class DurationHistogram:
@@ -183,7 +183,7 @@ class CpuTimes:
 
 
 class DeviceTimes:
-    """Times ranges on the CUDA device, from an event at their begin to an event at their end.
+    """Times ranges on the CUDA device, from an event at a range's start to an event at its end.
 
     The events are on the current stream, and the time includes what the stream waits for. The CPU
     never waits for the device: `collect`, at the end of each step, reads the events that the device
@@ -237,8 +237,8 @@ class DeviceTimes:
     def _usable(self) -> bool:
         """Whether CUDA events may be used now.
 
-        They must not be used while a CUDA graph is captured: to query an event makes the capture
-        of the graph fail.
+        They must not be used while a CUDA graph is captured: a query of an event would make the
+        capture fail.
         """
         cuda = self._cuda
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()
@@ -412,7 +412,7 @@ def _append(path: Path, line: str) -> None:
         incomplete = size > 0 and file.read(1) != b"\n"
         data = ("\n" * incomplete + line + "\n").encode()
         if file.write(data) < len(data):
-            raise OSError("the disk took only a part of the line")
+            raise OSError("only a part of the line was written")
 
 
 def _tensorboard_writer(

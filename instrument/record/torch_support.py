@@ -49,7 +49,8 @@ def available_activities() -> list[str]:
 def usable_activities(wanted: Activities | None) -> list[str]:
     """The activities in `wanted` that this machine can record; a warning names missing ones.
 
-    If `wanted` is None, returns all activities that the machine can record.
+    If none of them can be recorded, returns cpu. If `wanted` is None, returns all activities that
+    the machine can record.
     """
     available = available_activities()
     if wanted is None:

@@ -40,14 +40,14 @@ class _ActiveTrigger:
 
     def may_record(self, number: int) -> bool:
         """Whether the trigger may get a window after this step; warns once if no window is left."""
-        # if the user has set the step number back, the difference is too large for a cooldown
+        # the difference exceeds the cooldown if the user has set the step number back
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:
             if not self.warned:
                 logger.warning(
-                    "The trigger {} fires again, but already had all windows that its max_windows "
-                    "allows: no window is recorded.",
+                    "The trigger {} fired again, but its max_windows allows no further window: no "
+                    "window is recorded.",
                     self.name,
                 )
             self.warned = True
@@ -131,9 +131,8 @@ class TriggerRunner:
 
         Returns:
             The name of a trigger and its request; None if no window begins. If a window was
-            announced to all ranks for the next step, the request is the one that led to this
-            window. Otherwise it is the request of the first trigger that fires and may get a
-            window.
+            announced to all ranks for the next step, this is the request for that window.
+            Otherwise it is the request of the first trigger that fires and may get a window.
         """
         known = self._losses.after_step(number, loss)
         # a NamedTuple's own constructor takes twice as long

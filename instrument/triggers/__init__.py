@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """How many bytes torch's allocator holds on the current CUDA device now.
+        """The bytes that tensors occupy in torch's allocator on the current CUDA device now.
 
         None if there is no CUDA device. Reading takes about 10 µs with a CUDA device, so do not
         read this property after every step.

@@ -26,9 +26,9 @@ class File(Trigger):
 
     The file is in the session's folder for captures.
 
-    If the file holds a number, that many steps are recorded. If it holds any other text, it is
-    ignored. The trigger never writes or removes the file `record`. Each process checks the file
-    every half second; all ranks of a job record the same steps.
+    If the file holds a number, that many steps are recorded. If the file holds any other text, the
+    trigger ignores it. The trigger never writes or removes the file `record`. Each process checks
+    the file every half second; all ranks of a job record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
@@ -43,7 +43,7 @@ class File(Trigger):
         own.touch(mode=0o666, exist_ok=False)
         watched = {
             f"the file {_NAME} was touched": _watcher(folder / _NAME),
-            "instrument trigger asked for it": _watcher(own),
+            "instrument trigger requested a window": _watcher(own),
         }
 
         def poll() -> None:
@@ -86,7 +86,7 @@ def _request(path: Path) -> str | None:
 def ask(folder: Path, steps: int | None) -> list[Path]:
     """Request a window from each run that has the file trigger and records in or below a folder.
 
-    Returns the folders of these runs.
+    Searches five levels of folders below `folder`. Returns the folders of these runs.
 
     Raises:
         CaptureError: no run in or below the folder has the file trigger.

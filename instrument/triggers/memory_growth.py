@@ -16,7 +16,7 @@ from pydantic import Field
 from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 from instrument.units import size
 
-_SAMPLES = 10  # in `over` steps
+_SAMPLES = 10  # number of samples in `over` steps
 
 
 class MemoryGrowth(Trigger):
@@ -25,9 +25,9 @@ class MemoryGrowth(Trigger):
     Memory is sampled ten times in `over` steps. The trigger does not fire because of one large
     allocation: memory must have grown in at least half of the samples.
 
-    With a CUDA device, a sample is the memory that torch's allocator holds at the end of a step.
-    Without a CUDA device, it is the resident memory of the process (Linux only). Sampling starts
-    again after each window, since recording itself takes memory.
+    With a CUDA device, a sample is the memory that tensors occupy in torch's allocator at the end
+    of a step. Without a CUDA device, it is the resident memory of the process (Linux only).
+    Sampling starts again after each window, because recording itself takes memory.
 
     The windows that this trigger requests are recorded with `profile_memory=true`, even if this
     option is false in the run. torch then records only the thread that calls `session.step()`.

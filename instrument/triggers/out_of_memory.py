@@ -26,7 +26,7 @@ class OutOfMemory(Options):
 
     During the whole run, torch keeps the last `history` allocations and frees with their Python
     stacks, which costs some CPU time for each of them. With `history=0`, the snapshot holds only
-    the memory that is in use at the end, without stacks. This is also so after a window with
+    the memory that is in use at the end, without stacks. The same is true after a window with
     `profiler.memory_snapshot`, because the end of such a window turns the history off.
     """
 

@@ -31,7 +31,9 @@ class Signal(Trigger):
     def _known(cls, name: str) -> str:
         if name not in signal.Signals.__members__:
             hint = did_you_mean(name, signal.Signals.__members__)
-            raise ConfigError(f"The signal trigger has no signal {name!r}{hint}")
+            raise ConfigError(
+                f"The signal trigger was given {name!r}, which is not a signal of this system{hint}"
+            )
         return name
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002

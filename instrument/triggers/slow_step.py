@@ -15,8 +15,8 @@ from instrument.units import duration
 class SlowStep(Trigger):
     """Fires after a step that took more than `factor` times the median of the steps before it.
 
-    The median is that of the last `over` steps outside windows. The step must also take at least
-    `excess_ms` longer than the median, because the durations of very short steps vary by large
+    The median is taken over the last `over` steps outside windows. The step must also take more
+    than `excess_ms` longer than the median, because the durations of very short steps vary by large
     factors. The trigger never fires in the first `after` steps of a run. The window holds the steps
     after the slow step, so it shows only slowness that recurs.
     """
@@ -60,7 +60,7 @@ class SlowStep(Trigger):
 
 
 def _lower_bound(times: list[int]) -> tuple[int, int]:
-    """Return a lower bound of the median, and the number of steps for which this bound is valid.
+    """Return a lower bound of the median in ns, and for how many steps this bound is valid.
 
     A step moves the median by at most one place in the sorted times. With this bound, the times are
     sorted only every few steps, and after steps that may be slow.

@@ -411,7 +411,7 @@ def test_long_job_records_when_a_second_shell_asks(tmp_path: Path) -> None:
     slow = r"step \d+ took [\d.]+ [mµ]?s, \d+\.\d × the median of [\d.]+ [mµ]?s"
     assert re.fullmatch(slow, stalled.metadata["window"]["trigger_reason"])
     text = (tmp_path / "log").read_text()
-    assert f"{by_file.name}: file, because instrument trigger asked for it" in text
+    assert f"{by_file.name}: file, because instrument trigger requested a window" in text
     assert f"{by_signal.name}: signal, because SIGUSR2 was received" in text
     assert "Traceback" not in text
     assert not [*(tmp_path / "profile").glob(".listens-*")]

@@ -38,7 +38,7 @@ class Listening:
         self.hooks.end()
 
 
-TOUCHED, ASKED = "the file record was touched", "instrument trigger asked for it"
+TOUCHED, ASKED = "the file record was touched", "instrument trigger requested a window"
 
 
 def test_each_touch_asks_once(tmp_path: Path) -> None:

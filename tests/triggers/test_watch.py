@@ -36,8 +36,8 @@ def test_a_trigger_rests_and_has_a_last_window(tmp_path: Path, log: Log) -> None
         8,
     ]
     assert log.at("WARNING") == [
-        "The trigger mine fires again, but already had all windows that its max_windows allows: no "
-        "window is recorded."
+        "The trigger mine fired again, but its max_windows allows no further window: no window is "
+        "recorded."
     ]
     assert fired(TriggerRunner({"mine": Always(cooldown=0, max_windows=None)}, tmp_path), 5) == [
         0,
@@ -84,8 +84,8 @@ def test_the_reason_and_the_steps_asked_for_stand_in_the_capture(tmp_path: Path,
     about = json.loads((capture.folder / "capture.json").read_text())["window"]
     assert (about["trigger"], about["trigger_reason"]) == ("moon", "the moon is full")
     assert capture.steps.column("number") == [2, 3, 4]
-    assert "The trigger moon fired (the moon is full): records steps 2–4." in log.at("INFO")
-    assert "Profiler records what triggers ask for on cpu" in log.at("INFO")[0]
+    assert "The trigger moon fired (the moon is full) and records steps 2–4." in log.at("INFO")
+    assert "Profiler records the windows that triggers request on cpu" in log.at("INFO")[0]
 
 
 def test_a_sentence_is_a_reason(tmp_path: Path) -> None:
