@@ -393,9 +393,9 @@ def test_only_the_phase_that_both_sides_have_is_compared(tmp_path: Path) -> None
     found = diff(tmp_path / "a", after)
     assert found.step.change_ns == 0
     assert [each.sentence for each in found.unlike] == [
-        "Only the phase train is compared, and not validation."
+        "Only the phase train is compared; left out: validation."
     ]
-    with pytest.raises(CaptureError, match="the phase of one is validation, of the other train"):
+    with pytest.raises(CaptureError, match="the phase is validation before and train after"):
         diff(tmp_path / "a" / "val", after)
 
 
