@@ -1,6 +1,6 @@
-"""A/B comparison: run two programs in alternating blocks, and judge how B differs from A.
+"""A/B comparison: run two programs in alternating blocks, and test how B differs from A.
 
-See `instrument.compare.statistics` for the blocks and the test.
+`instrument.compare.statistics` describes the blocks and the test.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from instrument.files import CAPTURES_VARIABLE
 Label = Literal["A", "B"]
 LABELS: tuple[Label, Label] = ("A", "B")
 
-#: The share by which a step may differ and still counts as the same.
+#: A step counts as the same if its time changes by at most this share.
 MARGIN = 0.02
 #: The default number of blocks: the fewest that can show a change in the step and 19 ranges.
 BLOCKS = 10
-#: The file in the folder of a run that holds what the program printed.
+#: The file in a run's folder that holds the program's output.
 OUTPUT_FILE = "output.txt"
-#: A range is compared if it takes at least this share of the step, and is one of the longest. Each
-#: range more asks for clearer changes of all.
+#: A range is compared if it takes at least this share of the step and is one of this many longest
+#: ranges. The number is limited: with more ranges, only clearer changes are significant.
 LEAST_SHARE, MOST_RANGES = 0.01, 19
 _SEED = 0
 _ENDS_S = 10.0
@@ -44,10 +44,10 @@ class Program:
 
     Attributes:
         label: "A" or "B".
-        name: how the user named it: a revision, overrides or a command.
-        command: the command with its arguments; no shell reads it.
-        folder: the folder in which it runs.
-        environment: variables to set beside those of this process.
+        name: what the user gave: a revision, overrides or a command.
+        command: the command with its arguments. It runs without a shell.
+        folder: the folder in which the command runs.
+        environment: variables to set in addition to those of this process.
     """
 
     label: Label
@@ -58,7 +58,7 @@ class Program:
 
 
 class Run(NamedTuple):
-    """One run of a program: its side, what it recorded, and the state of the machine."""
+    """One run of a program: its side, its recorded times, and the state of the machine."""
 
     label: Label
     record: RunRecord
@@ -75,7 +75,7 @@ class Block(NamedTuple):
         return [run.record for run in self.runs if run.label == label]
 
     def step_ns(self, label: Label) -> float:
-        """The mean step of the two runs of one side."""
+        """The mean of the step times of the two runs of one side, in ns."""
         return float(np.mean([record.step_ns for record in self.side(label)]))
 
 
@@ -83,7 +83,7 @@ class RunError(CaptureError):
     """A run of a program failed, or recorded nothing.
 
     Attributes:
-        output: the file with what the program printed.
+        output: the file with the output of the program.
     """
 
     def __init__(self, message: str, output: Path) -> None:
@@ -92,21 +92,21 @@ class RunError(CaptureError):
 
 
 def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
-    """Run A and B in blocks, in the order A B B A or B A A B, which is drawn for each block.
+    """Run A and B in blocks. Each block has the order A B B A or B A A B, drawn at random.
 
     Args:
         a: the first program.
         b: the second program.
-        blocks: how many blocks.
-        folder: each run gets a folder in it, for its captures and its output.
-        keep: keep the folders of runs that succeed.
+        blocks: the number of blocks.
+        folder: the folder in which each run gets its own folder, for its captures and its output.
+        keep: whether to keep the folders of runs that succeed.
 
     Yields:
         Each block when it is finished.
 
     Raises:
         ConfigError: a program cannot be started.
-        RunError: a program failed, or recorded no steps; the folder of the run is kept.
+        RunError: a program failed, or recorded no steps. The folder of this run is kept.
     """
     is_b_first = np.random.default_rng(_SEED).integers(0, 2, blocks)
     for number in range(blocks):
@@ -121,13 +121,14 @@ def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) ->
 
 
 def run_once(program: Program, folder: Path) -> Run:
-    """Run a program, and read what it records.
+    """Run a program, and read its captures or its timings file.
 
-    The program gets the folder for captures through the environment variable INSTRUMENT_DIR. Its
-    standard input is empty. It is ended if this function is interrupted.
+    The environment variable INSTRUMENT_DIR tells the program the folder for captures. The standard
+    input of the program is empty. If this function is interrupted, it ends the program.
 
     Raises:
-        ConfigError, RunError: as for `run_blocks`.
+        ConfigError: the program cannot be started.
+        RunError: the program failed, or recorded no steps.
     """
     folder.mkdir(parents=True)
     output = folder / OUTPUT_FILE
@@ -164,7 +165,7 @@ def run_once(program: Program, folder: Path) -> Run:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a program; if it does not end by itself within 10 s, it is killed."""
+    """Send SIGTERM to a program that still runs, and kill it if it has not ended after 10 s."""
     process.terminate()
     try:
         process.wait(_ENDS_S)
@@ -179,7 +180,7 @@ class Quantity:
 
     Attributes:
         path: the path of the range; None for the whole step.
-        a_ns, b_ns: the median over the runs of one side.
+        a_ns, b_ns: the median time over the runs of A, and over the runs of B.
         change: the change from A to B.
         verdict: the verdict for this change.
     """
@@ -196,8 +197,8 @@ class CounterValues:
     """One counter of a step in all runs of A and of B.
 
     Attributes:
-        name: the name of the counter, of `instrument.compare.counters.COUNTERS`.
-        a, b: the lowest and the highest value of a step.
+        name: the name of the counter; see `instrument.compare.counters.COUNTERS`.
+        a, b: the lowest and the highest value of a step, in A and in B.
     """
 
     name: str
@@ -206,7 +207,7 @@ class CounterValues:
 
     @property
     def differs(self) -> bool:
-        """Whether no value occurs in both A and B."""
+        """Whether all values of one side are lower than all values of the other side."""
         return self.a[1] < self.b[0] or self.b[1] < self.a[0]
 
 
@@ -215,9 +216,9 @@ class Comparison:
 
     Attributes:
         blocks: the blocks, at least one.
-        margin: the share by which a time may differ and still counts as the same.
-        quantities: the step, then the ranges, the longest first. Of the ranges that all runs have,
-            the 19 longest are compared, if they take at least 1 % of the step.
+        margin: a time counts as the same if it changes by at most this share.
+        quantities: the step, then the ranges, the longest first. A range is compared if it takes
+            time in all runs, takes at least 1 % of the step, and is one of the 19 longest.
     """
 
     def __init__(self, blocks: Sequence[Block], margin: float = MARGIN) -> None:
@@ -238,7 +239,7 @@ class Comparison:
 
     @property
     def step(self) -> Quantity:
-        """The whole step, whose verdict is the verdict of the comparison."""
+        """The whole step. Its verdict is the verdict of the comparison."""
         return self.quantities[0]
 
     @property
@@ -253,13 +254,13 @@ class Comparison:
 
     @property
     def blocks_missing(self) -> int | None:
-        """About how many more blocks the verdict needs; None if there is a verdict."""
+        """A rough estimate of the additional blocks for a verdict; None if there is a verdict."""
         if self.step.verdict != "undecided":
             return None
         return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)
 
     def only_in(self, label: Label) -> dict[str, float]:
-        """The ranges that no run of the other side has, with their median times in ns."""
+        """The ranges that occur in no run of the other side, with their median times in ns."""
         other: Label = "B" if label == "A" else "A"
         theirs = {path for record in self._records(other) for path in record.ranges_ns}
         own = dict.fromkeys(path for record in self._records(label) for path in record.ranges_ns)
@@ -271,7 +272,7 @@ class Comparison:
 
     @property
     def counters(self) -> list[CounterValues]:
-        """The counters that all runs know."""
+        """The counters that all runs recorded."""
         a, b = self._counter_values("A"), self._counter_values("B")
         return [CounterValues(name, a[name], b[name]) for name in a if name in b]
 
@@ -283,7 +284,7 @@ class Comparison:
         return [record for block in self.blocks for record in block.side(label)]
 
     def _common_ranges(self) -> list[str]:
-        """The ranges that take time in all runs, and enough of it, the longest first."""
+        """The ranges that take time in all runs and at least 1 % of the step, longest first."""
         records = [*self._records("A"), *self._records("B")]
         least_ns = LEAST_SHARE * median(record.step_ns for record in records)
         middle_ns = {
@@ -298,13 +299,13 @@ class Comparison:
         return [_time_ns(record, path) for record in self._records(label)]
 
     def _log_ratios(self, path: str | None) -> Floats:
-        """log(B / A) of each block, the mean over its two pairs of runs."""
+        """For each block, the mean of log(B / A) over its two pairs of runs."""
         a, b = (np.log(self._times(label, path)).reshape(-1, 2).mean(axis=1) for label in LABELS)
         ratios: Floats = b - a
         return ratios
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
-        """The lowest and the highest value of each counter that all runs of one side know."""
+        """The lowest and the highest value of each counter that all runs of one side recorded."""
         runs = [record.counters for record in self._records(label)]
         found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
         return {

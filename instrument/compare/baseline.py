@@ -1,7 +1,7 @@
-"""A baseline: the counters of a capture in a small JSON file, to be kept beside the code.
+"""A baseline: the counters of a capture in a small JSON file that is kept beside the code.
 
-The file is the same whenever the counters are the same, and each counter has a line of its own, so
-that a review shows what a change costs:
+Equal counters always give the same file, and each counter has its own line. So a code review shows
+which counters a change raises:
 
     {
       "torch_instrument_baseline": 1,
@@ -18,9 +18,10 @@ that a review shows what a change costs:
       }
     }
 
-`counters` are those of a step. A counter that varies between steps has three numbers: the lowest
-and the highest value of a step, and the sum of all steps. A counter that was not recorded is left
-out. `calls` counts the outermost operators directly in each range.
+`counters` holds the counters of a step. A counter that varies between steps has three numbers: the
+lowest value of a step, the highest value, and the sum of all steps. For `peak_bytes`, the third
+number is the highest value again. A counter that was not recorded is missing. `calls` counts the
+calls of outermost operators in each range, without those in the ranges inside it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from instrument.trace.capture_json import BAD_JSON
 
 FORMAT = 1
 _MOST_BYTES = 16 << 20
-# The sum of a thousand steps fits into 64 bits.
+# Counters are computed as 64-bit integers, so a larger number is a mistake.
 _Number = Annotated[int, Meta(ge=0, le=2**62)]
 _Cell = _Number | Annotated[list[_Number], Meta(min_length=3, max_length=3)]
 _Rows = dict[str, dict[str, _Cell]]
@@ -53,7 +54,7 @@ class _Head(Struct):
 
 
 class _Content(Struct):
-    """The content of the file; see the module."""
+    """The content of the file; the module's docstring describes it."""
 
     steps: Annotated[int, Meta(ge=1, le=2**31)]
     counters: dict[str, _Cell]
@@ -62,7 +63,7 @@ class _Content(Struct):
 
 
 def as_text(counted: Counters) -> str:
-    """The content of the file of a baseline."""
+    """The counters as the text of a baseline file."""
     counts = {name: count for name, count in counted.counts.items() if count is not None}
     sections = (
         _section("counters", {name: _cell(count) for name, count in counts.items()}),
@@ -74,10 +75,10 @@ def as_text(counted: Counters) -> str:
 
 
 def read(path: Path) -> Counters:
-    """Read the file of a baseline.
+    """Read a baseline file.
 
     Raises:
-        CaptureError: the file cannot be read, is no baseline, or has a newer format.
+        CaptureError: the file cannot be read, is not a baseline, or has a newer format.
     """
     try:
         text = files.read_bytes(path, _MOST_BYTES)
@@ -112,7 +113,7 @@ def read(path: Path) -> Counters:
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether a path is a file of a baseline, of any format, and not a trace."""
+    """Whether a path is a baseline file, of any format version."""
     try:
         content = msgspec.json.decode(
             files.read_bytes(path, _MOST_BYTES), type=dict[str, msgspec.Raw]
@@ -138,7 +139,7 @@ def _cells(row: Mapping[str, Count]) -> dict[str, _Cell]:
 
 
 def _section(title: str, rows: Mapping[str, object]) -> str:
-    """An object whose entries are sorted, each on a line of its own."""
+    """A key with a JSON object; the entries of the object are sorted, one on each line."""
     lines = [
         f"    {json.dumps(files.encodable(name))}: {json.dumps(files.encodable(rows[name]))}"
         for name in sorted(rows)

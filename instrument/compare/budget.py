@@ -1,4 +1,4 @@
-"""Budgets of a test: the limits of counters, and what exceeds them."""
+"""Budgets of tests: limits of counters, and the counters that exceed them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Budget:
     """The limits of a test.
 
     Attributes:
-        limits: the highest allowed value of a step, by counter.
-        shares: the highest allowed share of the step, by the name of a range.
+        limits: the highest allowed value per step, by counter.
+        shares: the highest allowed share of the step's time, by the name of a range.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -38,10 +38,10 @@ class Budget:
 
 
 class Excess(NamedTuple):
-    """A counter above its limit, or one that cannot be judged.
+    """A counter or a share of time above its limit, or a counter that cannot be judged.
 
     Attributes:
-        counter: the counter; "" for a share of time.
+        counter: the name of the counter; "" for a share of time.
         sentence: what is wrong.
     """
 
@@ -53,7 +53,7 @@ def budget_of(given: Mapping[str, Any]) -> Budget:
     """Check the arguments of `perf_budget`.
 
     Raises:
-        ConfigError: a counter does not exist, varies by its nature, or has a limit of a wrong type.
+        ConfigError: a counter does not exist or is a time, or a limit has a wrong type or value.
     """
     limits: dict[str, int] = {}
     shares: dict[str, float] = {}
@@ -93,8 +93,8 @@ def _limit(name: str, counter: str, value: Any) -> int:
     elif isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise ConfigError(
-        f"perf_budget limits {name} to {value!r}: give a whole number of 0 or more, or text such as "
-        f"'2{[*units_of(counter)][2]}'."
+        f"perf_budget limits {name} to {value!r}: give a whole number of 0 or more, or text such "
+        f"as '2{[*units_of(counter)][2]}'."
     )
 
 
@@ -113,7 +113,10 @@ def _shares(value: Any) -> dict[str, float]:
 
 
 def stored_limits(stored: Counters) -> Budget:
-    """The limits of a test without any: the counters that its baseline holds."""
+    """The budget of a test that sets no limits: the values of the counters in its baseline.
+
+    A counter that varies between the steps of the baseline gets no limit.
+    """
     known = {name: count for name, count in stored.counts.items() if count is not None}
     return Budget(
         {name: count.per_step for name, count in known.items() if count.per_step is not None}
@@ -121,9 +124,9 @@ def stored_limits(stored: Counters) -> Budget:
 
 
 def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Excess]:
-    """Yield what exceeds a budget, or cannot be judged.
+    """Yield each counter and share that exceeds the budget, and each counter that is not usable.
 
-    A counter that needs a device is left out where there is none.
+    A counter that needs a device is skipped if it is not known.
     """
     for name, limit in budget.limits.items():
         count, text = counted.count(name), amount_of(name)
@@ -145,9 +148,9 @@ def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Exce
 
 
 def share_of(capture: Views, name: str) -> float:
-    """The share of the steps that ranges of a name or path take; 0 if there are none.
+    """The share of the steps' time in the ranges of a name or path; 0 if there are none.
 
-    Waits for the batches of a `DataLoader` count as "data" too.
+    For the name "data", waits for the batches of a `DataLoader` count too.
     """
     ranges, events = capture.links.scopes, capture.events
     chosen = np.array([fits(name, text) for text in ranges.paths.texts], np.bool_)
@@ -162,8 +165,8 @@ def what_is_new(
 ) -> list[str]:
     """Lines that name the ranges in which a counter is higher than before, and the new calls there.
 
-    Each call has the stack of its first occurrence. If no range is higher, or if `before` is None,
-    the calls of the whole step are shown.
+    Below each call is the stack of its first occurrence. If the counter is higher in no range, or
+    if `before` is None, the lines name the calls of the whole step.
     """
     text, lines = amount_of(counter), list[str]()
     ranges = [] if before is None else increased_ranges(before, after, counter)[:_SHOWN]

@@ -1,6 +1,6 @@
-"""Conditions under which captures were recorded, and sentences on how two sides differ in them.
+"""The conditions under which captures were recorded, and how they differ between two sides.
 
-A difference is either said, or so large that a comparison would mislead: then `misleads` is True.
+Each difference is one sentence. If it makes a comparison misleading, its `misleads` is True.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.trace.capture_json import Environment
 from instrument.trace.events import Events
 
-# The shares of common calls below which this is said, and below which the programs are others: a
-# compiled program has few operators in common with itself before it was compiled.
+# Below the first share of equal calls, a sentence says that the programs differ. Below the second,
+# they count as two different programs. The second is small, because torch.compile replaces most
+# operators of a program.
 _FEW_COMMON, _OTHER_PROGRAM = 0.5, 0.05
-# With a lower share of calls with common input shapes, the inputs are others.
+# Below this share of calls with equal input shapes, the inputs count as different.
 _OTHER_INPUTS = 0.25
-# Kernels take other times in each run. With so many, a common factor of this size is no chance.
+# The times of kernels vary from run to run. If at least this many kernels run equally often, and
+# their time changes by at least this share, the cause is probably the clock rate.
 _ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
 _SIDES = ("BEFORE", "AFTER")
 _SHOWN, _LONGEST = 4, 60
 
 
 class Unlike(NamedTuple):
-    """One way in which the two sides are unlike.
+    """One difference between the conditions of the two sides.
 
     Attributes:
         sentence: what differs, with the values of both sides.
@@ -43,13 +45,14 @@ class Unlike(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is known of how one side was recorded; empty where the captures do not say.
+    """The conditions under which the captures of one side were recorded.
 
     Attributes:
-        facts: the values of each fact, such as "device", over all captures.
+        facts: for each fact, such as "device", the values in all captures; empty if not known.
         has_device: whether any capture holds device work.
-        recorded: what was recorded beside the operators, such as "input shapes".
-        losses: the rows of the coverage that are too low, with the least share over the captures.
+        recorded: what was recorded in addition to the operators, such as "input shapes".
+        losses: the rows of the coverage table whose share is too low, with the lowest share of all
+            captures; None if the share is not known.
     """
 
     facts: dict[str, set[str]]
@@ -90,7 +93,7 @@ def conditions(capture: Views) -> Conditions:
 
 
 def _values(capture: Views) -> dict[str, Iterable[Any]]:
-    """The values of each fact; None stands for unknown."""
+    """The values of each fact; None means that a value is not known."""
     about, events = capture.about, capture.events
     environment = about.environment or Environment()
     phase = phase_of(capture)
@@ -110,7 +113,7 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
 
 
 def _resolution(events: Events) -> str | None:
-    """The unit of the trace's times; None without events."""
+    """The resolution of the times in the trace; None if it has no events."""
     if not len(events):
         return None
     times = (events.start_ns, events.end_ns)
@@ -152,7 +155,7 @@ def joined(every: Iterable[Conditions]) -> Conditions:
 
 
 def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> list[Unlike]:
-    """Return how the two sides are unlike, those that mislead first."""
+    """Return the differences between the two sides; those that mislead come first."""
     found = [
         *_kinds(before, after, was, now),
         *_programs(was, now),
@@ -183,7 +186,7 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
     if share < _FEW_COMMON:
         has_common_range = not was.contents.keys().isdisjoint(now.contents)
         yield Unlike(
-            f"The programs differ: {share:.0%} of the operators' calls in a step are common.",
+            f"The programs differ: {share:.0%} of the operators' calls in a step are the same.",
             misleads=share < _OTHER_PROGRAM and not has_common_range,
         )
     names = one.keys() & other.keys()
@@ -193,29 +196,29 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
     ]
     if min(map(len, shapes)) and (share := _common(*shapes)) < _OTHER_INPUTS:
         yield Unlike(
-            f"The inputs differ, such as in the batch size: {share:.0%} of the calls of common "
-            "operators have the same input shapes.",
+            "The inputs differ, for example in the batch size: among the operators that both sides "
+            f"call, {share:.0%} of the calls have the same input shapes.",
             misleads=True,
         )
 
 
 def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    """The calls of a step, by the key of the rows."""
+    """The number of calls per step of each row, by the row's key."""
     steps = max(len(totals.steps_ns), 1)
     return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
 
 
 def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
-    """The calls that both sides have, as a share of all; 1 if there are none."""
+    """The calls that both sides have, as a share of all calls; 1 if there are no calls."""
     common = sum(min(number, other.get(key, 0.0)) for key, number in one.items())
     every = sum(one.values()) + sum(other.values()) - common
     return common / every if every else 1.0
 
 
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
-    """Whether the kernels that ran equally often are all faster or slower.
+    """Yield a difference if the kernels that run equally often are faster or slower as a whole.
 
-    Half of their time is in kernels that changed by this factor or more, and half in others.
+    The factor is the median of the kernels' factors, weighted by their times before the change.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]
@@ -234,7 +237,7 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
     factor = next(each for (each, _), until in zip(factors, passed) if until >= passed[-1] / 2)
     if abs(factor - 1) >= _OTHER_CLOCK:
         yield Unlike(
-            f"The kernels that run equally often take {abs(factor - 1):.0%} "
+            f"The kernels that run equally often on both sides take {abs(factor - 1):.0%} "
             f"{'longer' if factor > 1 else 'less time'} after the change: the clock rate of the "
             "device may differ.",
             misleads=False,
@@ -255,7 +258,8 @@ def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for one, other, side in zip((before, after), (after, before), _SIDES):
         if only := sorted(one.recorded - other.recorded):
             yield Unlike(
-                f"Only {side} was recorded with {' and '.join(only)}, which makes its steps longer.",
+                f"Only {side} was recorded with {' and '.join(only)}, which makes its steps "
+                "longer.",
                 False,
             )
 
@@ -264,12 +268,12 @@ def _steps(was: Totals, now: Totals) -> Iterator[Unlike]:
     one, other = len(was.steps_ns), len(now.steps_ns)
     if was.what == now.what == "step" and one != other:
         yield Unlike(
-            f"The number of steps differs: {one} before, {other} after; times are means of a step.",
+            f"The number of steps differs: {one} before, {other} after; times are means per step.",
             False,
         )
     if was.what == now.what == "recording":
         yield Unlike(
-            "There are no finished steps, so the whole recordings are compared, with what happened "
+            "There are no finished steps, so the whole recordings are compared, including the time "
             "before and after the work.",
             False,
         )

@@ -1,11 +1,11 @@
-"""Counters: numbers of a step that do not depend on the speed of the machine.
+"""Counters: numbers per step that do not depend on the speed of the machine.
 
-A counter is counted in each step of a window without its first step, because the first step pays
-for what happens once. If a window has one step, that step counts. If it has no finished step, the
-whole recording counts as one step. The number of a step is the counter's value if all steps agree;
-otherwise the counter varies, and no budget can be judged with it.
+All finished steps of a window are counted except the first, which contains work that happens only
+once. If a window has only one finished step, that step is counted. If it has none, the whole
+recording counts as one step. If a counter has the same value in all steps, this is its value per
+step. Otherwise the counter varies, and no budget can use it.
 
-Work belongs to the step and to the range that launched it. Work of the backward belongs to the
+Device work belongs to the step and to the range that launched it. Backward work belongs to the
 range of its forward operator.
 """
 
@@ -46,22 +46,23 @@ COUNTERS = {
     "peak_bytes": "the most memory in use on one device. Without a device: on the CPU, minus what "
     "was in use when the step began",
     "flops": "floating-point operations, by torch's formulas; None if shapes were not recorded",
-    "graph_breaks": "graph breaks of torch.compile in the whole window; None for a trace alone",
-    "recompilations": "functions that torch.compile compiled again in the whole window; None for a "
-    "trace alone",
+    "graph_breaks": "graph breaks of torch.compile in the whole window; None without capture.json",
+    "recompilations": "functions that torch.compile compiled again in the whole window; None "
+    "without capture.json",
     "copies": "copies to, from and between devices; None without a device",
     "copied_bytes": "the bytes of these copies; None if the size of a copy is not known",
     "collectives": "collectives of process groups. Each kind has a counter of its own, such as "
     "collectives.all_reduce",
 }
-#: The prefix of a counter of one kind of collective.
+#: The prefix of the counters that each count one kind of collective.
 KIND = "collectives."
 #: The counters that are not known for single ranges.
 OF_WHOLE_STEP = frozenset({"peak_bytes", "graph_breaks", "recompilations"})
 #: The counters that are not known without a device.
 NEED_DEVICE = frozenset({"launches", "kernels", "copies", "copied_bytes"})
 
-# Operators that wait if their tensor is on a device. Others, such as masked_select, call these.
+# Operators that wait for the device if their tensor is on a device. Operators that call one of
+# these, such as aten::item, need no entry.
 _SYNCHRONIZING = frozenset(
     {
         "aten::_local_scalar_dense",
@@ -74,9 +75,10 @@ _SYNCHRONIZING = frozenset(
     }
 )
 _COLLECTIVE = "c10d::"
-# A name of torch's dispatcher. Nodes of autograd and regions of compiled code have other names.
+# The name of an operator in torch's dispatcher. Autograd nodes and compiled regions have names of
+# another form.
 _DISPATCHED = re.compile(r"\w+::\w+(\.\w+)?")
-# Windows have far fewer steps. More steps would take time and add no information.
+# The cost grows with the number of steps, and usual windows have far fewer.
 _MOST_STEPS = 1_000
 
 
@@ -133,13 +135,14 @@ class Counters:
 
 
 class Occurrences(NamedTuple):
-    """What one counter counts, as parallel columns.
+    """The occurrences that one counter counts, as parallel columns.
 
     Attributes:
-        event: the event that occurred, as a position among the events. For an allocation, the
-            innermost call around it; -1 outside of all calls.
-        time_ns: when the CPU caused it.
-        weight: how much it counts: 1, bytes or FLOPs.
+        event: the position of the event in `capture.events`. For an allocation, the innermost call
+            around it; -1 outside of all calls.
+        time_ns: the time that decides to which step the occurrence belongs. For device work, it is
+            the time of the launch.
+        weight: the amount to add to the counter: 1, bytes or FLOPs.
     """
 
     event: Ints
@@ -152,14 +155,14 @@ class Occurrences(NamedTuple):
 
 
 class Occurred:
-    """The occurrences of a capture's counters; each is found at its first use and kept."""
+    """Finds the occurrences that each counter of a capture counts."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
         self.steps = _counted_steps(views)
 
     def of(self, name: str) -> Occurrences | None:
-        """What a counter counts; None if it is not known, or counts no events."""
+        """The occurrences of a counter; None if it is not known, or is no sum of occurrences."""
         if name.startswith(KIND):
             found = self._collectives
             kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
@@ -192,7 +195,7 @@ class Occurred:
 
     @cached_property
     def calls(self) -> Occurrences:
-        """The operators that no other operator calls, with those of waits and collectives."""
+        """The operators that no other operator calls, including syncs and collectives."""
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]
         return self._at(tree.index[dispatched & ~tree.inside(dispatched)])
@@ -204,18 +207,21 @@ class Occurred:
         return bool(len(views.links.launches.device) or views.events.among(is_runtime).any())
 
     def steps_of(self, found: Occurrences) -> Ints:
-        """The number of the counted step around each occurrence; -1 for none."""
+        """The index of the counted step around each occurrence; -1 for none."""
         return self.steps.holds(found.time_ns)
 
     def paths_of(self, found: Occurrences) -> Ints:
-        """The path of the range that each occurrence belongs to; -1 for none."""
+        """The index of the path of the range that each occurrence belongs to; -1 for none."""
         path = np.full(len(found.event), -1)
         known = found.event >= 0
         path[known] = range_codes(self.views, found.event[known])
         return path
 
     def callers_of(self, found: Occurrences) -> Ints:
-        """The outermost operator around each occurrence, or the occurrence itself."""
+        """The position of the outermost operator around each occurrence.
+
+        If no operator is around it, the position of the occurrence's own event.
+        """
         links = self.views.links
         tree = links.call_tree
         is_call = np.zeros(len(self.views.events), np.bool_)
@@ -232,7 +238,7 @@ class Occurred:
         return events.among(OPERATOR) & named
 
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        """Occurrences of CPU events."""
+        """Occurrences at the starts of CPU events; each counts as 1 if there are no weights."""
         ones = np.ones(len(event), np.int64)
         return Occurrences(
             event, self.views.events.start_ns[event], ones if weight is None else weight
@@ -251,20 +257,20 @@ class Occurred:
     def _syncs(self) -> Occurrences:
         events, tree = self.views.events, self.views.links.call_tree
         if self.has_device:
-            # By name: which work a call waits for depends on times.
+            # Chosen by name. Whether a call had to wait depends on times, which vary.
             waits = (events.among(is_runtime) & events.named(is_wait))[tree.index]
             return self._at(tree.index[waits & ~tree.inside(waits)])
         chosen = events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)[tree.index]
         found = self._at(tree.index[chosen & ~tree.inside(chosen)])
         paths = self.views.links.scopes.paths
-        # An optimizer reads its own counts of steps, which are on the CPU with any device.
+        # An optimizer reads its step counts, which are on the CPU even if the model is on a device.
         optimizes = [name.startswith(OPTIMIZER_STEP) for name in paths.names]
         in_optimizer = np.append(paths.at_or_below(np.array(optimizes, np.bool_)), False)
         return found.only(~in_optimizer[self.paths_of(found)])
 
     @cached_property
     def _collectives(self) -> Occurrences:
-        """The operators of process groups; in traces without them, torch's records."""
+        """The operators of process groups; if there are none, torch's records of collectives."""
         events, tree = self.views.events, self.views.links.call_tree
 
         def starts_collective(name: str) -> bool:
@@ -278,7 +284,7 @@ class Occurred:
         return self._at(np.flatnonzero(records(events) & is_recorded))
 
     def _work(self, *kinds: int) -> Occurrences | None:
-        """Work of the devices of some kinds, at the time of its launch."""
+        """Device work of the given kinds, with the times of its launches; None without a device."""
         if not self.has_device:
             return None
         work = self.views.work
@@ -320,10 +326,10 @@ class Occurred:
 
 
 def counters(views: Views) -> Counters:
-    """Count what each step of a capture does; see `COUNTERS`.
+    """Count the work of each step of a capture; see `COUNTERS`.
 
-    Cost: that of the call tree, then for each counter one pass over the ranges for each step. Of a
-    longer window, the first 1,000 steps count.
+    Only the first 1,000 steps of a window are counted. Cost: one pass over the paths of the ranges
+    for each counter and step, and the cost of the call tree.
     """
     occurred = Occurred(views)
     counts: dict[str, Count | None] = {}
@@ -341,7 +347,10 @@ def counters(views: Views) -> Counters:
 
 
 def launched_ns(views: Views) -> Ints:
-    """When the CPU launched each work of a device; its start if its launch is not in the trace."""
+    """The time at which the CPU launched each piece of device work.
+
+    If the launch is not in the trace, the start of the work.
+    """
     work = views.work
     launch = np.where(work.call >= 0, work.call, work.operator)
     found: Ints = np.where(launch >= 0, views.events.start_ns[launch], work.start_ns)
@@ -363,7 +372,7 @@ def _count(of_steps: Ints) -> Count:
 
 
 def _by_range(occurred: Occurred, found: Occurrences) -> Iterator[tuple[str, Count]]:
-    """The count of each range in which the counter is not 0."""
+    """Yield each range in which the counter is not 0, with its count there."""
     paths = occurred.views.links.scopes.paths
     path, step = occurred.paths_of(found), occurred.steps_of(found)
     inside = (path >= 0) & (step >= 0)
@@ -382,7 +391,7 @@ def _by_range(occurred: Occurred, found: Occurrences) -> Iterator[tuple[str, Cou
 
 
 def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
-    """The outermost operators of each range by name; see `Counters.calls`."""
+    """The calls of the outermost operators in each range, by name; see `Counters.calls`."""
     events, found = occurred.views.events, occurred.calls
     step, path = occurred.steps_of(found), occurred.paths_of(found)
     counted = step >= 0
@@ -403,7 +412,7 @@ def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
 
 
 def _peak(occurred: Occurred) -> Count | None:
-    """The most memory in use in a step, on the device on which it is highest."""
+    """The most memory in use in each step, on the device with the highest value."""
     lines, steps = occurred.views.memory.timelines, occurred.steps
     if not lines:
         return None
@@ -442,8 +451,8 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """The same counters, with what torch.compile did in another time than the window.
+    """Replace the graph breaks and recompilations of the window by those of another period.
 
-    `dynamo` has the keys of `environment.dynamo` in `capture.json`.
+    `dynamo` holds them, with the keys of `environment.dynamo` in `capture.json`.
     """
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

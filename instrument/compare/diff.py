@@ -1,4 +1,4 @@
-"""`diff`: what changed from one capture or run to another, and where the change of a step comes from."""
+"""`diff`: compare two captures or runs, and split the change of the step into parts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ __all__ = ["Comparable", "Difference", "diff"]
 
 @dataclass(frozen=True)
 class Difference:
-    """What changed from one capture or run to another. All quantities are means of a step.
+    """The difference between two captures or runs. Quantities are means per step.
 
     Attributes:
-        given: what was compared, as text, such as two paths.
+        given: the names of the two sides, such as two paths.
         before, after: the names of the captures of each side.
         what: "step", or "recording" if a side has no finished steps.
-        wholes: the mean step of all captures; then, if both sides have several ranks, that of each
-            rank which both sides have.
+        wholes: the mean step of all captures. If both sides have several ranks, the mean step of
+            each common rank follows.
         ranges: the ranges, the largest change first; see `RANGES_COMPARED`.
         operators: the operators and runtime calls; see `OPERATORS_COMPARED`.
         shapes: the operators by their input shapes; see `SHAPES_COMPARED`. Empty without shapes.
         kernels: the kernels and copies; see `KERNELS_COMPARED`.
         counters: the counters of the step, and those of ranges that differ, such as launches; see
             `COUNTERS_COMPARED`.
-        unlike: how the conditions of both sides differ, those that mislead first.
+        unlike: the differences between the conditions of the two sides; those that mislead come
+            first.
     """
 
     given: tuple[str, str]
@@ -68,13 +69,13 @@ class Difference:
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
-    The windows of a run are taken together. If both sides have several ranks, each rank is also
-    compared with itself. Captures are read one after the other.
+    All windows of a run are added. If both sides have several ranks, each rank is also compared
+    with the same rank of the other side. Captures are read one after the other.
 
     Args:
         before: a capture, a run, or the path or URL of a capture, a trace, or a run's folder.
         after: the same, after the change.
-        force: whether to compare captures that are too unlike as well.
+        force: whether to compare the sides even if a comparison would mislead.
 
     Cost: about as much as reading all captures and making their operator tables.
 

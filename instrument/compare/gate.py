@@ -1,15 +1,15 @@
-"""Conditions that make a comparison fail, such as `syncs>0`, and the judgement of each.
+"""Conditions that make a comparison fail, such as `syncs>0`, and the verdict on each condition.
 
-A condition is `NAME OPERATOR VALUE`:
+A condition has a name, an operator and a value:
 
 - `syncs>0`, `peak>2GB`: the value of the counter after the change.
-- `operators>+5%`, `operators>+10`: its change.
+- `operators>+5%`, `operators>+10`: the change of the counter.
 - `range:attention.operators>0`: a counter of the ranges of this name or path; `*` matches any text.
 - `step>5%`, `range:attention.total>5%`: the change of a time. Times vary from run to run, so they
-  are judged only if both sides have at least three windows; otherwise the condition is undecided.
+  are judged only if both sides have at least three windows. Otherwise the condition is undecided.
 
-A counter that varies between steps, or that was not recorded, is undecided too. The exit status of
-a command is 1 if a condition fails, else 3 if one is undecided, else 0.
+A condition on a counter is undecided if the counter varies between steps or was not recorded. The
+exit status of a command is 1 if a condition fails, else 3 if a condition is undecided, else 0.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ Result = Literal["pass", "fail", "undecided"]
 
 #: Exit statuses of commands. Errors have the status 2.
 FAILED, UNDECIDED = 1, 3
-#: The times of a range, with the columns of `Capture.ranges`; "step" is the time of a step.
+#: The names of a range's times, with their columns in `Capture.ranges`. "step" is the time of a
+#: step.
 TIMES = {"total": "total_ns", "cpu": "cpu_ns", "device": "device_ns"}
 STEP = "step"
-#: With fewer windows on each side, no order of their times is rare enough; see `is_higher`.
+#: With fewer windows on each side, the test in `is_higher` cannot find any change.
 LEAST_WINDOWS = 3
 
 _MOST_WINDOWS = 50
@@ -51,7 +52,7 @@ _CONDITION = re.compile(
     r"(?:range:(?P<range>.+)\.)?(?P<name>\w+(?:\.\w+)?) *(?P<operator>[<>]=?) *"
     r"(?P<sign>\+?)(?P<value>[\d.]+ *\w*)(?P<percent> *%)?"
 )
-#: How to record what a counter needs.
+#: For each counter that is not always recorded, how to record it.
 RECORD = {
     **dict.fromkeys(
         ("allocations", "allocated_bytes", "peak_bytes"), "record with profile_memory=True"
@@ -68,15 +69,16 @@ RECORD = {
 
 
 class Condition(NamedTuple):
-    """A parsed condition; see the module.
+    """A parsed condition; the module's docstring describes the syntax.
 
     Attributes:
         text: what the user wrote.
         range: a pattern for names or paths of ranges; None for the whole step.
         name: the counter, or a time.
         operator: ">", ">=", "<" or "<=".
-        value: the limit; a share of the value before if `kind` is "percent".
-        kind: whether the value is compared, its difference, or its difference in percent.
+        value: the limit. If `kind` is "percent", it is a share of the value before the change.
+        kind: the quantity that is compared with the limit: the value after the change, its
+            difference from the value before, or this difference in percent.
     """
 
     text: str
@@ -93,15 +95,15 @@ class Condition(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The judgement of one condition.
+    """The verdict on one condition.
 
     Attributes:
         condition: the condition.
-        result: "fail" if the condition is true.
+        result: "fail" if the condition is true, "pass" if it is false, else "undecided".
         before, after: the values of both sides; None if they are not known or not needed.
-        reason: why the condition is undecided, and what to record; else "".
-        ranges: the innermost ranges in which a counter of the whole step is higher than before, if
-            the condition fails.
+        reason: why the condition is undecided, and what to record; "" if it is decided.
+        ranges: if a condition on the whole step fails, the innermost ranges in which its counter is
+            higher than before; at most five.
     """
 
     condition: Condition
@@ -127,13 +129,13 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """What conditions need to know of one side of a comparison.
+    """The counters and times of one side of a comparison.
 
     Attributes:
         counters: the counters of each window, or of a baseline.
         step_ns: the mean step of each window; empty for a baseline.
-        ranges_ns: for each window, the times of each range in a step, by its path and a name in
-            `TIMES`.
+        ranges_ns: for each window, the times of each range per step, by the range's path and a
+            name in `TIMES`.
     """
 
     counters: Sequence[Counters]
@@ -142,10 +144,11 @@ class Side:
 
 
 def side(windows: Iterable[Views]) -> Side:
-    """Count and time the windows of one side, one after the other.
+    """Return the counters and times of the windows of one side.
 
-    If there are several ranks or phases, only the windows of the lowest rank count, and of those
-    only the windows of training, if there are any. Ranks of one window are no independent times.
+    Only training windows are used, or the windows of other phases if there are none. Among these,
+    only the windows of the lowest rank are used, because the times of several ranks in one window
+    are not independent.
     """
     found: dict[tuple[bool, int], list[tuple[Counters, int, dict[str, dict[str, int]]]]] = {}
     for window in windows:
@@ -170,10 +173,10 @@ def _range_times(window: Views) -> dict[str, dict[str, int]]:
 
 
 def parse(text: str) -> Condition:
-    """Read a condition.
+    """Parse a condition.
 
     Raises:
-        ConfigError: the text is no condition, or its counter or unit does not exist.
+        ConfigError: the text is not a condition, or its counter or unit does not exist.
     """
     found = _CONDITION.fullmatch(text.strip())
     if found is None:
@@ -224,7 +227,7 @@ def judge(condition: Condition, before: Side, after: Side) -> Verdict:
     """Judge one condition.
 
     Raises:
-        ConfigError: no range of either side has the name in the condition.
+        ConfigError: the condition is on a range, and no range of either side matches it.
     """
     if condition.range is not None:
         paths = [path for one in (before, after) for each in one.counters for path in each.ranges]
@@ -268,7 +271,10 @@ def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _counted(condition: Condition, one: Side) -> Count | None:
-    """The counter of one side: of all its windows, and of all ranges that fit."""
+    """A counter over all windows of one side, summed over the ranges that match the condition.
+
+    None if a window does not hold the counter.
+    """
     found = [_in_window(condition, each) for each in one.counters]
     known = [count for count in found if count is not None]
     if not found or len(known) < len(found):
@@ -291,7 +297,7 @@ def _in_window(condition: Condition, counted: Counters) -> Count | None:
 
 
 def _outermost(condition: Condition, paths: Mapping[str, object]) -> list[str]:
-    """The paths that fit a condition, without those inside another one."""
+    """The paths that match a condition, without paths inside another matching path."""
     pattern = condition.range or ""
     fitting = {path for path in paths if fits(pattern, path)}
     return [
@@ -302,19 +308,20 @@ def _outermost(condition: Condition, paths: Mapping[str, object]) -> list[str]:
 
 
 def fits(pattern: str, path: str) -> bool:
-    """Whether a pattern is a range's name or path, or matches one of them."""
+    """Whether a pattern equals or matches the path of a range, or the last name in the path."""
     names = (path, path.rpartition("/")[2])
     return any(name == pattern or fnmatchcase(name, pattern) for name in names)
 
 
 def _unusable(name: str, when: str, count: Count | None) -> str | None:
-    """Why a counter cannot be judged; None if it can."""
+    """The reason why a counter cannot be judged; None if it can be judged."""
     if count is None:
-        return f"{name} was not recorded {when}: {RECORD.get(name, 'record it again')}"
+        return f"{name} was not recorded {when} the change: {RECORD.get(name, 'record it again')}"
     if count.per_step is None:
         return (
-            f"{name} varies between the steps {when}, from {count.least:,} to {count.most:,}, so no "
-            "limit can be judged: make the steps alike, or leave out the condition"
+            f"{name} varies between the steps {when} the change, from {count.least:,} to "
+            f"{count.most:,}, so no limit can be judged: make the steps alike, or leave out the "
+            "condition"
         )
     return None
 
@@ -322,7 +329,8 @@ def _unusable(name: str, when: str, count: Count | None) -> str | None:
 def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
     was, now = (_times(condition, each) for each in (before, after))
     if was is None or now is None:
-        return Verdict(condition, "undecided", reason=f"{condition.name} is not known in a window")
+        reason = f"the {condition.name} time is not known in at least one window"
+        return Verdict(condition, "undecided", reason=reason)
     mean_was, mean_now = (sum(each) // len(each) if each else None for each in (was, now))
     if not was or not now:
         reason = "a baseline holds no times: give captures of both sides"
@@ -353,7 +361,7 @@ def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _times(condition: Condition, one: Side) -> list[int] | None:
-    """The time of each window; None if a window does not hold it."""
+    """The time of the condition in each window, in ns per step; None if a window lacks it."""
     if condition.range is None:
         return [*one.step_ns[:_MOST_WINDOWS]]
     found = []

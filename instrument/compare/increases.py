@@ -1,4 +1,4 @@
-"""What is new: the ranges and the calls of which a step has more than before, and their stacks."""
+"""Increases: the ranges and calls that make a counter higher than before, and their stacks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from instrument.findings.places import users_source
 from instrument.links.groupby import groupby
 from instrument.trace.events import split_overload
 
-#: How many frames of a stack are shown.
+#: The number of frames of a stack that are shown.
 FRAMES = 5
 
 
 class Increase(NamedTuple):
-    """A range in which a counter is higher than before; the highest values of a step."""
+    """A range in which a counter is higher than before, with its highest values per step."""
 
     path: str
     before: int
@@ -25,13 +25,13 @@ class Increase(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An outermost operator that a counter counts, or counts something inside of.
+    """An outermost operator that a counter counts, or that contains counted events.
 
     Attributes:
-        name: its name; that of the counted event if no operator is around it.
-        before, after: the calls in a step, in the operator's range. `before` is None if it is not
-            known.
-        event: the first call, as a position among the events.
+        name: the name of the operator; if no operator is around the counted event, its own name.
+        before, after: the number of calls per step in the operator's range. `before` is None if it
+            is not known.
+        event: the position of the first call among the events.
     """
 
     name: str
@@ -55,10 +55,10 @@ def increased_ranges(before: Counters, after: Counters, counter: str) -> list[In
 def calls_behind(
     counter: str, occurred: Occurred, before: Counters | None, after: Counters, path: str | None
 ) -> list[Call]:
-    """The calls that a counter counts in a range, or in the whole step if `path` is None.
+    """The calls behind a counter in a range, or in the whole step if `path` is None.
 
-    If some of them are new, only these; else all. Those that count most come first. If `before` is
-    None, it is not known which are new.
+    If a step has more of some calls than before, only these are returned. Otherwise, and if
+    `before` is None, all calls are returned. The call that adds most to the counter comes first.
     """
     found = occurred.of(counter)
     if found is None:
@@ -89,7 +89,8 @@ def calls_behind(
 def stack_of(views: Views, event: int) -> list[str]:
     """The user's frames around an event, the innermost first, such as "model.py:31 in forward".
 
-    Empty if the trace holds no Python frames, and for a call of the backward on another thread.
+    Empty if the trace holds no Python frames around the event. The backward pass runs on a thread
+    without Python frames.
     """
     events, frames = views.events, views.links.frames
     at = np.array([event])

@@ -1,6 +1,7 @@
-"""The state of the machine while a program runs: foreign load, clocks and temperatures.
+"""The state of the machine while a program runs: load of other programs, clocks, temperatures.
 
-Everything is read from Linux or nvidia-smi; what this machine does not offer is None.
+The values come from files of Linux and from nvidia-smi. A value is None if the machine does not
+offer it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import NamedTuple
 # How often clocks and temperatures are read, and how long nvidia-smi may take.
 _EVERY_S, _NVIDIA_SMI_S = 5.0, 10.0
 _QUERY = ["--query-gpu=clocks.sm,temperature.gpu", "--format=csv,noheader,nounits"]
-# The fields of the first line of /proc/stat that count work, in ticks of the clock: all of the
-# first eight but those of idle time (3) and of waiting for disks (4).
+# The fields in the first line of /proc/stat that count busy time, in clock ticks: the first eight
+# fields except idle time (3) and waiting for disks (4).
 _BUSY = (0, 1, 2, 5, 6, 7)
 
 
@@ -30,9 +31,9 @@ class MachineState:
 
     Attributes:
         foreign_cpus: how many CPUs other programs used, on average.
-        cpu_mhz: the median clock of the CPUs.
+        cpu_mhz: the median clock rate of the CPUs.
         cpu_celsius: the highest temperature of the machine's thermal zones.
-        gpu_mhz: the median of the lowest clock of the NVIDIA GPUs.
+        gpu_mhz: the clock rate of the slowest NVIDIA GPU, as the median over the time of the run.
         gpu_celsius: the highest temperature of the NVIDIA GPUs.
     """
 
@@ -51,10 +52,10 @@ class _Sample(NamedTuple):
 
 
 def watch(process: subprocess.Popen[bytes]) -> MachineState:
-    """Wait until a process ends, and describe the machine during this time.
+    """Wait until a process ends, and return the state of the machine during this time.
 
-    Clocks and temperatures are read every 5 s, and at least once. Cost: 1 ms of one CPU for each
-    reading, and up to 0.1 s with a GPU.
+    Clocks and temperatures are read after 1 s and then every 5 s, and once when the process ends.
+    Cost of a reading: 1 ms of one CPU; with a GPU, up to 0.1 s.
     """
     began_s, busy_s, own_s = time.monotonic(), _busy_s(), _children_s()
     samples: list[_Sample] = []
@@ -95,7 +96,7 @@ def _sample() -> _Sample:
 
 
 def _numbers(paths: Iterable[Path]) -> list[float]:
-    """The numbers in files that hold one number each; files that cannot be read are left out."""
+    """The numbers in files that hold one number each, without files that cannot be read."""
     found = []
     for path in paths:
         with suppress(OSError, ValueError):
@@ -114,12 +115,12 @@ def _gpus() -> list[tuple[float, float]]:
         ).stdout
         rows = [line.split(",") for line in answer.splitlines()]
         return [(float(mhz), float(celsius)) for mhz, celsius in rows]
-    except (OSError, subprocess.SubprocessError, ValueError):  # a GPU without clocks says [N/A]
+    except (OSError, subprocess.SubprocessError, ValueError):  # some values are [N/A]
         return []
 
 
 def _busy_s() -> float | None:
-    """The seconds that all CPUs of the machine have worked since it started."""
+    """The busy time of all CPUs together since the machine started, in s."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
         return sum(float(fields[k]) for k in _BUSY) / os.sysconf("SC_CLK_TCK")
@@ -128,6 +129,6 @@ def _busy_s() -> float | None:
 
 
 def _children_s() -> float:
-    """The CPU time of the child processes of this process that have ended."""
+    """The CPU time of all ended child processes of this process, in s."""
     times = os.times()
     return times.children_user + times.children_system

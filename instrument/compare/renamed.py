@@ -1,13 +1,15 @@
-"""Match ranges that have another path before and after a change.
+"""Match ranges whose path differs before and after a change.
 
-Ranges with equal paths match. A range below a matched range matches the range of the same name
-there. Any other range matches the one whose contents are most alike: the operators and the ranges
-inside it, with their number of calls in a step. The contents must be alike by three quarters, that
-is, the sum of the smaller numbers is three quarters of the sum of the larger numbers. If several
-ranges are alike, one with the same name is preferred, then the first.
+Ranges with equal paths match. If two ranges match, the ranges of equal names directly inside them
+match too. Any other range matches the range with the most similar contents. The contents of a range
+are the operators and ranges inside it, with their numbers of calls per step. The similarity of two
+ranges compares, for each name, the number of calls on both sides: it is the sum of the smaller
+numbers divided by the sum of the larger numbers. It must be at least three quarters. If several
+ranges are equally similar, a range with the same name is preferred, then the first range.
 
-Not matched: a range that holds nothing, and the ranges after the first 300 that are left over. What
-lies more than 200 levels below a range does not count for it.
+Limits: a range without contents can match only through the range around it. On each side, only the
+first 300 ranges without an equal path are matched. Contents more than 200 levels below a range are
+ignored.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ from instrument.compare.totals import Totals
 
 _ALIKE = 0.75
 _MOST, _DEEPEST = 300, 200
-# How often each name is called in a step, in a range and all ranges inside it.
+# The number of calls per step of each name, in a range and all ranges inside it.
 _Calls = Mapping[str, float]
 
 
 def renamed(before: Totals, after: Totals) -> dict[str, str]:
-    """Return the new path of each range that has another path after the change.
+    """Return the new path of each renamed range, by its old path.
 
-    Cost: the contents of 300 ranges at most are compared with those of 300 others.
+    Cost: at most 300 × 300 comparisons of contents.
     """
     gone, new = _left_over(before, after), _left_over(after, before)
     if not gone or not new:
@@ -50,20 +52,20 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
 
 
 def _left_over(totals: Totals, other: Totals) -> list[str]:
-    """The first ranges that ran in the steps, and whose path the other side does not have."""
+    """The first 300 ranges that ran in the steps and have no equal path on the other side."""
     ran = (path for path in totals.contents if path in totals.ranges)
     return [path for path in ran if path not in other.contents][:_MOST]
 
 
 def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:
-    """The path whose contents are most like `calls`; None if none is alike."""
+    """The path whose contents are most similar to `calls`; None if no similarity is sufficient."""
     scores = {path: _likeness(calls, other) for path, other in others.items()}
     order = sorted(scores, key=lambda path: (-scores[path], path not in preferred))
     return order[0] if order and scores[order[0]] >= _ALIKE else None
 
 
 def _likeness(one: _Calls, other: _Calls) -> float:
-    """The sum of the smaller numbers of calls as a fraction of the sum of the larger ones."""
+    """The similarity of two ranges' contents, from 0 to 1; see the module's docstring."""
     fewer, more = sorted((sum(one.values()), sum(other.values())))
     if fewer < _ALIKE * more or not fewer:
         return 0.0
@@ -72,7 +74,7 @@ def _likeness(one: _Calls, other: _Calls) -> float:
 
 
 def _contents(totals: Totals, paths: list[str]) -> dict[str, _Calls]:
-    """For each of the paths, the calls of a step inside the range and the ranges inside it."""
+    """For each path, the calls per step in the range and in all ranges inside it."""
     found: dict[str, Counter[str]] = {path: Counter() for path in paths}
     for path, own in totals.contents.items():
         calls = Counter({f"operator {name}": number for name, number in own.calls.items()})

@@ -11,22 +11,29 @@ from pathlib import Path
 
 from instrument.errors import ConfigError
 
-# A git hook sets variables such as GIT_INDEX_FILE: git would then write into the user's index.
+# Git sets these variables for its hooks. In a hook, GIT_INDEX_FILE would make git write into the
+# user's index.
 _VARIABLES_OF_HOOKS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
-# Hooks of the repository could change the user's files; they do not run.
+# The repository's hooks are disabled, because they could change the user's files.
 _SAFE = ["-c", f"core.hooksPath={os.devnull}"]
 
 
 @contextmanager
 def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
-    """Check out revisions into temporary folders, which are removed at the end of the block.
+    """Check out revisions into temporary worktrees, which are removed at the end of the block.
 
-    `folder` lies in the repository. For each revision, the block gets the same folder in a worktree
-    of this revision. The working tree and the index of the user stay as they are.
+    The working tree and the index of the user do not change.
+
+    Args:
+        revisions: branches, tags or commits.
+        folder: a folder in the repository.
+
+    Yields:
+        For each revision, the path of this folder in the revision's worktree.
 
     Raises:
-        ConfigError: `folder` is in no git repository, a name is no commit of it, the commit lacks
-            the folder, or git fails.
+        ConfigError: `folder` is not in a git repository, a revision does not exist or does not
+            contain the folder, or git fails.
     """
     commits = [_commit(name, folder) for name in revisions]
     inside = _git(folder, "rev-parse", "--show-prefix")
@@ -38,15 +45,15 @@ def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
             yield [_existing(tree / inside, name) for tree, name in zip(trees, revisions)]
         finally:
             for tree in trees:
-                with suppress(ConfigError):  # git has not begun to make this worktree
-                    # Given twice, so that a worktree that is still locked is removed too.
+                with suppress(ConfigError):  # the worktree does not exist yet
+                    # With --force given twice, git removes a locked worktree too.
                     _git(folder, "worktree", "remove", "--force", "--force", str(tree))
 
 
 def python_path(tree: Path) -> str:
-    """`PYTHONPATH` for a program in a worktree, so that it imports the modules of this worktree.
+    """The `PYTHONPATH` with which a program imports the modules of a worktree.
 
-    Without it, a package that is installed in editable mode would come from the user's own tree.
+    Without it, a package in editable mode would be imported from the user's working tree.
     """
     root = Path(_git(tree, "rev-parse", "--show-toplevel"))
     given = os.environ.get("PYTHONPATH")

@@ -1,4 +1,4 @@
-"""The tables that compare ranges, operators, kernels and input shapes of two sides, by a mean step."""
+"""The tables that compare two sides: their ranges, operators, input shapes, kernels, counters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _OF_OPERATORS = _CALLS | {
     "flops": "floating-point operations",
 }
 _OF_RANGES = _CALLS | {
-    "step_ns": "the time of the step that counts for this range and for no other range",
+    "step_ns": "the part of the step's time that counts for this range, without the ranges inside",
     "self_cpu_ns": "CPU time of the range and its backward, without the ranges inside",
     "self_device_ns": "device time of the work that the range and its backward launched, without "
     "the ranges inside",
@@ -68,8 +68,9 @@ KERNELS_COMPARED = _compared(
 COUNTERS_COMPARED: Schema = schema(
     range="the path of the range after the change, with the ranges inside it; None for whole steps",
     counter="the counter; see `instrument.compare.counters.COUNTERS`",
-    before="its number in a mean step before the change; the highest of all steps for peak_bytes; "
-    "the sum of the windows for graph_breaks and recompilations. None if it is not known",
+    before="the counter's value in a mean step before the change. For peak_bytes, the highest "
+    "value of all steps; for graph_breaks and recompilations, the sum over the windows. None if it "
+    "is not known",
     after="the same after the change",
     change="`after` minus `before`; None if one of them is not known",
 )
@@ -96,7 +97,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """A counter of a mean step. A counter that a range does not have is 0 there, if it is known."""
+    """A counter per step: 0 if the row does not hold it, and None if it was not recorded."""
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)
@@ -128,7 +129,8 @@ def kernels_compared(before: Totals, after: Totals) -> Table:
 def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
     """Compare ranges; see `RANGES_COMPARED`.
 
-    The times of the step sum to the step: they are the sums of the parts of `step`.
+    `before_step_ns` and `after_step_ns` sum to the mean steps, because each value is the sum of the
+    range's parts in `step`.
     """
     old_path = {new: old for old, new in paths.items()}
     moved = {paths.get(path, path): row for path, row in before.ranges.items()}
@@ -169,7 +171,7 @@ def _mean(row: Quantities, steps: int) -> _Row:
 
 
 def _divided(name: str, total: int, steps: int) -> float:
-    """A quantity of a mean step: times and bytes are rounded to integers, numbers are exact."""
+    """A total divided by the number of steps; only times and bytes are rounded to integers."""
     if name.endswith(("_ns", "bytes")) or total % steps == 0:
         return (2 * total + steps) // (2 * steps)
     return total / steps
@@ -181,7 +183,7 @@ def _table(
     sides: tuple[list[_Row | None], list[_Row | None]],
     quantities: Mapping[str, str],
 ) -> Table:
-    """The table of all keys, the largest change of a time first."""
+    """The table with a row for each key; the row with the largest change of a time comes first."""
     cells: dict[str, list[Any]] = {name: [*values] for name, values in labels.items()}
     recorded = [
         {name for row in side if row for name, value in row.items() if value is not None}
@@ -205,7 +207,7 @@ def _table(
 
 
 def _cell(row: _Row | None, name: str, is_known: bool) -> Any:
-    """The quantity of a row; 0 where the side has no such row, and None where it is not known."""
+    """A quantity of a row: 0 if the side lacks this row, None if the quantity is not known."""
     if row is None:
         return 0 if is_known else None
     return row.get(name)

@@ -1,4 +1,4 @@
-"""What one run of a program has recorded: the median times of its steps, and its counters."""
+"""The record of one run of a program: the median times of its steps, and its counters."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from instrument.runs.rank_summary import TRAIN, phase_of
 from instrument.runs.run import captures_below
 from instrument.runs.timings_file import STEP, read_intervals
 
-# Each step of a window is cut into parts, which takes a second for a million events.
+# Splitting a step into parts takes about 1 s for a million events.
 _MOST_STEPS = 50
 _NO_STEPS = (
-    "no window with two steps and no timings file with two lines: let it train in a Session that "
-    "records them, as with profiler=trace, or with profiler=timings profiler.timings.every=1"
+    "no window with two steps and no timings file with two lines: train in a Session with "
+    "profiler=trace, or with profiler=timings profiler.timings.every=1"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run: the medians over its recorded steps.
+    """The medians over the recorded steps of one run.
 
-    The first step of each window is left out, because it pays for what happens once.
+    The first step of each window, or the first line of a timings file, is left out. It contains
+    work that happens only once.
 
     Attributes:
         steps: the number of steps.
         step_ns: the median duration of a step.
-        ranges_ns: for each path of ranges, the median time of a step in it.
+        ranges_ns: for each path of a range, the median time per step in it.
         counters: the counters of the first window; empty for a timings file.
     """
 
@@ -43,12 +44,12 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read what a run has recorded below a folder: its windows, or else its timings file.
+    """Read the record of a run below a folder: its windows, or its timings file if it has none.
 
-    Only training steps of the lowest rank count. Cost: the traces are read.
+    Only training windows and the lowest rank count. Cost: all traces below the folder are read.
 
     Raises:
-        CaptureError: nothing is recorded, or a file cannot be read.
+        CaptureError: no steps are recorded, or a file cannot be read.
         TraceError: a trace cannot be read.
     """
     captures = [Views.load(path) for path in captures_below(folder)]
@@ -74,7 +75,7 @@ def _of_windows(windows: Sequence[Views]) -> RunRecord:
 
 
 def _steps(window: Views) -> Iterator[dict[str, int]]:
-    """The time of each compared step by range; the times of a step sum to its duration."""
+    """Yield for each compared step its time by range; the times sum to the step's duration."""
     span = compared_steps(window)
     for k in range(min(span.count, _MOST_STEPS)):
         one = replace(span, start_ns=span.start_ns[k : k + 1], end_ns=span.end_ns[k : k + 1])
@@ -85,9 +86,9 @@ def _steps(window: Views) -> Iterator[dict[str, int]]:
 
 
 def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:
-    """The median over the lines of a timings file, of the mean times of a step in each line.
+    """The medians over the lines of a timings file; each line holds mean times per step.
 
-    Here a range includes the ranges inside it.
+    Here the time of a range includes the ranges inside it.
     """
     steps = [
         {name: entry["calls"] * entry["mean_ns"] / count for name, entry in line.items()}

@@ -25,8 +25,8 @@ class Side:
     """The captures of one side, by phase and rank.
 
     Attributes:
-        name: what the user gave, as text.
-        totals: the sums of each phase and rank. Windows of the same phase and rank are added.
+        name: the capture, run or path that the user gave, as text.
+        totals: the sums for each phase and rank, over all windows.
         conditions: the conditions of each phase.
         notes: a sentence for each capture that could not be read.
     """
@@ -50,7 +50,9 @@ class Side:
 
 
 def load(given: Comparable) -> Side:
-    """Sum the captures of one side; they are read one after the other.
+    """Load and sum the captures of one side, one after the other.
+
+    A capture that cannot be read is left out, with a note.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -82,7 +84,7 @@ def _paths(given: str | PathLike[str] | Run | Ranks) -> Iterable[Path | str]:
 
 
 def common_phase(before: Side, after: Side) -> str:
-    """The phase that is compared: training, if both sides have it, or else the first common one.
+    """The phase to compare: training if both sides have it, else the first common phase.
 
     Raises:
         CaptureError: the sides have no phase in common.
@@ -91,19 +93,19 @@ def common_phase(before: Side, after: Side) -> str:
     if not common:
         was, now = (", ".join(side.conditions) for side in (before, after))
         raise CaptureError(
-            f"{before.name} and {after.name} cannot be compared: the phase of one is {was}, of the "
-            f"other {now}. Give captures of the same phase."
+            f"{before.name} and {after.name} cannot be compared: the phase is {was} before and "
+            f"{now} after. Give captures of the same phase."
         )
     return TRAIN if TRAIN in common else common[0]
 
 
 def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:
-    """A sentence for each capture, phase and rank that has nothing to be compared with."""
+    """Yield sentences about left-out captures and phases, and about different numbers of ranks."""
     yield from before.notes
     yield from after.notes
     phases = sorted({*before.conditions, *after.conditions} - {phase})
     if phases:
-        yield f"Only the phase {phase} is compared, and not {', '.join(phases)}."
+        yield f"Only the phase {phase} is compared; left out: {', '.join(phases)}."
     was, now = ({*side.of_phase(phase)} for side in (before, after))
     if len(was) != len(now):
         yield f"The number of ranks differs: {len(was)} before, {len(now)} after."

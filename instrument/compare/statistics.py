@@ -1,28 +1,29 @@
-"""Tests whether times differ: `changes` for the blocks of `instrument ab`, `is_higher` for windows.
+"""Statistical tests of times: `changes` for blocks of `instrument ab`, `is_higher` for windows.
 
-`changes` tells how much a quantity differs between A and B, from the blocks of an A/B comparison.
+`changes` estimates how much each quantity differs between A and B. It works as follows.
 
-The steps of one run are autocorrelated: a slow moment of the machine slows all of them. So a step
-is no sample. The sample is the block: two runs of A and two runs of B, in the order A B B A or
-B A A B. The median of each run's steps is one value, and a block gives one log-ratio:
-log(B / A), the mean over its two pairs. A drift of the machine that is linear within a block
-cancels.
+The steps of one run are autocorrelated: if the machine is slow for a moment, many steps are slow.
+So single steps are not independent samples. The sample is the block: two runs of A and two runs of
+B, in the order A B B A or B A A B. The value of a run is the median of its steps. The value of a
+block is one log-ratio: the mean of log(B / A) over its two pairs of runs. A drift of the machine
+that is linear within a block cancels.
 
-The test is Wilcoxon's signed-rank test as a permutation test: if A and B do not differ, each
-block could as well have had the opposite sign. Because the program draws the order of each block
-at random, this holds by design, whatever the noise is. All 2**n patterns of signs are counted for
-up to 17 blocks, and 10,000 random patterns for more. Ranks limit what one disturbed block can do.
+The test is Wilcoxon's signed-rank test as a permutation test. If A and B do not differ, the
+log-ratio of each block is positive or negative with the same probability. This holds for any noise,
+because the order of each block is drawn at random. For up to 17 blocks, all 2**n patterns of signs
+are counted; for more blocks, 10,000 random patterns. The test uses ranks, so one disturbed block
+has a limited effect.
 
-Several quantities are compared at once: the step, and the ranges in it. The signs of a block change
-for all quantities together, and each quantity is judged by the largest statistic of all (Westfall
-and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a program with itself,
-at most 5 report any change. Without ties, all quantities have the same ranks, so they have the same
-chance to be the largest.
+Several quantities are compared at once: the step and its ranges. A permutation changes the sign of
+a block for all quantities together, and each quantity is compared with the largest statistic of all
+quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a
+program with itself, at most 5 report any change. Without ties, all quantities have the same ranks,
+so each has the same chance of the largest statistic.
 
 The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
-interval inverts the test: it holds the changes that the test would not reject, so that 95 % of
-comparisons have all their intervals around the true changes (Hollander and Wolfe, Nonparametric
-Statistical Methods, section 3.3).
+interval inverts the test: it contains the changes that the test would not reject. In 95 % of
+comparisons, all intervals contain the true changes (Hollander and Wolfe, Nonparametric Statistical
+Methods, section 3.3).
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ Rational = int | Fraction
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["slower", "faster", "same", "undecided"]
 
-#: The share of comparisons of a program with itself that may report a change.
+#: The significance level: the share of comparisons of a program with itself that may report a
+#: change.
 LEVEL = 0.05
 # The same for `is_higher`, as an exact number: three windows on each side reach exactly 1 in 20.
 _LEVEL_OF_WINDOWS = Fraction(1, 20)
-# Up to so many blocks, all patterns of signs are counted. Beyond, so many random patterns are.
+# The largest number of blocks for which all patterns of signs are counted; the number of random
+# patterns for more blocks; and their seed.
 _MOST_EXACT, _PATTERNS, _SEED = 17, 10_000, 0
 
 
@@ -54,9 +57,10 @@ class Change:
 
     Attributes:
         share: the estimate.
-        low, high: the interval of 95 % for all quantities together; None if there are too few
-            blocks for an interval.
-        p_value: the chance of a change at least so clear in any quantity, if A and B do not differ.
+        low, high: the 95 % interval, which holds for all quantities together; None if there are too
+            few blocks for an interval.
+        p_value: the probability that at least one quantity shows a change this clear, if A and B do
+            not differ.
     """
 
     share: float
@@ -65,11 +69,11 @@ class Change:
     p_value: float
 
     def verdict(self, margin: float) -> Verdict:
-        """Judge the change.
+        """Return the verdict on the change.
 
-        "same" is the result of an equivalence test: the interval lies within ± `margin`. This is
-        stricter than two one-sided tests at 5 %, which need only the interval of 90 %. Otherwise
-        "slower" and "faster" mean that 0 is outside the interval.
+        "same" means that the interval lies within ± `margin`, as in an equivalence test. This is
+        stricter than two one-sided tests at 5 %, which use the 90 % interval. Otherwise, "slower"
+        and "faster" mean that the interval does not contain 0.
         """
         if self.low is None or self.high is None:
             return "undecided"
@@ -81,13 +85,13 @@ class Change:
 
 
 def changes(log_ratios: Floats) -> list[Change]:
-    """Compare all quantities of a comparison.
+    """Estimate and test the change of each quantity.
 
     `log_ratios` has a row for each block and a column for each quantity; all values are finite.
-    Cost: 0.1 s for 17 blocks and 20 quantities, which is the most costly number of blocks.
+    Cost: 0.1 s for 17 blocks and 20 quantities. Other numbers of blocks cost less.
     """
     blocks = len(log_ratios)
-    # Equal values get different ranks. Any ranks are valid that do not depend on the signs.
+    # Ties get different ranks. This is valid, because the ranks do not depend on the signs.
     ranks = 1 + np.argsort(np.argsort(np.abs(log_ratios), axis=0), axis=0)
     observed = np.abs((np.sign(log_ratios) * ranks).sum(axis=0))
     signed = np.where(log_ratios < 0, -ranks, ranks).astype(np.float64)
@@ -104,8 +108,9 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
     """Estimate how many more blocks an undecided change needs for a verdict.
 
     The width of the interval shrinks with the square root of the number of blocks. A verdict needs
-    an interval on one side of 0, or one within ± `margin`, whichever comes first if the estimate
-    stays. The estimate can move, so the number is a rough one.
+    an interval that does not contain 0, or one within ± `margin`. The result is the smaller number
+    of blocks of the two, if the estimate does not change. It is rough, because the estimate can
+    change.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -116,10 +121,10 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
 
 
 def least_blocks(quantities: int) -> int:
-    """The fewest blocks that can show a change in any of so many quantities.
+    """The fewest blocks with which a change in one of this many quantities can be significant.
 
-    The clearest result of n blocks is that all have the same sign. Each quantity has it by chance
-    in 2 of 2**n patterns.
+    The clearest result of n blocks is that all blocks have the same sign. By chance, this happens
+    for each quantity in 2 of 2**n patterns.
     """
     return math.ceil(math.log2(2 * quantities / LEVEL))
 
@@ -127,9 +132,9 @@ def least_blocks(quantities: int) -> int:
 def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     """Whether `these` are higher than `those`, by the rank-sum test of Mann, Whitney and Wilcoxon.
 
-    True if at most 5 % of all orders of two equally distributed samples have so many pairs in which
-    the value of `these` is higher. Ties count as lower. No pairs belong together, unlike in a
-    block.
+    The statistic is the number of pairs in which the value of `these` is higher. The result is True
+    if at most 5 % of all orders of the values have at least this statistic. Ties count as lower.
+    The two samples are independent, and not paired.
     """
     pairs = sum(low < high for low in those for high in these)
     orders = _orders(len(those), len(these))
@@ -137,10 +142,11 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """For each number of pairs, how many orders of two samples of these sizes have so many.
+    """The number of orders of two samples for each value of the statistic of `is_higher`.
 
-    The largest value of all is either of `high`, which makes `low` pairs more, or of `low`. Cost:
-    the square of the product of the sizes.
+    `low` and `high` are the sizes of the samples. If the largest value belongs to the second
+    sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the square of the
+    product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):
@@ -171,10 +177,10 @@ def _signs(blocks: int) -> Floats:
 
 
 def _left_out(blocks: int, largest: Floats) -> int:
-    """How many of the sorted means of pairs lie below the interval, and as many above it.
+    """How many of the sorted means of pairs lie below the interval; as many lie above it.
 
-    The number is negative if no result of so many blocks is significant. `largest` holds the
-    sorted statistics of all patterns.
+    The number is negative if no result of this many blocks is significant. `largest` holds the
+    sorted largest statistics of all patterns.
     """
     values, first = np.unique(largest, return_index=True)
     is_rare = len(largest) - first <= LEVEL * len(largest)

@@ -1,10 +1,10 @@
 """The change of the mean step, as a sum of parts.
 
 The mean step of a side is the total time of its steps divided by their number, rounded down to
-whole nanoseconds. The parts of the mean are the parts of the total divided in the same way; the
-nanoseconds that are left over go to the parts with the largest remainders. So the parts of each
-side sum to its step exactly, and their changes sum to the change of the step. No part is rounded by
-more than 1 ns.
+whole nanoseconds. The parts of the total are divided and rounded down in the same way. The missing
+nanoseconds are added to the parts with the largest remainders, 1 ns each. So the parts of each side
+sum to its step exactly, and their changes sum to the change of the step. No part is wrong by more
+than 1 ns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTS: Schema = schema(
     change_ns="`after_ns` minus `before_ns`",
 )
 
-# The time of each range and kind.
+# Times in ns, by range and kind.
 _Parts = dict[tuple[str, str], int]
 
 
@@ -38,8 +38,8 @@ class Steps:
         count: the number of steps; 1 for a whole recording.
         mean_ns: the mean, rounded down.
         median_ns: the median, rounded down.
-        deviation_ns: the median of the steps' distances from the median, rounded down; None if
-            there are fewer than three steps.
+        deviation_ns: the median absolute deviation of the steps from their median, rounded down;
+            None if there are fewer than three steps.
     """
 
     count: int
@@ -50,13 +50,13 @@ class Steps:
 
 @dataclass(frozen=True)
 class Whole:
-    """A step that is compared, and its parts.
+    """The mean steps of both sides, and their parts.
 
     Attributes:
         rank: the rank; None for all captures together.
         before, after: the steps of both sides.
-        parts: the parts of the step, the largest change first; see `PARTS`. Each column of times
-            sums to the value of the same name exactly.
+        parts: the parts of the mean step, the largest change first; see `PARTS`. Each time column
+            sums exactly to the property of the same name.
     """
 
     rank: int | None
@@ -84,7 +84,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
     """Compare the mean steps of two sides.
 
     Args:
-        rank: the rank of both sides; None for several.
+        rank: the rank of both sides; None if they hold several ranks.
         before: the sums before the change.
         after: the sums after the change.
         paths: the new path of each renamed range.

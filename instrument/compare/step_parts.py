@@ -1,24 +1,27 @@
-"""The parts of the steps: each nanosecond counts for one range and one kind of time.
+"""Split the time of steps into parts: each nanosecond counts for one range and one kind of time.
 
-At each moment of a step, the first of these kinds applies:
+If several kinds apply at a moment, the first one in this list counts:
 
-- compute: a kernel that is no communication, or a memset, runs on a device.
+- compute: a memset, or a kernel that is not communication, runs on a device.
 - exposed communication: communication runs on a device. In a trace without device work: process
   groups communicate on the CPU, and no thread runs another operator.
 - copy: a copy runs on a device.
 - waiting for data: the thread of the step waits for a batch.
 - launch: the CPU is in a call that launches device work, or it has launched the next work, and the
   device has not begun this work.
-- other CPU: the thread of the step, or the autograd engine for it, is in an operator, a range or a
-  call of the runtime that does not wait for the device.
+- other CPU: the thread of the step or of the autograd engine is in an operator, in a range, or in a
+  runtime call that does not wait for the device.
 - idle: everything else. The CPU waits for a device that has no work, or the trace shows nothing.
 
-Device work, and the delay before it, count for the range that launched it. If several devices or
-streams work at one moment, the work that began first counts. A wait for data and a call that
-launches count for the range around them; a loader outside of all ranges stands for a range itself.
-At all other times, the innermost range on the CPU counts: on the thread of the autograd engine
-while it runs a backward node, and else on the thread of the step. The time of a backward node
-belongs to the range of its forward operator.
+The kind decides for which range the moment counts:
+
+- Device work, and the delay between its launch and its start, count for the range that launched it.
+  If several devices or streams work, the work that began first counts.
+- A wait for data, and a call that launches work, count for the range around them. If a loader is
+  outside of all ranges, its name is used as a range.
+- All other time counts for the innermost range on the CPU. While the autograd engine runs a
+  backward node, this is the range of the node's forward operator. Otherwise, it is a range on the
+  thread of the step.
 """
 
 from __future__ import annotations
@@ -52,12 +55,13 @@ KINDS = (
     "idle",
 )
 COMPUTE, EXPOSED_COMMUNICATION, EXPOSED_COPY, WAITING, LAUNCH, OTHER_CPU, IDLE = range(len(KINDS))
-#: The kinds of `split_parts`: those of `KINDS`, where two kinds take the place of "other CPU".
+#: The kinds of `split_parts`: `KINDS`, with "CPU operators" and "Python" instead of "other CPU".
 SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
 _OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _LATEST = np.iinfo(np.int64).max
-# Codes of paths below 0: no range, a launch that is not in the trace, and the range on the CPU.
+# Negative codes of paths: no range, a launch that is not in the trace, and the range that the CPU
+# is in at the same time.
 _NO_RANGE, _NO_LAUNCH, _ON_CPU = -1, -2, -3
 
 
@@ -70,7 +74,7 @@ class _Layer(NamedTuple):
     code: Ints
 
     def at(self, time_ns: Ints) -> Ints:
-        """The interval around each time; -1 for none. An interval does not contain its end."""
+        """The index of the interval around each time; -1 for none. An end is outside."""
         found = np.searchsorted(self.start_ns, time_ns, "right") - 1
         return np.where((found >= 0) & (time_ns < np.append(self.end_ns, 0)[found]), found, -1)
 
@@ -78,7 +82,7 @@ class _Layer(NamedTuple):
 def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     """Return the time of some steps in ns, by the path of the range and one of `KINDS`.
 
-    The arguments, the cost and the sum are those of `split_parts`.
+    The arguments and the cost are those of `split_parts`. The times have the same sum.
     """
     parts: dict[tuple[str, str], int] = {}
     for (path, kind), ns in split_parts(capture, span).items():
@@ -90,17 +94,16 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     """Return the time of some steps in ns, by the path of the range and one of `SPLIT_KINDS`.
 
-    Other CPU time is split: "CPU operators" is time in operators and calls of the runtime, and
-    "Python" is time in ranges, but in no operator.
-
-    The times sum to the duration of the steps exactly. See the module for the kinds.
+    The kind "other CPU" is split: "CPU operators" is time in operators and runtime calls, and
+    "Python" is time in ranges, but in no operator. The other kinds are those of the module's
+    docstring. The times sum exactly to the duration of the steps.
 
     Args:
         capture: the capture.
         span: the steps, which must not overlap.
 
-    Cost: a sort of the starts and ends of all work, and of the CPU's events on the threads of the
-    steps; about 1 µs for each.
+    Cost: about 1 µs for each device event and for each CPU event on the threads of the steps, to
+    sort their starts and ends.
     """
     links = capture.links
     layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
@@ -132,9 +135,9 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
 
 def compared_steps(capture: Views) -> Measured:
-    """The steps to compare: all finished steps but the first, or the recording if it has no steps.
+    """The steps to compare: those of `measured`, without overlaps.
 
-    If a step begins before the one before it ends, the earlier one counts until then.
+    If a step begins before the previous step ends, the previous step is cut at that time.
     """
     span = measured(capture)
     return replace(span, end_ns=np.minimum(span.end_ns, np.append(span.start_ns[1:], _LATEST)))
@@ -143,7 +146,8 @@ def compared_steps(capture: Views) -> Measured:
 def plain_path(path: str) -> str:
     """The path of a range without the class of the loader's iterator.
 
-    torch writes the class into the name, so a loader has another name with worker processes.
+    torch adds this class to the name of a loader. The class depends on whether the loader has
+    worker processes, so the full names would not match.
     """
     return _ITERATOR.sub(r"\1", path)
 
@@ -151,10 +155,10 @@ def plain_path(path: str) -> str:
 def _segments(
     links: Links, span: Measured, layers: Sequence[_Layer], differs: Flags
 ) -> tuple[Ints, Ints]:
-    """The start and the duration of each segment of the steps, in which nothing starts or ends.
+    """Cut the steps into segments with one range and one kind of time each.
 
-    `differs` is a mask of the nodes at which the range or the kind of time is not that of the
-    parent. The other nodes start and end inside segments.
+    `differs` marks the nodes whose range or kind of time differs from that of their parent. Other
+    nodes need no cut. Returns the starts and the durations of the segments in ns.
     """
     tree = links.call_tree
     threads = np.append(np.unique(layers[-1].code), _thread(links))
@@ -169,7 +173,7 @@ def _segments(
 
 
 def _device_layers(capture: Views) -> list[_Layer]:
-    """The work of the devices, with the path of the range that launched it."""
+    """The device work, with the path of the range that launched it; a layer for each kind."""
     work, (_, launcher) = capture.work, capture.links.launched
     path = np.where(launcher >= 0, range_codes(capture, work.event), _NO_LAUNCH)
     layers = []
@@ -184,15 +188,16 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Communication on the CPU, for the range in which the CPU is meanwhile."""
+    """Communication on the CPU. It counts for the range that the CPU is in at the same time."""
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
 
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
-    """The waits for data, and the names of loaders outside of all ranges.
+    """The waits for data, and the names of the loaders.
 
-    These names stand for ranges: their codes follow the codes of the paths.
+    The name of a loader is used as a range for its waits outside of all ranges. The codes of these
+    names follow the codes of the paths.
     """
     events, wait = capture.events, waits_for_data(capture)
     names, code = np.unique(events.name[wait], return_inverse=True)
@@ -230,7 +235,7 @@ def _engine(links: Links) -> _Layer:
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
-    """A layer of intervals that may overlap: each moment counts for the one that began first."""
+    """A layer from intervals that may overlap; each moment counts for the one that began first."""
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, code = start_ns[order], end_ns[order], code[order]
     until = np.maximum.accumulate(end_ns)
@@ -240,7 +245,7 @@ def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
 
 
 def _thread(links: Links) -> int:
-    """The thread of the steps; without steps, the thread with the most events on the CPU."""
+    """The thread of most steps; without steps, the thread with the most CPU events."""
     thread = links.events.thread[links.steps]
     if not len(thread):
         thread = links.call_tree.thread
@@ -248,9 +253,10 @@ def _thread(links: Links) -> int:
 
 
 def _on_cpu(links: Links) -> tuple[Ints, Ints]:
-    """The path of the range of each node, and the kind of its time; the last is for no node.
+    """The code of the range's path and the kind of time, for each node of the call tree.
 
-    A thread that waits for a device, or is in no operator, range or call, is idle.
+    The last entry of both is for times outside of all nodes. A thread that waits for a device, or
+    that is in no operator, range or call, is idle.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     waits = events.among(is_runtime) & events.named(is_wait)
@@ -263,7 +269,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node of each thread at a time; -1 for none. A node does not contain its end."""
+    """The innermost node on each thread at each time; -1 for none. An end is outside of a node."""
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]

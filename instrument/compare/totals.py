@@ -1,4 +1,4 @@
-"""What the steps of a capture did: sums by range, operator, kernel and input shapes.
+"""Sums over the steps of a capture, by range, operator, kernel and input shapes.
 
 The sums of several captures, such as the windows of a run, can be added.
 """
@@ -23,7 +23,7 @@ from instrument.links.flops import UNKNOWN
 from instrument.links.groupby import Groups
 from instrument.links.paths import Paths
 
-#: The quantities of one range, operator or kernel, by name; None stands for unknown.
+#: The quantities of one range, operator or kernel, by name; None if a quantity is not known.
 Quantities = dict[str, int | None]
 Rows = dict[Any, Quantities]
 
@@ -37,13 +37,13 @@ _OF_OPERATORS = (
 )
 # The counter that is a maximum, and not a sum.
 _PEAK = "peak_bytes"
-# Ranges, steps and marks are no operators.
+# The kinds of rows in the table of operators that are not operators.
 _NO_OPERATORS = frozenset({"range", "step", "mark"})
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What belongs to a range directly; a range with a new name is recognised by it.
+    """The direct contents of a range. A renamed range is recognised by its contents.
 
     Attributes:
         name: the last name of the range's path.
@@ -58,7 +58,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the compared steps of one or several captures did.
+    """Sums over the compared steps of one or several captures.
 
     Attributes:
         captures: the names of the captures.
@@ -69,10 +69,10 @@ class Totals:
         operators: the quantities of each operator and each call of the device's runtime, by name.
         shapes: the quantities of operators by name and input shapes; empty without shapes.
         kernels: the quantities of kernels and copies, by name and kind.
-        contents: what belongs to each range, by its path.
-        counters: the counters of each range with the ranges inside it, by its path; None has those of
-            whole steps. See `instrument.compare.counters`.
-        counted_steps: the number of steps that are counted.
+        contents: the direct contents of each range, by its path.
+        counters: the counters of each range with the ranges inside it, by its path; the key None
+            holds those of whole steps. See `instrument.compare.counters`.
+        counted_steps: the number of steps that the counters count.
     """
 
     captures: tuple[str, ...]
@@ -89,7 +89,7 @@ class Totals:
 
 
 def totals(capture: Views) -> Totals:
-    """Sum what the compared steps of a capture did.
+    """Return the sums over the compared steps of a capture.
 
     Raises:
         CaptureError: the capture holds no trace.
@@ -146,7 +146,7 @@ def _add_rows(one: Rows, other: Rows) -> Rows:
 
 
 def plus(one: Mapping[str, int | None], other: Mapping[str, int | None]) -> Quantities:
-    """Add quantities by name; a quantity that only one of them knows is taken from it."""
+    """Add quantities by name. If only one side knows a quantity, its value is used."""
     found: Quantities = {}
     for name in {**one, **other}:
         pair = [each for each in (one.get(name), other.get(name)) if each is not None]
@@ -193,7 +193,7 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
 
 
 def _kernels(capture: Views, span: Measured) -> Rows:
-    """The kernels and copies that the steps launched, by name and kind."""
+    """The quantities of the kernels and copies that the steps launched, by name and kind."""
     events, work = capture.events, capture.work
     chosen = span.holds(launched_ns(capture)) >= 0
     part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
@@ -205,7 +205,7 @@ def _kernels(capture: Views, span: Measured) -> Rows:
 
 
 def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]) -> Rows:
-    """The quantities of each range that the steps ran."""
+    """The quantities of each range that ran in the steps, by its path."""
     columns = _columns_of_ranges(capture, span)
     step_ns: dict[str, int] = {}
     for (text, _), total in parts.items():
@@ -243,7 +243,7 @@ def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | N
 
 
 def _contents(paths: Paths, counted: Counters) -> dict[str, Contents]:
-    """What belongs to each range, parents first."""
+    """The direct contents of each range, by its path; parents come first."""
     texts = [plain_path(text) for text in paths.texts]
     found: dict[str, Contents] = {}
     for k, (text, above) in enumerate(zip(texts, paths.above.tolist())):
@@ -254,7 +254,7 @@ def _contents(paths: Paths, counted: Counters) -> dict[str, Contents]:
 
 
 def _counters(counted: Counters) -> Rows:
-    """The totals of all counters, by the path of the range; None for whole steps."""
+    """The totals of all counters, by the path of the range; the key None is for whole steps."""
     found: Rows = {None: {name: count and count.total for name, count in counted.counts.items()}}
     for path, counts in counted.ranges.items():
         own = {name: count.total for name, count in counts.items()}

@@ -146,7 +146,7 @@ def test_steps_of_different_length_and_number_are_compared_by_their_mean(tmp_pat
     assert found.step.before.deviation_ns == 1_000
     assert found.step.after.deviation_ns is None  # two steps show no spread
     assert [each.sentence for each in found.unlike] == [
-        "The number of steps differs: 3 before, 2 after; times are means of a step."
+        "The number of steps differs: 3 before, 2 after; times are means per step."
     ]
     assert is_exact(found)
 
@@ -393,9 +393,9 @@ def test_only_the_phase_that_both_sides_have_is_compared(tmp_path: Path) -> None
     found = diff(tmp_path / "a", after)
     assert found.step.change_ns == 0
     assert [each.sentence for each in found.unlike] == [
-        "Only the phase train is compared, and not validation."
+        "Only the phase train is compared; left out: validation."
     ]
-    with pytest.raises(CaptureError, match="the phase of one is validation, of the other train"):
+    with pytest.raises(CaptureError, match="the phase is validation before and train after"):
         diff(tmp_path / "a" / "val", after)
 
 
@@ -494,7 +494,7 @@ def test_other_programs_and_other_inputs_are_refused(tmp_path: Path) -> None:
         ]
 
     first = saved(tmp_path, "a", one("aten::mm", 8))
-    with pytest.raises(CaptureError, match="0% of the calls of common operators have the same"):
+    with pytest.raises(CaptureError, match="both sides call, 0% of the calls have the same"):
         diff(first, saved(tmp_path, "b", one("aten::mm", 16)))
     with pytest.raises(CaptureError, match="The programs differ: 0% of the operators' calls"):
         diff(first, saved(tmp_path, "c", one("aten::conv2d", 8, "other")))
@@ -521,8 +521,8 @@ def test_kernels_that_are_all_slower_tell_of_another_clock_rate(tmp_path: Path) 
 
     slower = diff(saved(tmp_path, "a", one(1)), saved(tmp_path, "b", one(1.2)))
     assert [each.sentence for each in slower.unlike] == [
-        "The kernels that run equally often take 20% longer after the change: the clock rate of the "
-        "device may differ.",
+        "The kernels that run equally often on both sides take 20% longer after the change: the clock "
+        "rate of the device may differ.",
         "The clock's resolution differs: 1 µs before, 1 ns after.",
     ]
     assert diff(tmp_path / "a.json", saved(tmp_path, "c", one(1))).unlike == ()

@@ -109,11 +109,13 @@ def test_what_varies_or_is_unknown_is_undecided_and_says_why() -> None:
     steady = counted(operators=5)
     verdict = judge(parse("operators>9"), Side([steady]), Side([counted(varying=(4, 6))]))
     assert verdict.result == "undecided"
-    assert "varies between the steps after, from 4 to 6" in str(verdict)
+    assert "varies between the steps after the change, from 4 to 6" in str(verdict)
     assert result("operators>9", counted(varying=(4, 6)), steady) == "pass"
     assert result("operators>+9", counted(varying=(4, 6)), steady) == "undecided"
     verdict = judge(parse("flops>9"), Side([steady]), Side([steady]))
-    assert str(verdict).endswith("flops was not recorded after: record with with_flops=True")
+    assert str(verdict).endswith(
+        "flops was not recorded after the change: record with with_flops=True"
+    )
 
 
 def test_windows_that_differ_vary() -> None:
