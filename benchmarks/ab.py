@@ -8,7 +8,7 @@ reported as slower, no other range is reported, and the interval holds the plant
 
     python benchmarks/ab.py
 
-It takes about 6 minutes of CPU time. It measures no times, so other programs may run beside it.
+It takes about 15 minutes of CPU time. It measures no times, so other programs may run beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from instrument.compare.ab import LEAST_SHARE, MARGIN
 from instrument.compare.statistics import LEVEL, Floats, changes
 
 DATA = Path(__file__).with_name("data") / "blocks.npz"
-TRIALS, POWER_TRIALS = 2_000, 100
+TRIALS, POWER_TRIALS = 2_000, 200
 # The planted changes, and the share of trials that must succeed at STATED blocks.
 WANTED = {0.05: 0.50, 0.10: 0.80, 0.20: 0.95}
 STATED = 280
