@@ -74,13 +74,16 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
 
     def reading() -> Iterator[Capture]:
         for capture in captures:
-            read.append((capture.place or capture.name, summarize(capture)))
+            # Only several captures are compared, so a lone capture needs no summary.
+            read.extend(map(_summary, last))
             last[:] = [capture]
             private.extend(_private(capture))
             yield capture
 
     diagnosis = diagnose(reading())
     (capture,) = last
+    if read:
+        read.append(_summary(capture))
     sections = {
         "verdict": verdict.section(capture, diagnosis),
         "runs": runs.section(read),
@@ -94,7 +97,7 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
     found = {
         "version": VERSION,
         "title": capture.name,
-        "captures": len(read),
+        "captures": len(diagnosis.captures),
         "begin_ns": capture.events.begin_ns,
         "sections": {name: section for name, section in sections.items() if section is not None},
     }
@@ -102,6 +105,10 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
         return found
     without: dict[str, Any] = redacted(found, private)
     return without
+
+
+def _summary(capture: Capture) -> tuple[Path | str, RankSummary]:
+    return capture.place or capture.name, summarize(capture)
 
 
 def _private(capture: Capture) -> Iterator[str]:
