@@ -68,7 +68,7 @@ def instrument_model(
 
     Args:
         model: returned as it is.
-        depth: how deep to go: 0 is the model itself, 1 its children, None has no limit.
+        depth: how deep to go: 0 is only the model itself, 1 also its children, None has no limit.
         include: globs over qualified names (`layers.*.self_attn`); empty: all names.
         exclude: globs over qualified names to leave out.
         types: classes, or globs over class names (`*Attention`); empty: all classes.
