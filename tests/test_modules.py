@@ -127,7 +127,7 @@ def test_the_choice_of_submodules(
             {"types": ["Conv*"]},
             "instrument_model was given options that select no submodule of Model: depth=None, include=[], "
             "exclude=[], "
-            "types=['Conv*']; relax them.",
+            "types=['Conv*']; change them.",
         ),
     ],
 )
@@ -440,16 +440,16 @@ def test_globs_match_the_names_that_ranges_bear(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "held"),
     [
-        ("net", "a str"),
-        ([1, 2], "a list that holds a int"),
-        ({"G": None}, "a dict that holds a NoneType"),
+        ("net", "is of type str"),
+        ([1, 2], "is a list that holds a value of type int"),
+        ({"G": None}, "is a dict that holds a value of type NoneType"),
     ],
 )
 def test_what_is_no_model_is_refused(given: Any, held: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Session(model=given)
     assert str(refused.value) == (
-        f"A session's model is {held}, but it must be an nn.Module, or a list, tuple or dict of them."
+        f"A session's model {held}, but it must be an nn.Module, or a list, tuple or dict of such modules."
     )
 
 

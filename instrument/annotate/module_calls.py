@@ -46,7 +46,8 @@ class ModuleRange:
         self.label = to_trace(self.name)
 
 
-# by the id of the module, which stays valid because the caller of `attach` keeps the module alive
+# The keys are ids of modules. They stay valid, because the caller of `attach` keeps the modules
+# alive.
 _attached: dict[int, ModuleRange] = {}
 _marked: WeakSet[nn.Module] = WeakSet()
 _ranges_by_mark: dict[str, ModuleRange] = {}  # copies of a module share its mark
