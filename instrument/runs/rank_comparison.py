@@ -282,7 +282,7 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
     """For each rank, the range whose self time is furthest above the median of the ranks.
 
-    The value of a rank is the path of the range, and by how many nanoseconds it is above.
+    The value of a rank is the path of the range, and the difference to the median in nanoseconds.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[
