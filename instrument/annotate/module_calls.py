@@ -184,8 +184,6 @@ def skip_in_dynamo(function: Callable[..., Any]) -> None:
     if hasattr(dynamo, "set_code_exec_strategy"):
         action = dynamo._FrameAction
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
-    elif hasattr(dynamo, "skip_code"):  # before torch 2.7
-        dynamo.skip_code(code)
 
 
 _torch_call_wrapper = _wrap(_torch_call)
