@@ -42,9 +42,10 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the record of a run below a folder: its windows, or its timings file if it has none.
+    """Read the record of a run below a folder: from its windows, else from its timings file.
 
-    Only training windows and the lowest rank count. Cost: all traces below the folder are read.
+    Only training windows of the lowest rank with at least two steps count. Cost: all traces below
+    the folder are read.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.
