@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import gc
 import copy
+import gc
 import io
 from pathlib import Path
 from typing import Any
