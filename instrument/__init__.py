@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.compare.diff import diff
     from instrument.config.schema import ProfilerConfig
+    from instrument.findings.diagnose import diagnose
     from instrument.record.session import Session
     from instrument.sinks import Sink
     from instrument.triggers import Trigger
@@ -24,6 +25,7 @@ __all__ = [
     "Session",
     "Sink",
     "Trigger",
+    "diagnose",
     "diff",
     "instrument_model",
     "mark",
@@ -38,6 +40,7 @@ _HOMES = {
     "Session": "record.session",
     "Sink": "sinks",
     "Trigger": "triggers",
+    "diagnose": "findings.diagnose",
     "diff": "compare.diff",
     "instrument_model": "annotate.modules",
     "mark": "annotate.profiled",

@@ -55,7 +55,7 @@ class Capture(Views):
     def diagnose(self) -> Diagnosis:
         """What slows the run, what to change, and what each change saves.
 
-        `instrument.findings.diagnose.diagnose` takes several windows and ranks as one run.
+        `instrument.diagnose` takes several windows and ranks as one run.
 
         Raises:
             CaptureError: the capture holds no trace.

@@ -92,7 +92,7 @@ def test_public_names_are_sorted_and_importable() -> None:
             {"torch"},
         ),
         (
-            "import instrument.findings.diagnose, instrument.report.diagnosis, "
+            "import instrument.findings.diagnose, instrument.findings.diagnosis_text, "
             "instrument.whatif.scenario",
             {"torch", "pydantic", "jinja2"},
         ),

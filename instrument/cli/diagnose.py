@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> str:
     """
     from instrument.cli.paths import readable_captures
     from instrument.findings.diagnose import diagnose
-    from instrument.report.diagnosis import as_json, as_markdown, as_text
+    from instrument.findings.diagnosis_text import as_json, as_markdown, as_text
 
     diagnosis = diagnose(readable_captures(arguments.paths))
     if arguments.json:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
+from instrument.analysis.views import Views
 from instrument.errors import CaptureError, TraceError, reason_of
 from instrument.findings import (
     allocator_churn,
@@ -44,10 +45,12 @@ from instrument.findings import (
     unused_autograd,
     zero_grad,
 )
+from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, RanksCheck
 from instrument.printable import printable
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
+from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -112,9 +115,22 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     step_ns: int | None = None
 
+    def __str__(self) -> str:
+        """The text that `instrument diagnose` prints."""
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        titles = [finding.title for finding in self.findings[:1]]
+        found = counted(len(self.findings), "finding")
+        return f"<Diagnosis: {', first: '.join([found, *map(printable, titles)])}>"
+
+    def _repr_markdown_(self) -> str:
+        """The findings as Markdown, for a notebook."""
+        return as_markdown(self)
+
 
 def diagnose(
-    captures: Iterable[Capture],
+    captures: Capture | Iterable[Capture],
     checks: Iterable[Check] = CHECKS,
     ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
 ) -> Diagnosis:
@@ -126,7 +142,7 @@ def diagnose(
     is not compared. The diagnosis says what failed, and why.
 
     Args:
-        captures: the captures.
+        captures: one capture, or several.
         checks: what to look for in each capture.
         ranks_checks: what to look for by comparing the ranks of each window.
 
@@ -137,7 +153,7 @@ def diagnose(
         TraceError: a trace cannot be read.
     """
     seen = _Seen(tuple(checks), tuple(ranks_checks))
-    for capture in captures:
+    for capture in [captures] if isinstance(captures, Views) else captures:
         seen.add(capture)
     if not seen.captures:
         raise CaptureError("There is nothing to diagnose: give at least one capture.")

@@ -14,7 +14,7 @@ from instrument.compare.conditions import Unlike
 from instrument.compare.diff import Difference
 from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable
-from instrument.report.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
+from instrument.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
 from instrument.report.section import Section
 from instrument.units import MINUS, count, durations_like, percent_change, size
 

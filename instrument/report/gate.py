@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from instrument.compare.gate import Verdict, amount_of
-from instrument.report.prose import code, escaped, wrapped
+from instrument.prose import code, escaped, wrapped
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:

@@ -179,7 +179,7 @@ def _findings(capture: Views) -> str:
     """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
-    from instrument.report.diagnosis import largest_as_text
+    from instrument.findings.diagnosis_text import largest_as_text
 
     checks = [check for check in CHECKS if check != unmarked_time.CHECK]
     try:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from instrument.errors import reason_of
 from instrument.findings.diagnose import Diagnosis, diagnose
+from instrument.findings.diagnosis_text import as_markdown
 from instrument.findings.finding import Finding
 from instrument.printable import printable
-from instrument.report.diagnosis import as_markdown
-from instrument.report.prose import code, escaped
+from instrument.prose import code, escaped
 
 if TYPE_CHECKING:
     from instrument.capture import Capture

@@ -12,7 +12,7 @@ from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, open_to_append, replacing
 from instrument.printable import printable
-from instrument.report.prose import code
+from instrument.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts, plain
 from instrument.report.verdict import verdict_as_markdown

@@ -20,6 +20,7 @@ from instrument.cli.command import main
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
+from instrument.findings.diagnosis_text import as_json, as_markdown, as_text, largest_as_text
 from instrument.findings.finding import (
     Check,
     Evidence,
@@ -29,7 +30,6 @@ from instrument.findings.finding import (
     show_command,
 )
 from instrument.printable import printable
-from instrument.report.diagnosis import as_json, as_markdown, as_text, largest_as_text
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
 
@@ -448,6 +448,19 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "   faster()"
     )
     assert largest_as_text(()) == ""
+
+
+def test_a_diagnosis_shows_itself_in_a_terminal_and_in_a_notebook(tmp_path: Path) -> None:
+    found = diagnosed([recorded(tmp_path)], [check({})])
+    assert str(found) == as_text(found)
+    assert found._repr_markdown_() == as_markdown(found)
+    assert repr(found) == "<Diagnosis: 1 finding, first: Half of the step is slow>"
+    assert repr(replace(found, findings=())) == "<Diagnosis: 0 findings>"
+
+
+def test_one_capture_need_not_be_in_a_list(tmp_path: Path) -> None:
+    capture = recorded(tmp_path)
+    assert diagnose(capture, [check({})]) == diagnose([capture], [check({})])
 
 
 def test_what_has_passed_is_a_line_of_codes() -> None:

@@ -33,8 +33,8 @@ from instrument.findings import (
     unmarked_time,
 )
 from instrument.findings.diagnose import diagnose
+from instrument.findings.diagnosis_text import as_text
 from instrument.findings.finding import Check, Finding, NotRecorded
-from instrument.report.diagnosis import as_text
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(not TRACES, reason="INSTRUMENT_TRACES names no folder of traces")

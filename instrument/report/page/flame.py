@@ -9,8 +9,8 @@ from instrument.analysis.stacks import Stack, call_paths
 from instrument.analysis.views import Views
 from instrument.findings.places import has_sources
 from instrument.links.groupby import intern
+from instrument.prose import shortened
 from instrument.report.flame import Frame, merged
-from instrument.report.prose import shortened
 
 #: The most frames of a graph. A graph leaves out the frames with the least time.
 MOST_FRAMES = 12_000

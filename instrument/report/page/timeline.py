@@ -16,8 +16,8 @@ from instrument.findings.places import evidence_span, range_codes
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
+from instrument.prose import shortened
 from instrument.range_names import RESUMED
-from instrument.report.prose import shortened
 from instrument.trace.events import Events, Flags, Ints, Thread, is_runtime
 
 #: The most slices on a page. Each slice takes about 8 bytes in the HTML file.

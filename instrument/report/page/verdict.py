@@ -8,9 +8,9 @@ from typing import Any
 from instrument.analysis.views import Views
 from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis_text import finding_as_dict
 from instrument.findings.finding import Finding
 from instrument.findings.places import evidence_span
-from instrument.report.diagnosis import finding_as_dict
 from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
 from instrument.trace.events import Events

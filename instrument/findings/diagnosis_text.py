@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence, Finding
 from instrument.findings.places import percent
 from instrument.printable import printable
-from instrument.report.prose import byte_count, code, escaped, shortened, wrapped
+from instrument.prose import byte_count, code, escaped, shortened, wrapped
 from instrument.units import counted, duration
+
+if TYPE_CHECKING:
+    from instrument.findings.diagnose import Diagnosis
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
