@@ -1,14 +1,19 @@
-"""How reliable `instrument ab` is on a noisy machine: false alarms and power on recorded blocks.
+"""Measure how reliable `instrument ab` is on a noisy machine: false alarms and statistical power.
 
-`data/blocks.npz` holds 400 real blocks of one program, half of them with a CPU hog beside, on two CPUs that other
-programs used too; `data/record_blocks.py` has written it. A trial draws some of the blocks, and which of their runs are A.
-So A and B are the same program, and every change that is reported is a false alarm. To measure the power, the times of
-one range in the runs of B are multiplied, and the step grows by the same nanoseconds. A trial succeeds if this range is
-reported as slower, no other range is reported, and the interval holds the planted change.
+`data/blocks.npz` holds 400 recorded blocks of one program. They ran on two CPUs that other programs
+used too; during half of the blocks, one more program kept a CPU busy. `data/record_blocks.py` wrote
+the file.
+
+A trial draws some of the blocks at random, and the order A B B A or B A A B of each block. So A and
+B are the same program, and every reported change is a false alarm. To measure the power, a trial
+multiplies the times of one range in the runs of B, and adds the same nanoseconds to the step. It
+succeeds if this range is reported as slower, no other range is reported, and the interval contains
+the planted change.
 
     python benchmarks/ab.py
 
-It takes about 6 minutes of CPU time. It measures no times, so other programs may run beside it.
+It takes about 15 minutes of CPU time. It uses recorded times only, so other programs may run at the
+same time.
 """
 
 from __future__ import annotations
@@ -23,20 +28,20 @@ from instrument.compare.ab import LEAST_SHARE, MARGIN
 from instrument.compare.statistics import LEVEL, Floats, changes
 
 DATA = Path(__file__).with_name("data") / "blocks.npz"
-TRIALS, POWER_TRIALS = 2_000, 100
-# The planted changes, and the share of trials that must succeed at STATED blocks.
+TRIALS, POWER_TRIALS = 2_000, 200
+# For each planted change, the share of trials that must succeed with STATED blocks.
 WANTED = {0.05: 0.50, 0.10: 0.80, 0.20: 0.95}
 STATED = 280
 BLOCKS = (10, 25, 50, 100, 200, STATED)
 ALARMED = ("slower", "faster")
 STEP = 0  # the column of the whole step; the columns of the ranges follow
-PLACES = np.array([[0, 1, 1, 0], [1, 0, 0, 1]])  # in which runs of a block B runs
+PLACES = np.array([[0, 1, 1, 0], [1, 0, 0, 1]])  # the orders of a block: 0 is A, 1 is B
 
 
 def load(path: Path = DATA) -> tuple[list[str], Floats]:
-    """The names of the compared quantities, and their times by block, run and quantity.
+    """The names of the compared quantities, and their times in ns by block, run and quantity.
 
-    The times are medians over the steps of a run but the first.
+    A time is the median over the steps of a run without its first step.
     """
     with np.load(path) as data:
         step_ns = np.median(data["step_us"][:, :, 1:], axis=2) * 1e3
@@ -50,7 +55,7 @@ def load(path: Path = DATA) -> tuple[list[str], Floats]:
 def trial(
     times: Floats, rng: np.random.Generator, blocks: int, column: int = STEP, planted: float = 0.0
 ) -> Floats:
-    """The log-ratios of one comparison of a program with itself, with a change planted in one range."""
+    """The log-ratios of one comparison of a program with itself, or with a planted change."""
     order = rng.permutation(len(times))[:blocks]
     chosen = times[order]
     is_b = PLACES[rng.integers(0, 2, blocks)].astype(bool)
@@ -74,7 +79,7 @@ def alarms(times: Floats, blocks: int, trials: int = TRIALS) -> float:
 def power(
     times: Floats, blocks: int, column: int, planted: float, trials: int = POWER_TRIALS
 ) -> float:
-    """The share of comparisons in which the planted change is found, named and sized."""
+    """The share of trials that find the planted change in the right range and of the right size."""
     rng = np.random.default_rng(1)
     succeeded = 0
     for _ in range(trials):
@@ -91,7 +96,7 @@ def main() -> int:
     print(
         f"{len(times)} blocks of four runs; median step {np.median(times[..., STEP]) / 1e6:.1f} ms"
     )
-    # The share of a sample of trials may exceed LEVEL by two standard errors.
+    # The share is a random sample, so it may exceed LEVEL by two standard errors.
     limit = LEVEL + 2 * math.sqrt(LEVEL * (1 - LEVEL) / TRIALS)
     print(
         f"\nFalse alarms in {TRIALS:,} comparisons of the program with itself (limit: {limit:.1%})"
@@ -101,7 +106,10 @@ def main() -> int:
         share = alarms(times, blocks)
         reached &= share <= limit
         print(f"{blocks:>4} blocks  {share:.1%}", flush=True)
-    print(f"\nPlanted changes that are found, named and sized, of {POWER_TRIALS} comparisons each")
+    print(
+        "\nShare of planted changes that are found in the right range and of the right size "
+        f"({POWER_TRIALS} comparisons each)"
+    )
     print(f"{'range':<44}{'change':>8}" + "".join(f"{blocks:>5} blocks" for blocks in BLOCKS))
     for column, name in enumerate(names):
         if column == STEP:

@@ -1,8 +1,9 @@
-"""Live trials of `instrument ab`: ten comparisons of a program with itself, and ten with a range that takes 20 % more.
+"""Run `instrument ab` ten times on a program and itself, and ten times with a 20 % slower range.
 
-The program is a loop in plain Python that times its steps into a timings file, so that a run takes a tenth of a second.
-A trial fails if it reports a change of a program compared with itself, if it does not report the planted change or
-reports another range, or if the interval does not hold the planted change. Of 100 trials, 5 may fail.
+The program is a loop in plain Python that writes the times of its steps to a timings file. So a run
+takes a tenth of a second. A trial with equal programs fails if it reports a change. A trial with a
+slower range fails if it does not report this range, if it reports another range, or if the interval
+does not contain 20 %. One of the 20 trials may fail, because 5 % false alarms are expected.
 
     python benchmarks/ab_live.py
 """
@@ -35,13 +36,15 @@ with open(folder + "/timings_rank0.jsonl", "w") as file:
             times.append(perf_counter_ns())
         took_ns = [end - begin for begin, end in zip(times, times[1:])]
         names = dict(zip(("attention", "mlp", "loss"), took_ns)) | {"ProfilerStep*": sum(took_ns)}
-        ranges = {name: {"since": {"calls": 1, "mean_ns": ns}, "run": {}} for name, ns in names.items()}
+        ranges = {
+            name: {"since": {"calls": 1, "mean_ns": ns}, "run": {}} for name, ns in names.items()
+        }
         print(json.dumps({"format": 1, "step": step, "time": "", "ranges": ranges}), file=file)
 """
 
 
 def compared(additions: int) -> dict[str, Any]:
-    """The result of `instrument ab`; the range `mlp` of B makes so many additions."""
+    """The result of `instrument ab`, where the range `mlp` of B makes this number of additions."""
     command = shlex.join([sys.executable, "-S", "-E", "-c", PROGRAM])
     options = ["--a", f"{command} {ADDITIONS}", "--b", f"{command} {additions}"]
     with (
@@ -68,9 +71,8 @@ def main() -> int:
         for number in range(1, TRIALS + 1):
             found = compared(round(ADDITIONS * (1 + planted)))
             failed += not is_right(found, planted)
-            print(
-                f"mlp {planted:+.0%}, trial {number}: {'right' if is_right(found, planted) else 'WRONG'}"
-            )
+            result = "right" if is_right(found, planted) else "WRONG"
+            print(f"mlp {planted:+.0%}, trial {number}: {result}")
             for each in (found["step"], *found["ranges"]):
                 interval = f"{each['low']:+.1%} to {each['high']:+.1%}"
                 name = each["path"] or "step"

@@ -3,10 +3,10 @@
     pip install 'torch-instrument[accelerate,tensorboard]'
     python examples/accelerate_loop.py
 
-Such a loop needs a plain `Session`. `session.steps(loader)` counts each batch as one step, with any
-number of accumulated batches. The sink `Trackers` logs the ranges of each window with
-`accelerator.log`, so that any tracker shows them as curves beside the loss. Here the tracker is
-TensorBoard, in `./runs/`. The captures are in `./profile/`.
+Such a loop needs only a `Session`. `session.steps(loader)` counts each batch as one step, also when
+gradients are accumulated over several batches. The sink `Trackers` logs the ranges of each window
+with `accelerator.log`, so that any tracker shows them as curves beside the loss. Here, the tracker
+is TensorBoard, in `./runs/`. The captures are in `./profile/`.
 """
 
 import torch

@@ -4,8 +4,8 @@
     INSTRUMENT_DISABLE=1 python examples/annotate_everything.py   # annotations change nothing
 
 The name of a range comes from the code, from the annotation, or from the arguments of the call. A
-coroutine or generator has a range for each slice between two suspensions, so the time while it
-waits does not count. Ranges inside a compiled region are listed with the region and not timed.
+coroutine or generator has a range for each slice between two suspensions, so the time while it is
+suspended does not count. Ranges inside a compiled region are listed with the region, without times.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def another(x: Tensor) -> Tensor:
     return a_function(x) * 2
 
 
-@profiled("power {n}")  # made from the arguments, only while a window records
+@profiled("power {n}")  # the name is made from the arguments, only while a window records
 def power(x: Tensor, n: int = 2) -> Tensor:
     return x**n
 
@@ -116,7 +116,7 @@ def main() -> None:
     x = torch.ones(4, 8, requires_grad=True)
     layers = nn.Sequential(Layer(0), Layer(1))
     one_instance = profiled("one instance")(nn.Linear(8, 8))
-    # No line of this model is edited.
+    # This model has no marks in its code.
     untouched = instrument_model(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
     partial = profiled("partial")(functools.partial(torch.add, other=1))
     compiled = torch.compile(another, backend="eager")

@@ -2,9 +2,9 @@ r"""A sink of your own: a class that writes the ranges of each window as CSV.
 
     python examples/custom_sink.py
 
-The script trains twice, and prints the file that the sink writes in `./profile/` each time. The
-first session gets the sink as an instance, the second gets a config that names it by `_target_`. A
-Hydra application needs only the class in an importable module:
+The script trains twice. Each time, it prints the file that the sink has written in `./profile/`.
+The first session gets an instance of the sink. The second session gets a config that names the
+class by `_target_`. In a Hydra application, only the class must be in an importable module:
 
     python train.py +profiler.sinks.csv._target_=my_package.RangesCsv \
         "+profiler.sinks.csv.separator=';'"

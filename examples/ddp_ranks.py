@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 examples/ddp_ranks.py
     torchrun --nproc-per-node 4 examples/ddp_ranks.py first_per_node
 
-Each recorded rank prints the time of its steps, and the part of this time in the all-reduce of
-gradients. Rank 1 has more work, so all other ranks wait for it. The captures are in `./profile/`.
+Each recorded rank prints the mean time of its steps, and the part of this time that it spends in
+the all-reduce of gradients. Rank 1 has more work, so all other ranks wait for it. The captures are
+in `./profile/`.
 """
 
 import sys

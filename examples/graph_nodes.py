@@ -1,8 +1,8 @@
-"""Time a ResNet-18 node by node of its `torch.fx` graph.
+"""Time each node in the `torch.fx` graph of a ResNet-18.
 
     python examples/graph_nodes.py
 
-The model is the one of `resnet_inference.py`, unchanged. It runs on the GPU if there is one.
+The model is that of `resnet_inference.py`. It runs on the GPU if there is one.
 """
 
 import torch

@@ -3,9 +3,9 @@
     pip install 'torch-instrument[ignite]'
     python examples/ignite_engine.py
 
-A step is an iteration. The evaluator is attached to the same session, as the phase `validation`. It
-counts its own iterations. They are recorded because `phases` names this phase. The log shows a
-table for each window; the captures are in `./profile/`.
+A step is an iteration. The evaluator is attached to the same session, as the phase `validation`,
+with its own count of iterations. They are recorded because `phases` names this phase. The log shows
+a table for each window; the captures are in `./profile/`.
 """
 
 import torch

@@ -3,10 +3,10 @@
     pip install 'torch-instrument[lightning]'
     python examples/lightning_fit.py
 
-The callback takes the arguments of `Session`: here a preset by name and one option. Each submodule
-is a range with its qualified name. Each part of a step, from `data` to `optimizer_step`, is a range
-too. The code marks only the loss. The log shows a table of the ranges and operators of batches 5 to
-7. The capture is in `./profile/`.
+The callback takes the arguments of `Session`: here the name of a preset, and one option. Each
+submodule is a range with its qualified name. Each part of a step, from `data` to `optimizer_step`,
+is a range too. Only the loss is marked in the code. The log shows a table of the ranges and
+operators of batches 5 to 7. The capture is in `./profile/`.
 """
 
 import lightning

@@ -8,8 +8,8 @@ While the job trains, run one of these in another shell, or on another node that
     touch profile/record                      # records profiler.active steps
     kill -USR2 PID                            # the same; the job prints its PID at the start
 
-The loader stalls once, and the trigger slow_step notices the stall. Ctrl-C ends the job, which then
-prints the windows that were recorded.
+The loader stalls once, and the trigger slow_step then records a window. Ctrl-C ends the job. Then
+the job prints the windows that were recorded.
 """
 
 import os
@@ -32,7 +32,7 @@ TRIGGERS = {
 
 
 def batches(stalls_at=STALLS_AT):
-    """Yield points of the plane and their distances from the origin, without end."""
+    """Yield endless batches of points in the plane and their distances from the origin."""
     number = 0
     while True:
         if number == stalls_at:

@@ -1,10 +1,10 @@
-"""The eight steps of PyTorch's profiler recipe on a ResNet-18, with `instrument`.
+"""The eight steps of PyTorch's profiler recipe, with `instrument` and a ResNet-18.
 
     python examples/resnet_inference.py
 
 Each step prints its result: the time of a forward pass by operator and by input shape, its memory,
 the trace, the Python lines behind the operators, stacks for a flame graph, and windows of a longer
-run. The model runs on the GPU if there is one. The captures are in `./profile/`, each in a folder.
+run. The model runs on the GPU if there is one. Each capture is a folder in `./profile/`.
 """
 
 from importlib.metadata import version
@@ -68,7 +68,7 @@ class ResNet18(nn.Module):
 
 
 def record(model: nn.Module, inputs: Tensor, **options: object) -> Capture:
-    """Record one forward pass, after a warm-up pass that can take several times as long."""
+    """Record one forward pass after a warm-up pass, because the first pass can be much slower."""
     session = Session(warmup=1, active=1, **options)
     predict = session.record(model.__call__, name="model_inference")
     for _ in range(2):
@@ -86,7 +86,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, instrument {version('torch-instrument')}")
 
     heading("2. Make a ResNet-18 and its input")
-    where = "device" if torch.cuda.is_available() else "cpu"  # whose times and memory are shown
+    where = "device" if torch.cuda.is_available() else "cpu"  # show its times and memory
     device = torch.device("cuda" if where == "device" else "cpu")
     model = ResNet18().eval().to(device)
     inputs = torch.randn(5, 3, 224, 224, device=device)

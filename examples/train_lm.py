@@ -1,17 +1,17 @@
 """Train a small language model on the source code of Python's standard library, and profile it.
 
     python examples/train_lm.py                        # one window of three steps, as a table
-    python examples/train_lm.py profiler=disabled      # nothing recorded, same code
+    python examples/train_lm.py profiler=disabled      # the same code, records nothing
     python examples/train_lm.py profiler.active=5 profiler.record_shapes=true
     python examples/train_lm.py '~profiler.sinks.table'           # the trace and nothing else
     python examples/train_lm.py 'profiler/sinks=[table,stacks]' profiler.with_stack=true
 
-The log shows the loss and, when the window closes, a table of the ranges that are marked below. The
+The log shows the loss. When the window closes, it shows a table of the ranges marked below. The
 recorded window is in `outputs/DATE/TIME/profile/`. Open its `trace.json.gz` in
 https://ui.perfetto.dev, or print its tables again with `instrument show FOLDER`.
 
-To be profiled, a training script needs three things: the `@profiled` marks, the `Session`, and a
-loop over its `steps`.
+To profile a training script, add three things: the `@profiled` marks, a `Session`, and a loop over
+its `steps`.
 """
 
 import logging
@@ -64,7 +64,7 @@ class MLP(nn.Module):
 
 @profiled("transformer_block")
 class Block(nn.Module):
-    """Attention, then an MLP. Each takes normalised input, and its output is added to its input."""
+    """Attention, then an MLP, each with a layer norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The pytest plugin: budgets for what a step of a model does.
+"""The pytest plugin: tests with limits on the counters of a training step.
 
     @pytest.mark.perf_budget(operators=412, syncs=0, peak="2GB")
     def test_a_training_step(profile_session):
@@ -6,8 +6,8 @@
             for batch in session.steps(batches):
                 train(batch)
 
-pytest imports this module in each run. So this module imports only pytest and the standard library;
-torch and the rest of this package are loaded by the first test with a budget or the fixture.
+pytest imports this module in each run. So this module imports only pytest and the standard library.
+The first test with a budget or the fixture loads torch and the rest of this package.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ FOLDER = "perf"
 
 _RECORDING = pytest.StashKey["_Recording"]()
 _HELP = (
-    f"{MARKER}(operators=…, syncs=…, peak=…, collectives={{…}}, share={{…}}): the most that a step "
-    f"of the test's {FIXTURE} may count; without arguments, what the test's file in {FOLDER}/ holds"
+    f"{MARKER}(operators=412, syncs=0, peak='2GB'): the highest allowed counters of a step of the "
+    f"test's {FIXTURE}; without arguments, the counters in the test's file in {FOLDER}/"
 )
-# How counters travel from a test to the report, also between processes of pytest-xdist.
+# The prefix of a test's user properties that hold counters. pytest-xdist sends these properties
+# from its worker processes to the report.
 _PROPERTY = "perf:"
 
 
@@ -63,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Check the budgets of all collected tests.
 
     Raises:
-        pytest.UsageError: a budget has a mistake, or its test does not use the fixture.
+        pytest.UsageError: a budget is wrong, or its test does not use the fixture.
     """
     for item in items:
         if item.get_closest_marker(MARKER) is None:
@@ -83,13 +84,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
-    """A session that records what budgets need; start it with `with`, or with `start(model)`.
+    """A session that records everything that budgets need.
 
-    With `start(model)`, the model's submodules are ranges, and the plugin stops the session after
-    the test. Call `session.step()` after each step, or loop over `session.steps(batches)`. The
-    first step warms up and is not recorded; torch.compile compiles in it. Of the recorded steps,
-    the first does not count if there are several. So take at least four steps: then two count, and
-    a counter that varies is found.
+    Start it with `with`, or with `start(model)`. With `start(model)`, the model's submodules are
+    ranges, and the plugin stops the session after the test. Call `session.step()` after each step,
+    or loop over `session.steps(batches)`.
+
+    The first step warms up and is not recorded; torch.compile compiles in it. If several steps are
+    recorded, the first of them does not count. So run at least four steps: then two steps count,
+    and the plugin can find a counter that varies between steps.
     """
     from instrument.record.environment import dynamo_counts
     from instrument.record.session import Session
@@ -110,7 +113,7 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """Judge the budget of a test that has passed; a budget that is exceeded fails the test."""
+    """Check the budget of a test that has passed; the test fails if a budget is exceeded."""
     outcome = yield
     recording = item.stash.get(_RECORDING, None)
     if recording is None or outcome.excinfo is not None:
@@ -124,7 +127,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the counters of all tests, if asked for."""
+    """Print the counters of all tests, with --perf-report."""
     if not config.getoption("--perf-report"):
         return
     rows = [
@@ -146,7 +149,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """What a test's session has recorded, and the baseline of the test; None if it has none."""
+    """The capture and the counters of a test, and its stored counters; None if there are none."""
 
     capture: Capture
     counted: Counters
@@ -154,14 +157,14 @@ class _Measured(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    """The session of a test, and what Dynamo had counted before the test."""
+    """The session of a test, and the counts of Dynamo before the test."""
 
     session: Session
     compiled_before: DynamoCounts
 
 
 def _judge(item: pytest.Item, recording: _Recording) -> None:
-    """Compare what a session has recorded with the test's budget, and store it if asked for."""
+    """Compare a test's counters with its budget; with --perf-update, write them to its file."""
     from instrument.compare.baseline import as_text
     from instrument.errors import InstrumentError
     from instrument.files import write
@@ -183,7 +186,7 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
 
 
 def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
-    """Stop the session, and count what it has recorded.
+    """Stop the session, and compute the counters of its last capture.
 
     Graph breaks and recompilations count from the start of the test, because torch.compile compiles
     in the first step, which is not recorded.
@@ -196,8 +199,8 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
     session.stop()
     if not session.captures:
         pytest.fail(
-            f"{FIXTURE} has recorded nothing: start it with `with {FIXTURE} as session:`, and take "
-            "at least two steps. If it did so, the log says what failed.",
+            f"{FIXTURE} has recorded nothing: start it with `with {FIXTURE} as session:`, and run "
+            "at least two steps. If the test does this, the log says what failed.",
             pytrace=False,
         )
     capture = session.captures[-1]
@@ -208,7 +211,10 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 
 
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
-    """The budget of a test whose marker has no limits: what its file holds."""
+    """The budget of a test whose marker has no limits: the counters in its file.
+
+    None with --perf-update.
+    """
     from instrument.compare.budget import stored_limits
 
     if item.config.getoption("--perf-update"):
@@ -224,7 +230,7 @@ def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
 
 
 def _failures(budget: Budget, measured: _Measured) -> list[str]:
-    """A sentence for each counter above its limit, and lines that tell what is new."""
+    """A sentence for each counter above its limit, and lines with the new calls behind it."""
     from instrument.compare.budget import excesses, what_is_new
     from instrument.compare.counters import Occurred
 
@@ -238,7 +244,7 @@ def _failures(budget: Budget, measured: _Measured) -> list[str]:
 
 
 def _properties(counted: Counters, budget: Budget | None) -> list[tuple[str, object]]:
-    """The counters of a test as text, with their limits."""
+    """The counters of a test with their limits, as user properties of the test."""
     from instrument.compare.gate import amount_of
 
     limits = {} if budget is None else budget.limits
@@ -261,7 +267,7 @@ def _budget(item: pytest.Item) -> Budget | None:
     """The budget in the markers of a test; None if it has no marker.
 
     Raises:
-        ConfigError: the budget has a mistake.
+        ConfigError: the budget is wrong.
     """
     from instrument.compare.budget import budget_of
     from instrument.errors import ConfigError
@@ -275,15 +281,15 @@ def _budget(item: pytest.Item) -> Budget | None:
                 f"{MARKER} has the argument {marker.args[0]!r} without a name: name the counter, "
                 "such as syncs=0."
             )
-    # The marker nearest to the test comes first, and overrides those of its class and module.
+    # pytest lists the marker of the test first. It overrides those of its class and module.
     return budget_of({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
 
 
 def _file(item: pytest.Item, counted: Counters) -> Path:
-    """The file with the counters of a test. With a device, it is another file."""
+    """The file with the counters of a test. Counters with a device have a file of their own."""
     name = item.nodeid.partition("::")[2].replace("::", ".")
     plain = re.sub(r"[^\w.-]", "-", name)
-    if plain != name:  # names of parameters may differ only in such characters
+    if plain != name:  # names of tests may differ only in replaced characters
         plain += f"-{blake2b(name.encode('utf-8', 'replace'), digest_size=3).hexdigest()}"
     device = "" if counted.counts["kernels"] is None else ".device"
     return item.path.parent / FOLDER / f"{item.path.stem}.{plain}{device}.json"

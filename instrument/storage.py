@@ -1,10 +1,10 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`, on any file system that fsspec supports.
 
 The capture.json and the trace of a capture are fetched into the user's cache (`instrument.cache`)
-and read from there. They are fetched again only if they have changed at the URL. The packages of
-fsspec read credentials and the server's address from environment variables. For S3, these are
-`AWS_PROFILE`, or `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`; and `AWS_ENDPOINT_URL` for a
-server that is not Amazon's.
+and read from there. They are fetched again only if they have changed at the URL. Small files, such
+as the summaries of ranks, are fetched into memory. The packages of fsspec read credentials and the
+server's address from environment variables. For S3, these are `AWS_PROFILE`, or `AWS_ACCESS_KEY_ID`
+and `AWS_SECRET_ACCESS_KEY`; and `AWS_ENDPOINT_URL` for a server that is not Amazon's.
 """
 
 from __future__ import annotations

@@ -493,7 +493,8 @@ def test_mistakes_are_one_line_and_status_2(
         ),
         (
             [empty],
-            f"{empty} holds no capture: give a capture's folder, a folder above it, or a trace file.",
+            f"{empty} holds no capture: give the folder of a capture, a folder above it, or a "
+            "trace file.",
         ),
         (
             [broken],

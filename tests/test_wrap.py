@@ -731,7 +731,7 @@ def test_a_name_is_made_only_while_recording() -> None:
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        (3, "profiled cannot mark 3: it marks callables, classes and methods."),
+        (3, "profiled cannot mark 3: give a callable, a class or a method."),
         (
             dict,
             "profiled cannot mark the class dict: it is no nn.Module and has no __call__; mark its methods.",

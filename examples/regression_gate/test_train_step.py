@@ -1,7 +1,7 @@
-"""What one training step may do. Times vary on shared machines; these counters do not.
+"""Budgets for one training step. Times vary on shared machines; these counters do not.
 
-pytest                  # fails if a step does more than it may
-pytest --perf-update    # accepts what it does now; then review the change of perf/ in git
+pytest                  # fails if a counter of a step is above its limit
+pytest --perf-update    # stores the current counters in perf/; then review the change in git
 pytest --perf-report    # prints all counters
 """
 
@@ -13,7 +13,7 @@ from train import Trainer, batches
 
 @pytest.fixture
 def process_group(tmp_path):
-    """A group of one process, so that collectives run without a second machine."""
+    """A process group with one process, so that collectives run without a second process."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     dist.destroy_process_group()

@@ -78,7 +78,7 @@ class Trainer:
         average_gradients(self.model)
         self.optimizer.step()
         with profiled("metrics"):
-            # The sum stays on the device: reading it in each step would wait for the device.
+            # The sum stays on the device. To read it in each step would wait for the device.
             self.total_loss.add_(loss.detach())
 
 

@@ -72,7 +72,7 @@ _UNKNOWN = -1
 
 _GROUP = {
     "kind": "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, "
-    "scatter, send_recv or barrier; None if the trace does not tell",
+    "scatter, send_recv or barrier; None if the trace does not show it",
     "process_group": "torch's name for the process group, such as 0; None if it is not recorded",
     "description": "what the process group is for, such as default_pg",
     "ranks": "the ranks of the group, as Kineto writes them; torch shortens a long list",

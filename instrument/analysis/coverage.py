@@ -47,7 +47,8 @@ COVERAGE: Schema = schema(
     "trace is left out",
     share="the fraction that the capture shows: 1 if nothing is missing; None if the fraction "
     "cannot be known",
-    covered_ns="the time that the capture shows; None for rows that do not measure time",
+    covered_ns="the time that the capture shows; None if it is not known, and for rows that do not "
+    "measure time",
     total_ns="the time of which `share` is a fraction; None for rows that do not measure time",
     why="what is missing, the likely cause, and what to do; None if nothing is missing",
 )

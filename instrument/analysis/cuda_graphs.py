@@ -34,9 +34,9 @@ from instrument.trace.events import Events, Flags, Ints
 
 CUDA_GRAPHS: Schema = schema(
     name='"graph" and the id of the graph in the trace, such as "graph 7". If the trace has no '
-    'ids, "#" and a number in the order of the first replays. In such a trace, launches inside the '
-    "same operator and range count as one graph if their replays run the same kernels in the same "
-    "order",
+    'ids, the name is "#" and a number in the order of the first replays, such as "#1". In such a '
+    "trace, launches inside the same operator and range count as one graph if their replays run "
+    "the same kernels in the same order",
     graph="the id of the graph; None if the trace has no ids of graphs, as on ROCm",
     operator="the innermost operator around the launches; None if no operator or several operators "
     "launched the graph",
@@ -45,8 +45,7 @@ CUDA_GRAPHS: Schema = schema(
     steps="the number of finished steps that launched the graph; None if no step is finished, or "
     "if the trace holds no launch of the graph",
     replays="launches of the graph whose work is in the trace",
-    nodes="the number of kernels, copies and memsets of a replay; if replays differ, of the median "
-    "replay",
+    nodes="the number of kernels, copies and memsets in a replay; the median if replays differ",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
     idle_ns="time between start and end of a replay in which no node of the replay ran, summed "
     "over all replays; a replay lasts from the start of its first node to the end of its last node",

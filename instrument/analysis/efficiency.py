@@ -37,7 +37,7 @@ EFFICIENCY: Schema = schema(
     dtype="the types of the tensors that the operator multiplies",
     precision="the precision in which the device multiplies: the precision of `dtype`, or tf32 if "
     "the kernel's name says so; None if it is not known. The precision decides the peak",
-    calls="how often the operator was called",
+    calls="how many times the operator was called",
     device_ns="device time of the work that the calls launched; None if the calls launched no "
     "work, or if the trace lacks a part of this work",
     flops_per_second="`flops` divided by `device_ns`",
@@ -48,7 +48,7 @@ EFFICIENCY: Schema = schema(
     bytes_per_second="`moved_bytes` divided by `device_ns`",
     intensity="`flops` divided by `moved_bytes`",
     flops="floating-point operations of the calls. With a causal mask, only the operations that "
-    "the mask leaves; the column `flops` of `operators` has all",
+    "the mask leaves count; the column `flops` of `operators` counts all operations",
     moved_bytes="the least traffic of the calls: the bytes of all inputs and outputs, each once; "
     "None if it is not known",
     peak_share="`flops_per_second` as a fraction of the device's peak; None if the peak is not "
@@ -70,7 +70,7 @@ EFFICIENCY_STEPS: Schema = schema(
     peak_flops_per_second="the peak of this precision, summed over the devices that ran work of "
     "these calls; None if it is not known",
     mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by the peak and by "
-    "`duration_ns`, or `busy_ns` if it is longer; a lower bound if `flops_covered` is below 1; "
+    "the longer time of `duration_ns` and `busy_ns`; a lower bound if `flops_covered` is below 1; "
     "None if `flops_covered` is below 0.5",
     flops_covered="share of the time of the step's kernels, without communication, that belongs to "
     "operators with known FLOPs",

@@ -15,7 +15,7 @@ from instrument.trace.events import Codes, Events, Flags, Ints, decoded
 KERNELS: Schema = schema(
     name="the kernel's name",
     kind="kernel or communication",
-    calls="how often the kernel ran",
+    calls="how many times the kernel ran",
     device_ns="device time of all calls",
     min_ns="the duration of the shortest call",
     mean_ns="the mean duration of a call",
@@ -39,7 +39,7 @@ KERNELS: Schema = schema(
 )
 COPIES: Schema = schema(
     name='the kind of copy or memset, such as "Memcpy HtoD (Pinned -> Device)"',
-    calls="how often this kind of copy or memset ran",
+    calls="how many times this kind of copy or memset ran",
     device_ns="device time of all calls",
     min_ns="the duration of the shortest call",
     mean_ns="the mean duration of a call",

@@ -36,8 +36,8 @@ QUEUE: Schema = schema(
     empty_ns="part of `total_ns` in which no launch was outstanding: the device had nothing to "
     "start next",
     total_ns="time from the first launch until the device started the last work",
-    blocked_calls="calls that waited because the queue was full: CUDA lets about 1024 launches of "
-    "a stream be outstanding; None on devices without CUDA",
+    blocked_calls="calls that waited because the queue was full: CUDA allows about 1024 "
+    "outstanding launches for each stream; None on devices without CUDA",
     blocked_ns="CPU time that these calls waited until the device started the oldest outstanding "
     "work",
     unlaunched="device events whose launch is not in the trace, for example because the launch was "

@@ -49,10 +49,13 @@ MEMORY_DEVICES: Schema = schema(
 LIVE: Schema = schema(
     name="the outermost operator around the allocation on its thread, or the path of the range or "
     "of the modules. [no operator], [no range] or [no module] if nothing was around the "
-    "allocation; [before the window] for memory without a recorded allocation",
+    "allocation; [before the window] for memory without a recorded allocation; None if the trace "
+    "has no addresses",
     bytes="the memory in use",
-    allocations="the number of allocations",
-    since_ns="the time of the oldest allocation, on the trace's own clock",
+    allocations="the number of allocations; None for [before the window], or if the trace has no "
+    "addresses",
+    since_ns="the time of the oldest allocation, on the trace's own clock; None if `allocations` is "
+    "None",
 )
 MEMORY_STEPS: Schema = schema(
     device="the device, such as cpu or cuda:0",

@@ -138,8 +138,9 @@ class RangeTable(GroupableTable):
     `device_share` does too.
 
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
-    Only with `use_reentrant=True`, this recomputed range also gets the backward time of its own
-    operators. Recomputation outside of ranges is part of `backward_ns`.
+    With `use_reentrant=True`, this recomputed range also gets the backward time of its own
+    operators; with `use_reentrant=False`, the range of the first forward gets this time.
+    Recomputation outside of ranges is part of `backward_ns`.
 
     The byte columns do not count memory that the backward of a range allocates or frees. The
     backward frees the memory that the forward kept, so a sum of forward and backward would hide how

@@ -36,11 +36,11 @@ _WAITS = ("launch_wait_ns", "gap_wait_ns", "loader_wait_ns", "sync_wait_ns", "un
 
 # The columns of device work. All are None in a trace without device events.
 _LAUNCHED = {
-    column.name: f"{column.doc}; counts the work that the step launched, whenever it ran"
+    column.name: f"{column.doc}; only work that the step launched counts, also if it ran later"
     for column in BREAKDOWN
 }
 _CLIPPED = {
-    f"clipped_{column.name}": f"{column.doc}; counts the work between start and end of the step"
+    f"clipped_{column.name}": f"{column.doc}; only time between start and end of the step counts"
     for column in BREAKDOWN
     if column.name != "total_ns"
 }

@@ -263,9 +263,9 @@ class Table:
     def to_csv(self) -> str:
         """Return the table as CSV with a header; an unknown cell is empty.
 
-        Numbers are not rounded: times are in nanoseconds. Names come from a trace, and so from a
-        stranger: a text that begins with =, +, - or @ gets an apostrophe before it, so that no
-        spreadsheet runs it as a formula, and characters that do not print are escaped. The other
+        Numbers are not rounded: times are in nanoseconds. Names come from a trace, and so perhaps
+        from a stranger. If a text begins with =, +, - or @, an apostrophe is put before it, so that
+        no spreadsheet runs it as a formula. Characters that do not print are escaped. The other
         formats keep names unchanged.
         """
         text = StringIO()

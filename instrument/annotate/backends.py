@@ -49,9 +49,9 @@ def _public_close(handle: Any) -> None:
     handle.__exit__(None, None, None)
 
 
-# torch writes the end of a range into the recording in which the range began. If that recording is
-# gone and another one is on, the write corrupts memory. So a range that is open when its recording
-# stops is never closed: `_outlived` keeps its handle until no recording is on.
+# torch writes the end of a range into the recording in which the range began. If that recording has
+# ended and another one is on, the write corrupts memory. So torch never closes a range that is open
+# when its recording stops: `_outlived` keeps its handle until no recording is on.
 _recording = 0  # how many recordings have ended
 _outlived: list[Any] = []
 

@@ -46,7 +46,8 @@ class ModuleRange:
         self.label = to_trace(self.name)
 
 
-# by the id of the module, which stays valid because the caller of `attach` keeps the module alive
+# The keys are ids of modules. They stay valid, because the caller of `attach` keeps the modules
+# alive.
 _attached: dict[int, ModuleRange] = {}
 _marked: WeakSet[nn.Module] = WeakSet()
 _ranges_by_mark: dict[str, ModuleRange] = {}  # copies of a module share its mark
@@ -183,8 +184,6 @@ def skip_in_dynamo(function: Callable[..., Any]) -> None:
     if hasattr(dynamo, "set_code_exec_strategy"):
         action = dynamo._FrameAction
         dynamo.set_code_exec_strategy(code, dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
-    elif hasattr(dynamo, "skip_code"):  # before torch 2.7
-        dynamo.skip_code(code)
 
 
 _torch_call_wrapper = _wrap(_torch_call)

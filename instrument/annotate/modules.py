@@ -58,17 +58,17 @@ def instrument_model(
     exclude: Sequence[str] = (),
     types: Sequence[str | type] = (),
 ) -> M:
-    """Give each submodule of `model` a range with its qualified name in every recorded window.
+    """Give each submodule of `model` a range in every recorded window, named by its qualified name.
 
     While a window is open, `nn.Module.__call__` is wrapped. The model itself does not change, so
     it can be copied, saved and scripted as usual. The range of the model itself has the name of the
-    model's class. A module with several names has a range with the first name. A
-    container that is never called, such as `nn.ModuleList`, has no range. A second call for the
-    same model replaces the selection of the first call.
+    model's class. A module with several names has a range with the first name. A container that is
+    never called, such as `nn.ModuleList`, has no range. A second call for the same model replaces
+    the selection of the first call.
 
     Args:
         model: returned as it is.
-        depth: how deep to go: 0 is the model itself, 1 its children, None has no limit.
+        depth: how deep to go: 0 is only the model itself, 1 also its children, None has no limit.
         include: globs over qualified names (`layers.*.self_attn`); empty: all names.
         exclude: globs over qualified names to leave out.
         types: classes, or globs over class names (`*Attention`); empty: all classes.
@@ -121,10 +121,10 @@ def named_models(given: Any) -> dict[str, nn.Module]:
         models = {"": given}
     for model in models.values():
         if not isinstance(model, nn.Module):
-            held = "" if model is given else f"a {type(given).__name__} that holds "
+            held = "is" if model is given else f"is a {type(given).__name__} that holds a value"
             raise ConfigError(
-                f"A session's model is {held}a {type(model).__name__}, but it must be an "
-                "nn.Module, or a list, tuple or dict of them."
+                f"A session's model {held} of type {type(model).__name__}, but it must be an "
+                "nn.Module, or a list, tuple or dict of such modules."
             )
     return models
 
@@ -249,7 +249,7 @@ def _check(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None
             "instrument_model was given options that select no submodule of "
             f"{' or '.join(type(model).__name__ for model in models.values())}: "
             f"depth={module_filter.depth}, include={list(module_filter.include)}, "
-            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; relax them."
+            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; change them."
         )
 
 

@@ -25,16 +25,15 @@ T = TypeVar("T")
 class Range:
     """A named range: a decorator and a context manager. Made by `profiled("name")`.
 
-    One object may be entered again while it is open, and from several threads. Do not hold the
-    context manager over an `await` or a `yield`: the range would include other code that runs
-    meanwhile.
+    One object may be entered again while it is open, and from several threads. Do not put an `await`
+    or a `yield` into its `with` block: the range would include other code that runs meanwhile.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._label = to_trace(name)
-        # by thread, the ranges that are open, innermost last: the function that closes the range,
-        # and its handle. None if nothing recorded when the range was entered.
+        # The open ranges of each thread, innermost last. An entry holds the function that closes the
+        # range, and the range's handle; it is None if nothing recorded when the range was entered.
         self._open: dict[int, list[tuple[Callable[[Any], None], Any] | None]] = {}
 
     def __call__(self, target: T) -> T:
@@ -203,7 +202,7 @@ def mark(message: str) -> None:
 
     The trace and `Capture.moments` show the moment. The tools NVTX and ITT show the moment if
     `profiler.emit` contains them. In the trace, a moment is a very short range named
-    `message (mark)`, because Kineto has no moments for users. While nothing records, a call costs
+    `message (mark)`, because Kineto records no moments. While nothing records, a call costs
     0.2 µs. Inside compiled regions, a call does nothing.
     """
     if is_dynamo_compiling() or backends.disabled:
@@ -235,9 +234,7 @@ def put_in_range(target: Any, name: Name | None) -> Any:
     if isinstance(target, nn.Module):
         return _mark_instance(target, name or type(target).__qualname__)
     if not callable(target):
-        raise ConfigError(
-            f"profiled cannot mark {target!r}: it marks callables, classes and methods."
-        )
+        raise ConfigError(f"profiled cannot mark {target!r}: give a callable, a class or a method.")
     return (in_range if is_plain(target) else AnnotatedCallable)(target, name or _name_of(target))
 
 
@@ -263,8 +260,8 @@ def _mark_class(cls: type, name: Name) -> type:
 def _mark_autograd_function(cls: type, name: Name) -> None:
     """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
 
-    The subclass may call its backward `vjp` instead; torch allows only one of the two names. The
-    range is named after `backward` in both cases.
+    The subclass may define `vjp` instead of `backward`; torch allows only one of the two. The range
+    is named after `backward` in both cases.
     """
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):

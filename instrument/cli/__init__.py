@@ -1,1 +1,1 @@
-"""The command `instrument`."""
+"""The command line of `instrument`."""

@@ -18,13 +18,13 @@ from instrument.errors import ConfigError, InstrumentError
 if TYPE_CHECKING:
     from instrument.compare.ab import Block, Program
 
-HELP = "run two versions of a program in turns, and judge which one is faster"
+HELP = "run two versions of a program alternately, and judge which one is faster"
 
 _FORMS = (
     "give two revisions and a command (BASE HEAD -- COMMAND), two lists of overrides and a command "
     "(--a OVERRIDES --b OVERRIDES -- COMMAND), or two commands (--a COMMAND --b COMMAND)"
 )
-# How many of the last lines of a failed program are shown.
+# Of a failed program's output, at most this many last lines and bytes are shown.
 _LINES, _TAIL_BYTES = 15, 1 << 16
 
 
@@ -39,14 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run A and B in alternating blocks, and judge whether a step is slower, faster or the\n"
         "same in B.\n\n"
-        "  BASE HEAD -- COMMAND   A and B are two git revisions. Each is checked out into a\n"
-        "                         temporary folder, in which the command runs.\n"
-        "  --a … --b … -- COMMAND A and B are the same command with different words at its end,\n"
-        "                         such as overrides of Hydra.\n"
-        "  --a … --b …            A and B are two commands. Without --, --a and --b are whole\n"
-        "                         commands.\n\n"
-        "No shell reads the commands. Each run must record steps: with a Session that records a\n"
-        "window of several steps (profiler=trace), or with the timings of the whole run\n"
+        "BASE HEAD -- COMMAND: A and B are two git revisions. Each is checked out into a\n"
+        "temporary folder, in which the command runs.\n\n"
+        "--a OVERRIDES --b OVERRIDES -- COMMAND: A and B are the same command with different\n"
+        "words at its end, such as overrides of Hydra.\n\n"
+        "--a COMMAND --b COMMAND: A and B are two commands, each given as one argument.\n\n"
+        "The commands run without a shell. Each run must record steps: a Session that records a\n"
+        "window of several steps (profiler=trace), or the timings of the whole run\n"
         "(profiler=timings profiler.timings.every=1)."
     )
     add = parser.add_argument
@@ -58,14 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive,
         default=10,
-        help="how many blocks of four runs, two of A and two of B (default: 10)",
+        help="number of blocks; a block is two runs of A and two runs of B (default: 10)",
     )
     add(
         "--margin",
         metavar="PERCENT",
         type=percentage,
         default=0.02,
-        help="a change within ±PERCENT counts as the same (default: 2)",
+        help="a change of at most ±PERCENT counts as the same (default: 2)",
     )
     add(
         "--output",
@@ -90,7 +89,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     If a run fails or is interrupted, the result of the finished blocks is printed first.
 
     Raises:
-        ConfigError: the arguments name no two programs, or a program cannot be started.
+        ConfigError: the arguments do not name two programs, or a program cannot be started.
         CaptureError: a program failed, or recorded no steps.
     """
     from instrument.compare.ab import Comparison, RunError, run_blocks
@@ -115,7 +114,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 show_result(result())
             raise
         finally:
-            with suppress(OSError):  # it holds the run that failed, or the runs to keep
+            with suppress(OSError):  # the folder holds the failed run or the kept runs
                 folder.rmdir()
         return result()
 
@@ -150,7 +149,7 @@ def _last_lines(output: Path) -> str:
 
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
-    """The two programs that the arguments name; their worktrees exist within the block."""
+    """Yield the two programs that the arguments name; their worktrees exist during the block."""
     from instrument.compare.ab import LABELS, Program
     from instrument.compare.revisions import python_path, worktrees
 
@@ -172,7 +171,7 @@ def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]
             raise ConfigError(f"--a or --b is an empty command: {_FORMS}.")
         yield a, b
     else:
-        raise ConfigError(f"These arguments name no two programs: {_FORMS}.")
+        raise ConfigError(f"These arguments do not name two programs: {_FORMS}.")
 
 
 def _words(label: str, text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Types of the commands' arguments."""
+"""Types, defaults and help texts that several commands use for their arguments."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-# How many rows of each table are shown by default.
+# The default number of rows of each table.
 ROWS = 15
-# What the path of a command may be, for its help.
+# The help of an argument that names captures.
 CAPTURE = "a capture, a Chrome trace, a folder that holds captures, or a URL"
 
 

@@ -15,8 +15,8 @@ HELP = "write the counters of a capture to a small JSON file, to keep in the rep
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Write the counters of a capture to a small JSON file, such as operators and syncs of a "
-        "step. Keep the file in the repository, and compare new captures with it."
+        "Write the counters of a capture, such as the operators and syncs of a step, to a small "
+        "JSON file. Keep the file in the repository, and compare new captures with it."
     )
     parser.add_argument(
         "path",
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the file and return a line about it, or return the content of the file.
+    """Write the file and return a sentence about it; without --output, return the content.
 
     Raises:
         CaptureError: there is no capture, it holds no trace, or the file cannot be written.

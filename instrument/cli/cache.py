@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Print the folder of the cache, its entries and its size, and the files that older "
-        "versions left. Everything in the cache can be made again. XDG_CACHE_HOME sets another "
-        "folder; INSTRUMENT_CACHE_BYTES limits the size (default: 2 GiB)."
+        "versions left. The cache can be removed at any time: its content is computed or fetched "
+        "again. XDG_CACHE_HOME sets another folder; INSTRUMENT_CACHE_BYTES limits the size "
+        "(default: 2 GiB)."
     )
     add = parser.add_argument
     where = "also find the files that older versions wrote beside traces, at or below PATH"
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Return what the cache holds, or what was removed.
+    """Return lines about the content of the cache, or about the removed files.
 
     Raises:
         ConfigError: nothing is at the path, or `INSTRUMENT_CACHE_BYTES` is not a number.

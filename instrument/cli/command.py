@@ -1,8 +1,8 @@
-"""The command `instrument`: its parser, and how errors of commands are shown.
+"""The entry point of the command line: the parser, the commands, and the handling of errors.
 
-Each command is a module with three members: `HELP`, the command's line in the list of commands;
-`add_arguments`; and `run`, which returns text, or a list of text and tables, or a `Result`.
-Importing these modules loads neither torch nor numpy.
+Each command is a module with three members. `HELP` is the command's line in the list of commands.
+`add_arguments` adds the command's arguments to a parser. `run` returns text, a list of text and
+tables, or a `Result`. Importing these modules loads neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -50,16 +50,18 @@ COMMANDS = {
     "cache": cache,
 }
 
-# The status of a program that Ctrl-C has ended, as shells report it.
+# The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    The status is 0, or 2 after an error that the user can fix; stderr then has one line about the
-    error. It is 130 after Ctrl-C. `diff` has further statuses. `argv` does not contain the program's name; None means the
-    arguments of the process.
+    The status is 0 after success, 2 after an error, and 130 after Ctrl-C. `diff` has further
+    statuses. An error is one line on stderr.
+
+    Args:
+        argv: the arguments without the name of the program; None for those of the process.
     """
     parser = _parser()
     words, program = _split(sys.argv[1:] if argv is None else argv)
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     arguments.options = options
     arguments.program = program
-    with suppress(AttributeError, ValueError):  # stdout may be replaced by another kind of object
+    with suppress(AttributeError, ValueError):  # stdout may be another kind of object
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     status = 0
     try:
@@ -81,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = arguments.run(arguments)
         shown, status = made if isinstance(made, Result) else Result(made)
         show_result(shown)
-    except BrokenPipeError:  # such as with `| head`; Python's flush at exit must not fail too
+    except BrokenPipeError:  # as with `| head`; Python's flush at exit must not fail too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         say("instrument: interrupted")
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split off the program that `instrument ab` runs: the words after the first `--`."""
+    """Split off the command that `instrument ab` runs: the words after the first `--`."""
     if argv[:1] != ["ab"] or "--" not in argv:
         return argv, []
     end = argv.index("--")

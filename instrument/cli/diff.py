@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from instrument.compare.diff import Difference
     from instrument.compare.gate import Side, Verdict
 
-HELP = "compare two captures or runs: what a step takes more or less, and where"
+HELP = "compare two captures or runs: how much slower or faster a step is, and where"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,13 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     of = "a capture, a Chrome trace, the folder of a run, or a URL"
-    baseline = "; with --fail-on also a file written by `instrument baseline`"
+    baseline = "; with --fail-on, also a file that `instrument baseline` wrote"
     add("before", metavar="BEFORE", type=path_or_url, help=of + baseline)
     add("after", metavar="AFTER", type=path_or_url, help="the same, after the change")
     add(
         "--by",
         choices=("range", "operator", "kernel", "shape"),
-        help="as text, show only this table below the parts of the step",
+        help="in the text output, show only this table below the parts of the step",
     )
     add(
         "--rows",
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--force",
         action="store_true",
-        help="compare captures that are too unlike as well, such as those of different devices",
+        help="also compare captures that are too unlike, such as captures of different devices",
     )
     add(
         "--fail-on",
@@ -67,11 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Return the comparison as text, JSON or Markdown, and whether a condition is true.
+    """Return the comparison as text, JSON or Markdown, with the exit status of the conditions.
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
-        ConfigError: a condition cannot be understood, or names no counter or range.
+        ConfigError: a condition cannot be parsed, names no counter or range, or is missing for a
+            baseline.
         TraceError: the only trace of a side cannot be read.
     """
     from instrument.compare import gate
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> Result:
 def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
-    """The comparison, if there is one, with the verdicts before it, or under the key "conditions"."""
+    """The verdicts, then the comparison if there is one; JSON has the verdicts as "conditions"."""
     import json
 
     from instrument.report import diff, gate

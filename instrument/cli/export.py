@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Without --sink, export the captures that a run recorded but did not export, and upload "
         "the captures that it did not upload. If you recorded the run on this machine, the run's "
         "own config is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
-        "Nothing inside a capture decides what is run. With --sink, run one sink on a capture, on "
+        "A capture cannot choose the code that runs. With --sink, run one sink on a capture, on "
         "all captures below a folder, or on a Chrome trace. KEY=VALUE are options of the sink, in "
         "YAML, with dots for nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
     )
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> str:
     """Export captures, or run a sink on captures; return a sentence that names the captures.
 
     Raises:
-        CaptureError: at least one capture could not be exported; all other captures were exported.
-        ConfigError: there is no such sink or option.
+        CaptureError: at least one capture could not be exported. All other captures were exported.
+        ConfigError: the sink or the option does not exist.
     """
     if arguments.sink is None:
         if arguments.options:

@@ -1,4 +1,4 @@
-"""The part of `instrument graph` that needs torch: make a model and inputs, and time its graph."""
+"""The part of `instrument graph` that needs torch: make model and inputs, and time the graph."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """Return the table of a model's nodes that the options ask for, and remarks below the table.
+    """Return the table of a model's nodes, as chosen by the options, and remarks below the table.
 
     Raises:
-        ConfigError: there is no such model, input, or column, or the picture cannot be written.
+        ConfigError: the model, an input or a column does not exist, or the page cannot be written.
         GraphError: the model cannot be captured.
     """
     device = _device(options.device)
@@ -68,10 +68,10 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
 
 
 def named_model(name: str) -> nn.Module:
-    """Return the model that `module:name` names; a class or function is called to make the model.
+    """Return the model that `module:name` names; call a class or a function to make the model.
 
     Raises:
-        ConfigError: there is no such model, or it cannot be made.
+        ConfigError: the model does not exist, or cannot be made.
     """
     module, _, path = name.partition(":")
     try:
@@ -117,7 +117,7 @@ def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor
     index of every embedding. Booleans are true.
 
     Raises:
-        ConfigError: an input is written in another way.
+        ConfigError: an input has another form, or cannot be made.
     """
     args: list[Tensor] = []
     kwargs: dict[str, Any] = {}
@@ -139,14 +139,14 @@ def _made(text: str, spec: str, device: torch.device) -> Tensor:
         dtype = None
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
         raise ConfigError(
-            f"--input {text} is not a shape: write a shape such as 1,3,224,224, or with a name and "
-            "a type, such as input_ids=8,128:int64."
+            f"--input {text} is not a shape: write a shape such as 1,3,224,224, or a name, a shape "
+            "and a type, such as input_ids=8,128:int64."
         )
     try:
         if dtype.is_floating_point or dtype.is_complex:
             return torch.randn(shape, dtype=dtype, device=device)
         return torch.full(shape, dtype is torch.bool, dtype=dtype, device=device)
-    # torch may have no random numbers of this type, or the memory may not suffice.
+    # torch may have no random numbers of this type, or the memory may be too small.
     except (RuntimeError, TypeError) as error:
         why = f"--input {text} cannot be made ({_first_line(error)}): choose another shape or type."
         raise ConfigError(why) from None
@@ -158,7 +158,8 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         why = (
-            f"--device {name} cannot be used here ({_first_line(error)}): leave it out for the CPU."
+            f"--device {name} cannot be used here ({_first_line(error)}): leave it out to use the "
+            "CPU."
         )
         raise ConfigError(why) from None
     return device

@@ -1,4 +1,4 @@
-"""`instrument graph`: time a model node by node; `instrument.cli.fx` is the part with torch."""
+"""`instrument graph`: time a model node by node. The part with torch is `instrument.cli.fx`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Run a model's torch.fx graph node by node on generated inputs, and print the time and "
-        "the FLOPs of each node."
+        "FLOPs of each node."
     )
     add, alone = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
     add(
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=positive,
         default=10,
-        help="how many runs are timed (default: %(default)s)",
+        help="number of timed runs (default: %(default)s)",
     )
     add(
         "--train",
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> Parts:
     """Return the table of the model's nodes.
 
     Raises:
-        ConfigError: there is no such model, input or column.
+        ConfigError: the model, an input or a column does not exist.
         GraphError: the model cannot be captured.
     """
     from instrument.cli.fx import report

@@ -1,4 +1,4 @@
-"""`instrument ls`: list runs and captures, with what slows each of them."""
+"""`instrument ls`: list runs and captures, and what slows each of them most."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from instrument.units import counted
 if TYPE_CHECKING:
     from instrument.report.section import Section
 
-HELP = "list runs and captures, with what slows each of them"
+HELP = "list runs and captures, and what slows each of them most"
 
-# The width of a verdict below its capture, which is indented.
+# The width of a verdict, which is indented below its capture.
 _VERDICT_WIDTH = 74
 #: The columns of the list of captures.
 CAPTURES: Schema = schema(
@@ -34,8 +34,8 @@ CAPTURES: Schema = schema(
     first_step="the first recorded step",
     last_step="the last complete recorded step",
     rank="the rank that recorded",
-    step_ns="the typical step in the simulation, as `instrument diagnose` prints it; None if no "
-    "step could be simulated",
+    step_ns="the time of a typical step in the simulation, as `instrument diagnose` prints it; "
+    "None if no step could be simulated",
     verdict="what slows the run most, or why the capture cannot be read",
 )
 
@@ -43,8 +43,8 @@ CAPTURES: Schema = schema(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "List the captures below a folder by run, the newest first, each with its verdict: the "
-        "title of the largest finding of `instrument diagnose`. The traces are read for this."
+        "List the captures below a folder by run, the newest first. Each has a verdict: the title "
+        "of the largest finding of `instrument diagnose`. To get it, the command reads the traces."
     )
     add = parser.add_argument
     of = "a folder that holds captures, a capture, a Chrome trace, or a URL (default: %(default)s)"
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=row_count,
         default=ROWS,
-        help="captures to list, the newest; -1 for all (default: %(default)s)",
+        help="list the N newest captures; -1 for all (default: %(default)s)",
     )
     add("--no-verdict", action="store_true", help="do not read the traces; list no verdicts")
     formats = parser.add_mutually_exclusive_group()
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
-    """What is known of a capture; one that cannot be read has its error as verdict."""
+    """The row of one capture. If the capture cannot be read, the verdict is the error."""
     from instrument.capture import Capture
     from instrument.report.verdict import verdict
     from instrument.trace.capture_json import unix_time
@@ -111,7 +111,7 @@ def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
 
 
 def _parts(table: Table) -> Iterator[Section]:
-    """A section for each run, with the verdict on each capture below it."""
+    """Yield a section for each run; below each capture is its verdict."""
     from instrument.report.section import Section
 
     for run in dict.fromkeys(table.column("run")):

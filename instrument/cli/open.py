@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.findings.finding import Finding
 
-HELP = "show a trace in the Perfetto UI, at the place of a finding"
+HELP = "show a trace in the Perfetto UI, at the time of a finding"
 
-# After this time without the UI, the server stops.
+# The server stops if the UI has not loaded the trace after this time.
 _TIMEOUT_S = 300
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Open ui.perfetto.dev in the browser with the trace of a capture. The browser gets the "
-        "trace from this command, over the port 9001 of this machine, and nothing is sent to "
+        "trace from this command through port 9001 of this machine, and nothing is sent to "
         "another machine. The command ends when the trace is loaded, after five minutes, or with "
         "Ctrl-C."
     )
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the time of this finding's longest event; `instrument diagnose --json` lists "
         "the codes",
     )
-    add("--no-browser", action="store_true", help="print the address, and open no browser")
+    add("--no-browser", action="store_true", help="print the address, and do not open a browser")
 
 
 def run(arguments: argparse.Namespace) -> str:

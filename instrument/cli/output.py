@@ -1,4 +1,4 @@
-"""Print a command's result on stdout, fitted to a terminal, and remarks on stderr."""
+"""Print the result of a command on stdout, fitted to the terminal, and remarks on stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Parts: TypeAlias = "Sequence[str | Section]"
 
 
 class Result(NamedTuple):
-    """What a command shows, and its exit status."""
+    """The text and tables that a command shows, and its exit status."""
 
     shown: str | Parts
     status: int = 0
@@ -41,5 +41,5 @@ def show_result(result: str | Parts) -> None:
 
 
 def say(text: str) -> None:
-    """Print on stderr, with control characters escaped."""
+    """Print a text on stderr, with control characters escaped."""
     print(printable_lines(text), file=sys.stderr)

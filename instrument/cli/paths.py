@@ -13,7 +13,7 @@ from instrument.files import exists
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
-# The most captures that are listed when another capture is shown.
+# At most this many other captures are listed on stderr.
 _OTHERS = 10
 
 
@@ -49,7 +49,8 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
 def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """Load the captures at the paths, one after the other, and read their events.
 
-    A capture that cannot be read is named on stderr. If none can be read, its error is raised.
+    A capture that cannot be read is reported on stderr. If none can be read, the last error is
+    raised.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -73,7 +74,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
 
 
 def _is_one(path: Path) -> bool:
-    """Whether a path is one capture or trace, not a folder of captures."""
+    """Whether a path is one capture or trace, and not a folder of captures."""
     return not path.is_dir() or any(
         exists(path / name) for name in ("capture.json", "trace.json.gz", "trace.json")
     )
@@ -91,7 +92,7 @@ def captures_in(folder: Path) -> list[Path]:
     if not found:
         raise CaptureError(
             f"{folder} holds no capture: "
-            "give a capture's folder, a folder above it, or a trace file."
+            "give the folder of a capture, a folder above it, or a trace file."
         )
     return found
 

@@ -1,8 +1,8 @@
 """A progress bar on stderr for each large file that a command reads.
 
-A trace is read from its beginning to its end: to make tables of it, to compress or copy it, and to
-upload it. The system knows the position of each open file, so a thread asks the system, and the
-code that reads knows nothing of the bar. Without `fcntl`, such as on Windows, there is no bar.
+Commands read a trace from its beginning to its end. A thread asks the operating system for the
+position in each open file, so the code that reads the file does not have to report its progress.
+Without `fcntl`, such as on Windows, there is no bar.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from instrument.printable import printable
 
-# A command that ends sooner shows no bar.
+# A command that ends before the first time shows no bar. The second is the time between updates.
 _AFTER_S, _EVERY_S = 0.5, 0.1
-# Smaller files are read at once.
+# Smaller files are read so fast that they need no bar.
 _LEAST_BYTES = 1 << 20
 _FOLDERS_OF_FILES = (Path("/proc/self/fd"), Path("/dev/fd"))
 
@@ -35,7 +35,7 @@ class OpenFile(NamedTuple):
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show the bars while the block runs, if stderr is a terminal and the block takes 0.5 s."""
+    """Show progress bars while the block runs, if stderr is a terminal; the first after 0.5 s."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -72,7 +72,7 @@ def _show_until(done: Event) -> None:
 
 
 def files_being_read() -> list[OpenFile]:
-    """Return the regular files of 1 MiB or more that this process has open only to read."""
+    """Return the regular files of 1 MiB or more that this process has open for reading only."""
     try:
         import fcntl
     except ImportError:
@@ -94,5 +94,5 @@ def files_being_read() -> list[OpenFile]:
 
 
 def _name(link: Path) -> str:
-    """The name of an open file, and of its folder; only Linux tells them."""
+    """The folder and name of an open file; only Linux offers them, elsewhere it is "a trace"."""
     return printable("/".join(link.readlink().parts[-2:])) if link.is_symlink() else "a trace"

@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables over the ranks of one window, as text, JSON or CSV.
 
     Raises:
-        CaptureError: there are no captures, or no such window.
-        ConfigError: the table of ranges has no such column, or there is no such table.
+        CaptureError: there are no captures, or the window does not exist.
+        ConfigError: the column of the table of ranges or the table does not exist.
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces

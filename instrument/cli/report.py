@@ -1,4 +1,4 @@
-"""`instrument report`: write all that captures show as one HTML page."""
+"""`instrument report`: write one HTML page about captures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from instrument.cli.arguments import CAPTURE, path_or_url
 from instrument.errors import ConfigError
 
-HELP = "write all that a capture or a run shows as one HTML page"
+HELP = "write one HTML page about a capture or a run"
 
 _FILE = Path("report.html")
 
@@ -16,11 +16,11 @@ _FILE = Path("report.html")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "Write one HTML page: where the time goes, what to change and what it saves, ranges, "
-        "timeline, flame graphs, memory, kernels. The page loads nothing, so it can be mailed. "
-        "Several captures, such as the windows and ranks below a folder, are compared; the other "
-        "sections show the newest capture. With --before, the page shows what changed since another "
-        "run."
+        "Write one HTML page: where the time goes, what to change and what the change saves, "
+        "ranges, timeline, flame graphs, memory, kernels. The page is one file and loads nothing "
+        "else, so it can be sent to others. Several captures, such as the windows and ranks below "
+        "a folder, are compared; the other sections show the newest capture. "
+        "With --before, the page shows what changed since another run."
     )
     add = parser.add_argument
     add(
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     Raises:
         CaptureError: there is no capture, or none can be read, also at --before.
-        ConfigError: a file was given together with --json.
+        ConfigError: -o or --open was given together with --json.
     """
     import json
 

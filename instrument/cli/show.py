@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     Raises:
         CaptureError: there is no capture, or the trace does not hold the property that `--by`
             groups by, such as input shapes.
-        ConfigError: an option names a column that does not exist, or needs a table that is not
+        ConfigError: an option names a column that does not exist, or is for a table that is not
             shown.
         TraceError: the trace cannot be read.
     """
@@ -172,7 +172,7 @@ def _timings(arguments: argparse.Namespace) -> str | Parts:
 def _timings_file(path: Path | str) -> Path:
     """Return the timings file at a path.
 
-    In a folder, return the newest timings file, and list the other files on stderr.
+    If the path is a folder, return its newest timings file, and list the others on stderr.
     """
     if isinstance(path, str):
         from instrument.storage import fetch

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Ask runs for a window, and return a sentence that names the folders of these runs.
+    """Request a window from runs, and return a sentence that names the folders of these runs.
 
     Raises:
         CaptureError: no run below the folder has the trigger `file`.

@@ -19,7 +19,7 @@ HELP = "compute how long a step would take with faster or removed parts"
 
 _KINDS = ("range", "operator", "kernel", "thread")
 _SYNC = "sync"
-# A number with more digits is a mistake.
+# A number of workers with at least this many digits is a mistake.
 _DIGITS = 10
 
 
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Simulate the steps of a capture. Without options, print the causal profile: for each "
-        "range, operator and kernel, how much shorter a step would be if it were faster. Options "
-        "such as --scale are edits. They can be repeated, and each one edits the result of the "
-        "options before it. With edits, print the new step, its critical path and its causal "
+        "range, operator and kernel, how much shorter a step would be if this part were faster. "
+        "Options such as --scale are edits. They can be repeated, and each one edits the result of "
+        "the options before it. With edits, print the new step, its critical path and its causal "
         "profile. With --critical-path or --slack, print only these tables.\n\n"
         "A GLOB is a name in which * stands for any text and ? for one character."
     )
@@ -63,20 +63,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--remove",
         "KIND:GLOB",
-        "remove the matching parts with the waits in them; sync:GLOB or sync removes calls that "
+        "remove the matching parts and the waits in them; sync:GLOB or sync removes calls that "
         "wait for the device",
     )
     edit(
         "--overlap-copies",
         "GLOB",
-        "let the matching copies run beside the computation; without GLOB all copies",
+        "let the matching copies run at the same time as computation; without GLOB, all copies",
         nargs="?",
         const="*",
     )
     edit(
         "--asynchronous",
         "GLOB",
-        "let the matching calls return without waiting for the device; without GLOB all calls",
+        "let the matching calls return without waiting for the device; without GLOB, all calls",
         nargs="?",
         const="*",
     )
@@ -96,14 +96,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="tables",
         action="append_const",
         const="critical_path",
-        help="print the work and the waits that decide how long a step takes",
+        help="print the work and the waits that determine how long a step takes",
     )
     add(
         "--slack",
         dest="tables",
         action="append_const",
         const="slack",
-        help="print how much longer each range could take before a step takes longer",
+        help="print how much longer each range could take without a longer step",
     )
     add(
         "--rows",
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     Raises:
         CaptureError: there is no capture, its steps cannot be simulated, or an edit does not apply.
-        ConfigError: an edit is misspelt, or names nothing in the capture.
+        ConfigError: an edit has a wrong form, or matches nothing in the capture.
         TraceError: the trace cannot be read.
     """
     from instrument.analysis.table import ALL
@@ -170,8 +170,8 @@ def _scale(option: str, value: str) -> Callable[[Scenario], Scenario]:
     factor = _number(value.rpartition("=")[2])
     if kind not in _KINDS or not glob or factor is None or factor < 0:
         raise ConfigError(
-            f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, where KIND "
-            "is range, operator, kernel or thread and FACTOR is at least 0."
+            f"{option} is {value!r}; give KIND:GLOB=FACTOR, such as range:attention=0.5, where "
+            "KIND is range, operator, kernel or thread and FACTOR is at least 0."
         )
     chosen: dict[str, Any] = {kind: glob}
     return lambda scenario: scenario.scale(**chosen, by=factor)
@@ -215,7 +215,7 @@ def _number(text: str) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-# For each option, a function of the option and its value.
+# For each option, a function that parses the option's value and returns the edit.
 _PARSERS: Mapping[str, Callable[[str, str], Callable[[Scenario], Scenario]]] = {
     "--balance": lambda *_: lambda scenario: scenario.balance(),
     "--scale": _scale,

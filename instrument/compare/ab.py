@@ -40,7 +40,7 @@ _ENDS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One side of the comparison.
+    """A program to run: one side of the comparison.
 
     Attributes:
         label: "A" or "B".
@@ -92,7 +92,9 @@ class RunError(CaptureError):
 
 
 def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
-    """Run A and B in blocks. Each block has the order A B B A or B A A B, drawn at random.
+    """Run A and B in blocks.
+
+    Each block has the order A B B A or B A A B, drawn at random with a fixed seed.
 
     Args:
         a: the first program.

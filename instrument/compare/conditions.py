@@ -219,7 +219,8 @@ def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
     """Yield a difference if the kernels that run equally often are faster or slower as a whole.
 
-    The factor is the median of the kernels' factors, weighted by their times before the change.
+    The factor of a kernel is its time after the change divided by its time before. The result uses
+    the median factor, weighted by the times before the change.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from instrument.analysis.views import Views
 from instrument.compare.counters import Count, counters
-from instrument.compare.step_parts import compared_steps, step_parts
+from instrument.compare.step_parts import compared_steps, ranges_of_steps
 from instrument.errors import CaptureError
 from instrument.runs.rank_summary import TRAIN, phase_of
 from instrument.runs.run import captures_below
 from instrument.runs.timings_file import STEP, read_intervals
 
-# Splitting a step into parts takes about 1 s for a million events.
-_MOST_STEPS = 50
 _NO_STEPS = (
     "no window with two steps and no timings file with two lines: train in a Session with "
     "profiler=trace, or with profiler=timings profiler.timings.every=1"
@@ -44,9 +42,10 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the record of a run below a folder: its windows, or its timings file if it has none.
+    """Read the record of a run below a folder: from its windows, else from its timings file.
 
-    Only training windows and the lowest rank count. Cost: all traces below the folder are read.
+    Only training windows of the lowest rank with at least two steps count. Cost: all traces below
+    the folder are read.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.
@@ -67,22 +66,11 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def _of_windows(windows: Sequence[Views]) -> RunRecord:
-    steps = [parts for window in windows for parts in _steps(window)]
+    steps = [each for window in windows for each in ranges_of_steps(window, compared_steps(window))]
     counts = counters(windows[0]).counts
     return RunRecord(
         len(steps), median(sum(each.values()) for each in steps), _medians(steps), counts
     )
-
-
-def _steps(window: Views) -> Iterator[dict[str, int]]:
-    """Yield for each compared step its time by range; the times sum to the step's duration."""
-    span = compared_steps(window)
-    for k in range(min(span.count, _MOST_STEPS)):
-        one = replace(span, start_ns=span.start_ns[k : k + 1], end_ns=span.end_ns[k : k + 1])
-        ranges: dict[str, int] = {}
-        for (path, _), time_ns in step_parts(window, one).items():
-            ranges[path] = ranges.get(path, 0) + time_ns
-        yield ranges
 
 
 def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:

@@ -79,6 +79,23 @@ class _Layer(NamedTuple):
         return np.where((found >= 0) & (time_ns < np.append(self.end_ns, 0)[found]), found, -1)
 
 
+class _Segments(NamedTuple):
+    """Stretches of the steps with one kind of time in one range each.
+
+    Attributes:
+        begin_ns, lasts_ns: the start and the duration of each segment.
+        place: the range of each segment, as an index into `paths`.
+        kind: the kind of each segment, as an index into `SPLIT_KINDS`.
+        paths: the paths of the ranges; a path can occur more than once.
+    """
+
+    begin_ns: Ints
+    lasts_ns: Ints
+    place: Ints
+    kind: Ints
+    paths: list[str]
+
+
 def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     """Return the time of some steps in ns, by the path of the range and one of `KINDS`.
 
@@ -105,6 +122,35 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     Cost: about 1 µs for each device event and for each CPU event on the threads of the steps, to
     sort their starts and ends.
     """
+    segments = _segments(capture, span)
+    keys, groups = groupby(segments.place * len(SPLIT_KINDS) + segments.kind)
+    parts: dict[tuple[str, str], int] = {}
+    for key, total in zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist()):
+        path, kind = divmod(key, len(SPLIT_KINDS))
+        place = segments.paths[path], SPLIT_KINDS[kind]
+        parts[place] = parts.get(place, 0) + total
+    return parts
+
+
+def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
+    """Return for each step its time in ns by the path of the range.
+
+    The arguments and the cost are those of `split_parts`. The times of a step sum exactly to its
+    duration.
+    """
+    segments = _segments(capture, span)
+    step, places = span.holds(segments.begin_ns), len(segments.paths)
+    keys, groups = groupby(step * places + segments.place)
+    found: list[dict[str, int]] = [{} for _ in range(span.count)]
+    for key, total in zip(keys.tolist(), groups.sum(segments.lasts_ns).tolist()):
+        k, place = divmod(key, places)
+        path = segments.paths[place]
+        found[k][path] = found[k].get(path, 0) + total
+    return found
+
+
+def _segments(capture: Views, span: Measured) -> _Segments:
+    """The segments of the steps, in which nothing starts or ends."""
     links = capture.links
     layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
     waits, loaders = _waits(capture)
@@ -113,7 +159,7 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
     path_of_node, kind_of_node = _on_cpu(links)
     code = path_of_node * len(SPLIT_KINDS) + kind_of_node
     differs = code[:-1] != code[links.call_tree.parent]
-    begin, lasts_ns = _segments(links, span, [*layers, engine], differs)
+    begin, lasts_ns = _cuts(links, span, [*layers, engine], differs)
     at = engine.at(begin)
     thread = np.where(at >= 0, np.append(engine.code, 0)[at], _thread(links))
     node = _node_at(links.call_tree, thread.astype(np.int32), begin)
@@ -125,13 +171,8 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
         code = layer.code[at[found]]
         path[found] = np.where(code == _ON_CPU, on_cpu[found], code)
         kind[found] = layer.kind
-    keys, groups = groupby((path - _NO_LAUNCH) * len(SPLIT_KINDS) + kind)
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
-    parts: dict[tuple[str, str], int] = {}
-    for key, total in zip(keys.tolist(), groups.sum(lasts_ns).tolist()):
-        place = plain_path(texts[key // len(SPLIT_KINDS)]), SPLIT_KINDS[key % len(SPLIT_KINDS)]
-        parts[place] = parts.get(place, 0) + total
-    return parts
+    return _Segments(begin, lasts_ns, path - _NO_LAUNCH, kind, [*map(plain_path, texts)])
 
 
 def compared_steps(capture: Views) -> Measured:
@@ -152,7 +193,7 @@ def plain_path(path: str) -> str:
     return _ITERATOR.sub(r"\1", path)
 
 
-def _segments(
+def _cuts(
     links: Links, span: Measured, layers: Sequence[_Layer], differs: Flags
 ) -> tuple[Ints, Ints]:
     """Cut the steps into segments with one range and one kind of time each.

@@ -38,7 +38,7 @@ def attach(
         config: as for `Session`, or a session. Pass the same session for a second engine that runs
             inside the first: `attach(evaluator, session, phase="validation")`.
         phase: the phase of the session while this engine runs.
-        model: each of its submodules gets a range.
+        model: a model whose submodules get ranges.
         options: as for `Session`.
 
     Returns:
@@ -64,7 +64,7 @@ def detach(engine: Engine) -> None:
 
 
 class Attached:
-    """Replaces `engine.run`, and drives the session by the engine's events.
+    """Replaces `engine.run`, and starts, steps and stops the session at the engine's events.
 
     Wrapping `run` is the only way to see an exception that ends the run: a handler of
     EXCEPTION_RAISED would stop the exception.
@@ -81,7 +81,8 @@ class Attached:
         self._handlers: dict[Any, Callable[[], object]] = {
             Events.GET_BATCH_STARTED: self._data.__enter__,
             Events.GET_BATCH_COMPLETED: self._data.close_all,
-            # if the loader has no length, the last wait finds no batch; this handler ends its range
+            # if the loader has no length, the last wait finds no batch; this handler ends the range
+            # of that wait
             Events.EPOCH_COMPLETED: self._data.close_all,
             Events.ITERATION_COMPLETED: self._step,
         }
@@ -105,7 +106,7 @@ class Attached:
 
     def remove(self) -> None:
         """Remove the handlers, and restore `engine.run`."""
-        # by handler, because Ignite's `RemovableEventHandle` does not work on a copied engine
+        # handler by handler, because Ignite's `RemovableEventHandle` fails on a copied engine
         for event, handler in self._handlers.items():
             if self._engine.has_event_handler(handler, event):
                 self._engine.remove_event_handler(handler, event)

@@ -4,8 +4,8 @@ The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler is
 `Trainer(profiler=InstrumentProfiler(…))`: it adds the callback, and also opens a range for each
 action of Lightning.
 
-The package is `lightning` or `pytorch_lightning`. If both are installed, both classes derive from
-both packages, so that the Trainer of each package accepts them.
+The package is `lightning` or `pytorch_lightning`. If both are installed, each of the two classes
+has base classes of both packages, so that the Trainer of each package accepts it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ProfilerCallback(Callback):
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
     `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
     `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If the user
-    marked `training_step` by `@profiled`, only `@profiled` opens a range for it. If the Trainer has
+    marked `training_step` with `@profiled`, only `@profiled` opens a range for it. If the Trainer has
     one of Lightning's profilers (`Trainer(profiler=…)`), that profiler alone measures `data`,
     `batch_to_device` and `training_step`.
 
@@ -70,7 +70,7 @@ class ProfilerCallback(Callback):
     of the callback. The captures are then in the folder, but `session.captures` of the callback in
     the first process stays empty.
 
-    While no window is open, a batch costs a few calls that compare two numbers.
+    While no window is open, a batch costs a few calls, each of which compares two numbers.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -107,7 +107,7 @@ class ProfilerCallback(Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the step; the loss is what `training_step` returned."""
+        """End the step; the loss comes from the result of `training_step`."""
         # a range is still open here if a gradient scaler has skipped the optimizer's step
         self._close_ranges()
         self.session.step(loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
@@ -281,14 +281,14 @@ class InstrumentProfiler(_Parts):
             or action == "optimizer_step"
             or (hook == "backward" and "[Strategy]" in owner)
         )
-        # `run_training_epoch` is longer than a step
+        # `run_training_epoch` contains many steps
         if own or has_range or action == "run_training_epoch":
             return None
         return re.sub(r"\{.*\}", "", action)  # removes the state of a callback, which can be long
 
 
 def _batches(trainer: Any, module: LightningModule) -> int | None:
-    """How many training batches the whole fit has at most; None if unknown."""
+    """The maximum number of training batches in the whole fit; None if unknown."""
     epochs = (
         trainer.max_epochs if trainer.max_epochs is not None and trainer.max_epochs > 0 else inf
     )

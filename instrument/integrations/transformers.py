@@ -131,7 +131,7 @@ class ProfilerCallback(TrainerCallback):
 
 @contextmanager
 def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a method of an object by its wrapped form during the block."""
+    """Replace a method of an object by `wrap(method)` during the block."""
     own = vars(owner).get(method)
     setattr(owner, method, wrap(getattr(owner, method)))
     try:
@@ -148,7 +148,7 @@ def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
     Transformers does not tell a callback about an exception that ends the training, or about the
-    begin of an evaluation. Transformers also does not pass the Trainer to a callback.
+    beginning of an evaluation. Transformers also does not pass the Trainer to a callback.
     """
     for method, context in (
         ("train", ProfilerCallback.training),

@@ -23,8 +23,7 @@ By = Literal["range", "operator", "kernel", "shape"]
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
-#: The table of a comparison for each value of `--by`.
-TABLES: Mapping[By, str] = {
+_TABLES: Mapping[By, str] = {
     "range": "ranges",
     "operator": "operators",
     "kernel": "kernels",
@@ -92,7 +91,7 @@ def as_dict(found: Difference) -> dict[str, Any]:
         "after": found.after,
         "unlike": [each._asdict() for each in found.unlike],
         "wholes": [whole_as_dict(whole) for whole in found.wholes],
-        **{name: getattr(found, name).to_dicts() for name in (*TABLES.values(), "counters")},
+        **{name: getattr(found, name).to_dicts() for name in (*_TABLES.values(), "counters")},
     }
 
 
@@ -263,8 +262,8 @@ def of_ranks(found: Difference) -> Table:
 
 def _changed(found: Difference, by: By, rows: int) -> str | Section:
     """The rows of a table whose time changed, the largest change first."""
-    table = getattr(found, TABLES[by])
-    title, time = TABLES[by].capitalize(), main_time(table)
+    table = getattr(found, _TABLES[by])
+    title, time = _TABLES[by].capitalize(), main_time(table)
     counts = statuses(table)
     of = f"; {', '.join(counts)}" if counts else "; the same calls on both sides"
     unit = _unit(found.step)

@@ -33,9 +33,9 @@ RANK_COLLECTIVES: Schema = schema(
     "with the shortest time, because this rank waited least",
     waiting_ns="the rest of `duration_ns`: waiting for other ranks, averaged over the ranks",
     waiting_share="`waiting_ns` divided by `duration_ns`",
-    skew_ns="the mean time between the first and the last arrival of a rank, on one clock (see "
+    skew_ns="the mean time between the arrivals of the first and the last rank, on one clock (see "
     "`Ranks.clocks`); None if the clocks cannot be compared",
-    max_skew_ns="the longest time between the first and the last arrival",
+    max_skew_ns="the longest time between the arrivals of the first and the last rank",
     last_rank="the rank that caused the most waiting by arriving last; None if the clocks cannot "
     "be compared",
     last_share="the share of the calls at which `last_rank` arrived last",

@@ -41,7 +41,7 @@ RANKS: Schema = schema(
     host="the name of the rank's machine",
     steps="how many steps ended in the window",
     step_ns="the mean duration of a step",
-    own_ns="the mean duration of a step without waiting in communication: `step_ns` less "
+    own_ns="the mean duration of a step without waiting in communication: `step_ns` minus "
     "`exposed_communication_ns`",
     compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
     communication_ns="mean per step: time in which communication ran",
@@ -60,7 +60,7 @@ RANK_RANGES: Schema = schema(
     "values)",
     cpu_max_ns="the highest CPU time per step of any rank",
     slowest="the rank with the most CPU time; the lowest rank if several are equal",
-    spread="`cpu_max_ns` less `cpu_min_ns`, divided by `cpu_median_ns`",
+    spread="the difference of `cpu_max_ns` and `cpu_min_ns`, divided by `cpu_median_ns`",
     device_min_ns="the lowest device time per step of any rank; None if there are no device events",
     device_median_ns="the median of the ranks' device times per step",
     device_max_ns="the highest device time per step of any rank",
@@ -84,8 +84,8 @@ STRAGGLERS: Schema = schema(
     others_idle_ns="the median of `idle_ns` over the ranks that are not stragglers",
     range="the range that is slowest compared with other ranks: its self time is furthest above "
     "the median of the ranks that have this range",
-    range_excess_ns="the self time of `range` on this rank less the median over the ranks, per "
-    "step",
+    range_excess_ns="the self time of `range` on this rank, minus the median over the ranks, "
+    "per step",
 )
 
 
@@ -282,7 +282,7 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
     """For each rank, the range whose self time is furthest above the median of the ranks.
 
-    The value of a rank is the path of the range, and by how many nanoseconds it is above.
+    The value of a rank is the path of the range, and the difference to the median in nanoseconds.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[

@@ -15,7 +15,7 @@ from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 
 TIMINGS: Schema = schema(
-    name="the name of the range; `step` for whole steps",
+    name="the name of the range; `ProfilerStep*` for whole steps",
     calls="how many times the range was called",
     mean_ns="the mean duration of a call",
     p50_ns="the median duration of a call, with an error of at most 2 %",

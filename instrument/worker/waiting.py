@@ -20,7 +20,7 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
         changed: a condition that the caller holds, notified after each change.
         left: a function that returns the names of the unfinished windows, in order; called after
             each change.
-        timeout_s: the longest wait.
+        timeout_s: the longest wait, in seconds.
         whom: what the caller waits for, as a word for the report: "exporter" or "upload".
     """
     began, total, reported = time.monotonic(), len(left()), False

@@ -521,8 +521,8 @@ def test_kernels_that_are_all_slower_tell_of_another_clock_rate(tmp_path: Path) 
 
     slower = diff(saved(tmp_path, "a", one(1)), saved(tmp_path, "b", one(1.2)))
     assert [each.sentence for each in slower.unlike] == [
-        "The kernels that run equally often on both sides take 20% longer after the change: the clock "
-        "rate of the device may differ.",
+        "The kernels that run equally often on both sides take 20% longer after the change: the "
+        "clock rate of the device may differ.",
         "The clock's resolution differs: 1 µs before, 1 ns after.",
     ]
     assert diff(tmp_path / "a.json", saved(tmp_path, "c", one(1))).unlike == ()

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from builders import REDUCES, annotation, call, capture, copy, launched, span, step
 
 from compare.painter import LOADER, Program
 from instrument.analysis.views import Views
-from instrument.compare.step_parts import compared_steps, plain_path, split_parts, step_parts
+from instrument.compare.step_parts import (
+    compared_steps,
+    plain_path,
+    ranges_of_steps,
+    split_parts,
+    step_parts,
+)
 
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 REAL = sorted(Path(TRACES).glob("*.json.gz")) if TRACES else []
@@ -143,6 +152,20 @@ def test_a_loader_has_the_same_name_with_and_without_workers(path: str, plain: s
 def test_random_steps_are_split_as_painted(seed: int, tmp_path: Path) -> None:
     program = Program(Random(seed), length=120).make()
     assert parts_of(capture(tmp_path, program.events)) == program.painted()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_ranges_of_each_step_are_those_of_the_step_alone(seed: int, tmp_path: Path) -> None:
+    views = capture(tmp_path, Program(Random(seed), length=120).make().events)
+    span = compared_steps(views)
+    expected = []
+    for start, end in zip(span.start_ns.tolist(), span.end_ns.tolist()):
+        one = replace(span, start_ns=np.array([start]), end_ns=np.array([end]))
+        ranges: Counter[str] = Counter()
+        for (path, _), ns in split_parts(views, one).items():
+            ranges[path] += ns
+        expected.append(dict(ranges))
+    assert ranges_of_steps(views, span) == expected
 
 
 @pytest.mark.parametrize("trace", REAL, ids=lambda path: path.name.partition(".")[0])

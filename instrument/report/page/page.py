@@ -70,8 +70,8 @@ def payload(
     """Return the data of the report page as JSON values; docs/report.md describes the keys.
 
     The findings are those of all captures together, and the section `runs` compares the captures.
-    The section `comparison` compares all captures with `before`.
-    All other data come from the last capture.
+    The section `comparison` compares all captures with `before`. All other data come from the last
+    capture.
 
     Args:
         captures: the captures. One after the other is read.
@@ -92,7 +92,8 @@ def payload(
 
     def reading() -> Iterator[Capture]:
         for capture in captures:
-            read.append((capture.place or capture.name, summarize(capture)))
+            # Only several captures are compared, so a lone capture needs no summary.
+            read.extend(map(_summary, last))
             last[:] = [capture]
             private.update(private_words(capture))
             if was is not None:
@@ -101,6 +102,8 @@ def payload(
 
     diagnosis = diagnose(reading())
     (capture,) = last
+    if read:
+        read.append(_summary(capture))
     sections = {
         "verdict": verdict.section(capture, diagnosis),
         "comparison": None if was is None else comparison.section(was, now),
@@ -115,7 +118,7 @@ def payload(
     found = {
         "version": VERSION,
         "title": capture.name,
-        "captures": len(read),
+        "captures": len(diagnosis.captures),
         "begin_ns": capture.events.begin_ns,
         "sections": {name: section for name, section in sections.items() if section is not None},
     }
@@ -125,6 +128,10 @@ def payload(
         private.update(was.private, words_of_path(Path(was.name)))
     without: dict[str, Any] = redacted(found, private)
     return without
+
+
+def _summary(capture: Capture) -> tuple[Path | str, RankSummary]:
+    return capture.place or capture.name, summarize(capture)
 
 
 def _whatif(capture: Capture) -> dict[str, Any] | None:
