@@ -12,6 +12,7 @@ from instrument.analysis.views import Views
 from instrument.report.notebook import to_html
 
 if TYPE_CHECKING:
+    from instrument.compare.side import Comparable
     from instrument.findings.diagnose import Diagnosis
     from instrument.report.page.page import Page
     from instrument.whatif.scenario import Scenario
@@ -65,21 +66,29 @@ class Capture(Views):
 
         return diagnose([self])
 
-    def report(self, path: str | PathLike[str] | None = None, *, redact: bool = False) -> Page:
+    def report(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        before: Comparable | None = None,
+        redact: bool = False,
+    ) -> Page:
         """Return a page with all that the capture shows; a notebook shows the page in a frame.
 
         Args:
             path: the file to write the page to; None writes no file.
+            before: what to compare this capture with: a capture, a run, or the path or URL of a
+                capture, a trace, or a run's folder. The page gets a section with the changes.
             redact: whether to leave out the names of files, users and hosts.
 
         Raises:
-            CaptureError: the capture holds no trace.
+            CaptureError: the capture holds no trace, or `before` cannot be read.
             TraceError: the trace cannot be read.
             OSError: the file cannot be written.
         """
         from instrument.report.page.page import page, payload
 
-        made = page(payload([self], redact=redact))
+        made = page(payload([self], before=before, redact=redact))
         if path is not None:
             files.write(Path(path), made.html)
         return made

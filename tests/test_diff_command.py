@@ -144,7 +144,7 @@ def test_a_comparison_that_would_mislead_needs_force(
     error = capsys.readouterr().err
     assert error == (
         f"instrument: {before} and {tmp_path}/other are too unlike to be compared: The world size "
-        "differs: 1 before, 8 after. Use --force (force=True) to compare them nevertheless.\n"
+        "differs: 1 before, 8 after. Use instrument diff --force (force=True) to compare them nevertheless.\n"
     )
     assert "Warning: The world size differs" in said(capsys, before, tmp_path / "other", "--force")
 
@@ -262,7 +262,7 @@ def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None
     assert "is larger than the spread" in " ".join(
         spread(diff(base, uneven(300, 310, 320))).split()
     )
-    fewer = " ".join(report._spread(diff(base, uneven(300, 310)).step).split())
+    fewer = " ".join(report.spread(diff(base, uneven(300, 310)).step).split())
     assert fewer.startswith(
         "The spread of the steps is not known, because a side has fewer than three steps"
     )

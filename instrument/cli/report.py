@@ -19,7 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write one HTML page: where the time goes, what to change and what the change saves, "
         "ranges, timeline, flame graphs, memory, kernels. The page is one file and loads nothing "
         "else, so it can be sent to others. Several captures, such as the windows and ranks below "
-        "a folder, are compared; the other sections show the newest capture."
+        "a folder, are compared; the other sections show the newest capture. "
+        "With --before, the page shows what changed since another run."
     )
     add = parser.add_argument
     add(
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         help=f"the file to write (default: {_FILE})",
+    )
+    add(
+        "--before",
+        metavar="PATH",
+        type=path_or_url,
+        help="show what changed since this capture or run, like `instrument diff`",
     )
     add("--open", action="store_true", help="open the page in the browser")
     add(
@@ -53,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str:
     """Write the page, and return a sentence with its path and size; or return its content as JSON.
 
     Raises:
-        CaptureError: there is no capture, or none can be read.
+        CaptureError: there is no capture, or none can be read, also at --before.
         ConfigError: -o or --open was given together with --json.
     """
     import json
@@ -65,7 +72,8 @@ def run(arguments: argparse.Namespace) -> str:
 
     if arguments.json and (arguments.output or arguments.open):
         raise ConfigError("--json prints on stdout: leave out -o and --open, or use > FILE.")
-    content = payload(readable_captures(arguments.paths), redact=arguments.redact)
+    captures = readable_captures(arguments.paths)
+    content = payload(captures, before=arguments.before, redact=arguments.redact)
     if arguments.json:
         return json.dumps(content, indent=2)
     target = arguments.output or _FILE

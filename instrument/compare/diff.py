@@ -15,13 +15,13 @@ from instrument.compare.rows import (
     ranges_compared,
     shapes_compared,
 )
-from instrument.compare.side import Comparable, common_phase, left_out, load
+from instrument.compare.side import Comparable, Side, common_phase, left_out, load
 from instrument.compare.step_change import Whole, whole
 from instrument.compare.totals import added
 from instrument.errors import CaptureError
 from instrument.units import duration
 
-__all__ = ["Comparable", "Difference", "diff"]
+__all__ = ["Comparable", "Difference", "compare", "diff"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,15 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
             comparison would mislead.
         TraceError: the only trace of a side cannot be read.
     """
-    was, now = load(before), load(after)
+    return compare(load(before), load(after), force=force)
+
+
+def compare(was: Side, now: Side, *, force: bool = False) -> Difference:
+    """Compare two sides whose captures were already read.
+
+    Raises:
+        CaptureError: the sides are so unlike that a comparison would mislead.
+    """
     phase = common_phase(was, now)
     of_was, of_now = was.of_phase(phase), now.of_phase(phase)
     old, new = added(of_was.values()), added(of_now.values())
@@ -92,7 +100,7 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     if found and found[0].misleads and not force:
         raise CaptureError(
             f"{was.name} and {now.name} are too unlike to be compared: {found[0].sentence} Use "
-            "--force (force=True) to compare them nevertheless."
+            "instrument diff --force (force=True) to compare them nevertheless."
         )
     found += [Unlike(sentence, misleads=False) for sentence in left_out(was, now, phase)]
     paths = renamed(old, new)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from instrument import storage
+from instrument.analysis.private import private_words
 from instrument.analysis.views import Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals
@@ -29,12 +30,14 @@ class Side:
         totals: the sums for each phase and rank, over all windows.
         conditions: the conditions of each phase.
         notes: a sentence for each capture that could not be read.
+        private: the words of the captures that a redacted report hides.
     """
 
     name: str
     totals: dict[tuple[str, int | None], Totals] = field(default_factory=dict)
     conditions: dict[str, Conditions] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    private: set[str] = field(default_factory=set)
 
     def add(self, capture: Views) -> None:
         """Add the sums and the conditions of one capture."""
@@ -43,6 +46,7 @@ class Side:
         self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])
+        self.private.update(private_words(capture))
 
     def of_phase(self, phase: str) -> dict[int | None, Totals]:
         """The sums of one phase, by rank."""

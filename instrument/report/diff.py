@@ -48,7 +48,8 @@ _NOT_RECORDED: Mapping[By, str] = {
     "shape": "one side has no input shapes; profiler.record_shapes=true records them",
 }
 _LONGEST_WARNING, _MOST_WARNINGS = 300, 6
-_TIMES = {
+#: The time that a table shows, in words, by the name of the quantity.
+TIMES = {
     "step_ns": "time of the step",
     "device_ns": "device time",
     "self_device_ns": "device time",
@@ -70,7 +71,7 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
     made: list[str | Section] = [_wrapped(summary(found))]
     if found.unlike:
         made.append("\n".join(_wrapped(f"Warning: {each.sentence}") for each in found.unlike))
-    made.append(_wrapped(_spread(found.step)))
+    made.append(_wrapped(spread(found.step)))
     made.append(_step_table(found, rows))
     if len(found.wholes) > 1:
         made.append(_ranks(found))
@@ -89,12 +90,13 @@ def as_dict(found: Difference) -> dict[str, Any]:
         "before": found.before,
         "after": found.after,
         "unlike": [each._asdict() for each in found.unlike],
-        "wholes": [_whole_as_dict(whole) for whole in found.wholes],
+        "wholes": [whole_as_dict(whole) for whole in found.wholes],
         **{name: getattr(found, name).to_dicts() for name in (*_TABLES.values(), "counters")},
     }
 
 
-def _whole_as_dict(whole: Whole) -> dict[str, Any]:
+def whole_as_dict(whole: Whole) -> dict[str, Any]:
+    """Return a mean step and its parts as JSON values."""
     return {
         "rank": whole.rank,
         "before_ns": whole.before_ns,
@@ -112,8 +114,8 @@ def _whole_as_dict(whole: Whole) -> dict[str, Any]:
     }
 
 
-def summary(found: Difference) -> str:
-    """Return what changed, in one sentence.
+def summary(found: Difference, *, longest: int = _LONGEST_NAME) -> str:
+    """Return what changed, in one sentence, with names of at most `longest` characters.
 
     For example: "a → b: step 118.3 ms → 94.2 ms (−24.1 ms, −20.4 %), mostly: idle −20.0 ms".
     """
@@ -123,16 +125,16 @@ def summary(found: Difference) -> str:
     change = _signed(now - was, text)
     share = f", {percent_change(step.change_ns / step.before_ns)}" if step.before_ns else ""
     causes = [
-        f"{kind}{f' in {shortened(path, _LONGEST_NAME)}' if path else ''} {_signed(change_ns, text)}"
+        f"{kind}{f' in {shortened(path, longest)}' if path else ''} {_signed(change_ns, text)}"
         for kind, path, change_ns in _causes(step)
     ]
     mostly = f", mostly: {', '.join(causes)}" if causes else ""
-    sides = " → ".join(shortened(name, _LONGEST_NAME) for name in _names(found))
+    sides = " → ".join(shortened(name, longest) for name in names(found))
     return f"{sides}: {what} {text(was)} → {text(now)} ({change}{share}){mostly}"
 
 
-def _names(found: Difference) -> tuple[str, str]:
-    """The names of the two sides.
+def names(found: Difference) -> tuple[str, str]:
+    """Return the names of the two sides.
 
     These are the names of the captures. If the names are equal or a side has several captures,
     these are the arguments that the user gave.
@@ -160,8 +162,8 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
         yield (kind, first.range, first.change_ns) if is_most else (kind, None, change_ns)
 
 
-def _spread(step: Whole) -> str:
-    """How much the steps of each side vary, and the change of their median."""
+def spread(step: Whole) -> str:
+    """Return how much the steps of each side vary, and the change of their median."""
     one, other = step.before, step.after
     if one.deviation_ns is None or other.deviation_ns is None:
         return (
@@ -239,10 +241,15 @@ def _signed(ns: float, text: Any) -> str:
 
 
 def _ranks(found: Difference) -> Section:
-    """The step of each rank, and the part that changed most."""
+    table = of_ranks(found)
+    return Section(table, table.columns, "Ranks", text_width=PROSE_WIDTH, texts=_texts(found))
+
+
+def of_ranks(found: Difference) -> Table:
+    """Return the step of each rank, and the part that changed most."""
     wholes = found.wholes[1:]
     largest = [whole.parts[0] if any(whole.parts.column("change_ns")) else None for whole in wholes]
-    table = Table(
+    return Table(
         {
             "rank": [whole.rank for whole in wholes],
             "before_ns": [whole.before_ns for whole in wholes],
@@ -251,18 +258,13 @@ def _ranks(found: Difference) -> Section:
             "largest": [f"{row.kind} in {row.range}" if row else None for row in largest],
         }
     )
-    return Section(table, table.columns, "Ranks", text_width=PROSE_WIDTH, texts=_texts(found))
 
 
 def _changed(found: Difference, by: By, rows: int) -> str | Section:
     """The rows of a table whose time changed, the largest change first."""
     table = getattr(found, _TABLES[by])
-    title, time = _TABLES[by].capitalize(), _time_of(table)
-    counts = [
-        f"{number} {status}"
-        for status in ("added", "removed", "renamed", "changed")
-        if (number := len(table.where(status=status)))
-    ]
+    title, time = _TABLES[by].capitalize(), main_time(table)
+    counts = statuses(table)
     of = f"; {', '.join(counts)}" if counts else "; the same calls on both sides"
     unit = _unit(found.step)
     changed = [row for row in table if abs(getattr(row, f"change_{time}") or 0) >= unit]
@@ -285,7 +287,7 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
     return Section(
         Table(columns),
         [*columns],
-        f"{title} by {_TIMES[time]}{few}{of}",
+        f"{title} by {TIMES[time]}{few}{of}",
         missable=("calls", "status"),
         text_width=PROSE_WIDTH,
         texts=_texts(found),
@@ -293,14 +295,23 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
     )
 
 
-def _time_of(table: Table) -> str:
-    """The kind of time that a table shows.
+def statuses(table: Table) -> list[str]:
+    """Return how many rows have each status but "same", such as "2 added"."""
+    return [
+        f"{number} {status}"
+        for status in ("added", "removed", "renamed", "changed")
+        if (number := len(table.where(status=status)))
+    ]
+
+
+def main_time(table: Table) -> str:
+    """Return the kind of time that a table shows, such as "self_cpu_ns".
 
     Ranges show the time of the step. Other tables show the kind of time that changed most.
     """
     if "change_step_ns" in table.columns:
         return "step_ns"
-    times = [name for name in _TIMES if f"change_{name}" in table.columns]
+    times = [name for name in TIMES if f"change_{name}" in table.columns]
     return max(times, key=lambda name: sum(abs(ns or 0) for ns in table.column(f"change_{name}")))
 
 
@@ -371,7 +382,7 @@ def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
         f"## {escaped(summary(found))}",
         "Found by `instrument diff`. Names in code marks are data from the traces.",
         *(f"> {escaped(sentence)}" for sentence in _sentences(found.unlike)),
-        escaped(_spread(found.step)),
+        escaped(spread(found.step)),
     ]
     for number in range(min(rows, _MARKDOWN_ROWS), 0, -1):
         made = [*head, _markdown_table(found, number)]

@@ -439,7 +439,7 @@ def test_sides_whose_comparison_would_mislead_are_refused(
     now = write_capture(tmp_path / "b", training(15), **after)
     with pytest.raises(CaptureError) as caught:
         diff(was, now)
-    assert f"are too unlike to be compared: {why} Use --force" in str(caught.value)
+    assert f"are too unlike to be compared: {why} Use instrument diff --force" in str(caught.value)
     found = diff(was, now, force=True)
     assert found.step.change_ns == -25_000
     assert found.unlike[0] == (why, True)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from instrument.analysis.private import private_words, words_of_path
+from instrument.compare.side import Comparable, Side, load
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import diagnose
-from instrument.report.page import causal, flame, memory, ranges, runs, tables, timeline, verdict
+from instrument.report.page import (
+    causal,
+    comparison,
+    flame,
+    memory,
+    ranges,
+    runs,
+    tables,
+    timeline,
+    verdict,
+)
 from instrument.report.page.document import ASSETS, document
 from instrument.report.page.redacted import redacted
 from instrument.runs.rank_summary import RankSummary, summarize
@@ -25,6 +36,7 @@ VERSION = 1
 
 _SCRIPTS = (
     "verdict.js",
+    "comparison.js",
     "causal.js",
     "ranges.js",
     "timeline.js",
@@ -52,32 +64,40 @@ class Page:
         return f"<Page of {len(self.html):,} characters>"
 
 
-def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, Any]:
+def payload(
+    captures: Iterable[Capture], *, before: Comparable | None = None, redact: bool = False
+) -> dict[str, Any]:
     """Return the data of the report page as JSON values; docs/report.md describes the keys.
 
     The findings are those of all captures together, and the section `runs` compares the captures.
-    All other data come from the last capture.
+    The section `comparison` compares all captures with `before`. All other data come from the last
+    capture.
 
     Args:
         captures: the captures. One after the other is read.
+        before: what to compare the captures with; see `instrument.compare.diff.diff`.
         redact: whether to leave out the names of files, users and hosts.
 
-    Cost: that of `diagnose` plus that of the views on the page.
+    Cost: that of `diagnose` plus that of the views on the page, and that of `diff` with `before`.
 
     Raises:
-        CaptureError: there is no capture, or a capture has no trace.
+        CaptureError: there is no capture, a capture has no trace, or `before` cannot be read.
         TraceError: a trace cannot be read.
     """
     read: list[tuple[Path | str, RankSummary]] = []
     last: list[Capture] = []
-    private: list[str] = []
+    private: set[str] = set()
+    was = None if before is None else load(before)
+    now = Side("this run")
 
     def reading() -> Iterator[Capture]:
         for capture in captures:
             # Only several captures are compared, so a lone capture needs no summary.
             read.extend(map(_summary, last))
             last[:] = [capture]
-            private.extend(_private(capture))
+            private.update(private_words(capture))
+            if was is not None:
+                now.add(capture)
             yield capture
 
     diagnosis = diagnose(reading())
@@ -86,6 +106,7 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
         read.append(_summary(capture))
     sections = {
         "verdict": verdict.section(capture, diagnosis),
+        "comparison": None if was is None else comparison.section(was, now),
         "runs": runs.section(read),
         "whatif": _whatif(capture),
         "ranges": ranges.section(capture),
@@ -103,22 +124,14 @@ def payload(captures: Iterable[Capture], *, redact: bool = False) -> dict[str, A
     }
     if not redact:
         return found
+    if was is not None:
+        private.update(was.private, words_of_path(Path(was.name)))
     without: dict[str, Any] = redacted(found, private)
     return without
 
 
 def _summary(capture: Capture) -> tuple[Path | str, RankSummary]:
     return capture.place or capture.name, summarize(capture)
-
-
-def _private(capture: Capture) -> Iterator[str]:
-    """The words of a capture to hide: its host, its path, and the name of a single trace file."""
-    yield capture.about.host or ""
-    if capture.folder is None:
-        yield capture.name
-    if capture.place is not None and len(capture.place.parts) > 1:
-        for path in (str(capture.place), str(capture.place.absolute())):
-            yield from (path, shlex.quote(path))
 
 
 def _whatif(capture: Capture) -> dict[str, Any] | None:

@@ -1,7 +1,8 @@
 // Read the payload, draw the sections, and provide helpers for all of them.
 "use strict";
 
-// The script of each section adds an entry {title, draw(root, data)}.
+// The script of each section adds an entry {title, heading(data), draw(root, data)}. Without
+// `heading`, the section's heading is its title.
 const sections = {};
 const light = matchMedia("(prefers-color-scheme: light)");
 
@@ -160,16 +161,18 @@ function isDark() {
   return chosen ? chosen === "dark" : !light.matches;
 }
 
-// The lines below the title: the verdict, the facts, and the number of captures.
-function drawHeading({captures = 1, sections: {verdict}}) {
+// The lines below the title: the verdict, the change, the facts, and the number of captures.
+function drawHeading({captures = 1, sections: {verdict, comparison}}) {
   const title = document.querySelector("#head h1");
   if (captures > 1) {
     title.after(element("p", {class: "soft", text:
       `The last of ${captures} captures. The findings and the section Run cover all captures.`}));
   }
   if (verdict) {
+    const isCompared = comparison && !comparison.refused;
     title.after(
       element("p", {id: "sentence", text: `${verdict.sentence}.`}),
+      isCompared ? element("p", {text: `${comparison.sentence}.`}) : "",
       element("p", {class: "soft", text: verdict.facts.join(" · ")}),
     );
   }
@@ -182,10 +185,10 @@ async function start() {
   main.replaceChildren();
   drawHeading(payload);
   for (const [name, data] of Object.entries(payload.sections)) {
-    const {title, draw} = sections[name];
+    const {title, heading = () => title, draw} = sections[name];
     contents.append(element("a", {href: `#${name}`, text: title}));
     const root = element("section", {id: name, "aria-labelledby": `${name}-title`});
-    root.append(element("h2", {id: `${name}-title`, text: title}));
+    root.append(element("h2", {id: `${name}-title`, text: heading(data)}));
     main.append(root);
     drawLazily(root, () => draw(root, data));
   }

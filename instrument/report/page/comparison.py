@@ -1,0 +1,133 @@
+"""The section *Comparison*: what changed in a step since another run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from instrument.analysis.table import Table, known_columns
+from instrument.compare.diff import Difference, compare
+from instrument.compare.rows import (
+    COUNTERS_COMPARED,
+    KERNELS_COMPARED,
+    OPERATORS_COMPARED,
+    RANGES_COMPARED,
+    SHAPES_COMPARED,
+)
+from instrument.compare.side import Side
+from instrument.compare.step_change import Whole
+from instrument.errors import CaptureError
+from instrument.report.diff import (
+    TIMES,
+    main_time,
+    names,
+    of_ranks,
+    spread,
+    statuses,
+    summary,
+    whole_as_dict,
+)
+from instrument.report.page.tables import as_columns
+
+# The bars show this many parts of the change, and one bar for all other parts.
+_MOST_PARTS = 10
+_OTHERS = "(others)"
+# The most rows of a table; the limit keeps the page small.
+_MOST_ROWS = 500
+_TABLES = {
+    "ranges": ("Ranges", RANGES_COMPARED),
+    "operators": ("Operators", OPERATORS_COMPARED),
+    "kernels": ("Kernels and copies", KERNELS_COMPARED),
+    "shapes": ("Input shapes", SHAPES_COMPARED),
+}
+
+
+def section(before: Side, after: Side) -> dict[str, Any]:
+    """Return the comparison of two sides.
+
+    The keys:
+
+    - `name`: the name of the side before.
+    - `refused`: whether the sides are too unlike to be compared.
+    - `sentence`: what changed most; or why the sides are not compared, and then there are no other
+      keys.
+    - `what`, `unlike`: as in `instrument diff --json`.
+    - `spread`: a sentence on the spread of the steps.
+    - `step`: the first of `wholes` in `instrument diff --json`, without `parts`.
+    - `parts`: the parts of the step that changed most, and one part for all other parts: `range`,
+      `kind`, `before_ns`, `after_ns`, `change_ns`. In the part for others, `kind` is None. The
+      times sum to those of `step` exactly.
+    - `by_kind`: the same for each kind of time, without `range`.
+    - `ranks`: the table of the ranks, with the keys of `tables.as_columns`; None without ranks on
+      both sides.
+    - `tables`: `ranges`, `operators`, `kernels` and `shapes` of `instrument diff --json`, as far as
+      they have rows. Each has its `name` and `title`; `time`, the quantity that sorts the rows,
+      such as "self_cpu_ns"; `statuses`, such as "2 added"; `left_out`, the number of rows that are
+      left out; and the keys of `tables.as_columns`. The largest change comes first.
+    - `counters`: the counters, with `left_out` and the keys of `tables.as_columns`.
+    """
+    try:
+        found = compare(before, after)
+    except CaptureError as error:
+        return {"name": before.name, "refused": True, "sentence": str(error)}
+    step = found.step
+    return {
+        "name": names(found)[0],
+        "refused": False,
+        # Whole names, so that `redacted` finds them.
+        "sentence": summary(found, longest=sys.maxsize),
+        "what": found.what,
+        "unlike": [each._asdict() for each in found.unlike],
+        "spread": spread(step),
+        "step": {key: value for key, value in whole_as_dict(step).items() if key != "parts"},
+        "parts": _parts(step),
+        "by_kind": _by_kind(step),
+        "ranks": as_columns(of_ranks(found)) if len(found.wholes) > 1 else None,
+        "tables": [_table(found, name) for name in _TABLES if len(getattr(found, name))],
+        "counters": {
+            "left_out": max(len(found.counters) - _MOST_ROWS, 0),
+            **as_columns(found.counters.head(_MOST_ROWS), COUNTERS_COMPARED),
+        },
+    }
+
+
+def _parts(step: Whole) -> list[dict[str, Any]]:
+    changed = len(step.parts.where(change_ns=bool))
+    most = min(changed, _MOST_PARTS)
+    found = step.parts.to_dicts()
+    if others := found[most:]:
+        found[most:] = [{"range": _OTHERS, "kind": None, **_sums(others)}]
+    return found
+
+
+def _by_kind(step: Whole) -> list[dict[str, Any]]:
+    of_kind: dict[str, list[dict[str, Any]]] = {}
+    for row in step.parts.to_dicts():
+        of_kind.setdefault(row["kind"], []).append(row)
+    found = [{"kind": kind, **_sums(rows)} for kind, rows in of_kind.items()]
+    return sorted(found, key=lambda row: -abs(row["change_ns"]))
+
+
+def _sums(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    listed = list(rows)
+    return {
+        name: sum(row[name] for row in listed) for name in ("before_ns", "after_ns", "change_ns")
+    }
+
+
+def _table(found: Difference, name: str) -> dict[str, Any]:
+    title, columns = _TABLES[name]
+    table: Table = getattr(found, name)
+    time = main_time(table)
+    changes = table.column(f"change_{time}")
+    order = sorted(range(len(table)), key=lambda row: -abs(changes[row] or 0))[:_MOST_ROWS]
+    shown = Table({each: [table.column(each)[row] for row in order] for each in table.columns})
+    return {
+        "name": name,
+        "title": f"{title} by {TIMES[time]}",
+        "time": time,
+        "statuses": statuses(table),
+        "left_out": len(table) - len(order),
+        **as_columns(shown.select(known_columns(shown)), columns),
+    }

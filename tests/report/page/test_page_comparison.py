@@ -1,0 +1,261 @@
+"""The section that compares a run with another one: its numbers, and its use in a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from browsing import problems
+from builders import (
+    Event,
+    annotation,
+    capture,
+    launched,
+    span,
+    step,
+    synchronous_steps,
+    write_capture,
+    write_rank,
+)
+
+from instrument import diff
+from instrument.capture import Capture
+from instrument.cli.command import main
+from instrument.errors import CaptureError
+from instrument.report.diff import as_dict, summary
+from instrument.report.page.page import page, payload
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+TIMES = ("before_ns", "after_ns", "change_ns")
+
+
+def training(read_us: int, product: str = "aten::mm", blocks: int = 14) -> list[Event]:
+    """Four steps of a range `read`, and of blocks that each take 20 µs and one more than the last.
+
+    A step takes `read_us`, the blocks, and 30 µs outside of all ranges.
+    """
+    events, at = [], 0
+    for number in range(4):
+        lasts = read_us + sum(20 + k for k in range(blocks)) + 30
+        events += [
+            step(number, at, lasts),
+            annotation("read", at, read_us),
+            span("aten::empty", at, read_us),
+        ]
+        start = at + read_us
+        for k in range(blocks):
+            shorter = 2 * k if product == "aten::bmm" else 0
+            events += [
+                annotation(f"block {k}", start, 20 + k - shorter),
+                span(product, start, 20 + k - shorter, **{"Input Dims": [[k, 2], [2, 2]]}),
+            ]
+            start += 20 + k
+        at += lasts
+    return events
+
+
+def comparison(after: Capture, before: Any, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = payload([after], before=before, **options)["sections"]["comparison"]
+    return found
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Capture, Capture]:
+    """Before and after: `read` takes 200 µs more, and another product makes the blocks shorter."""
+    was = write_capture(tmp_path / "before", training(100))
+    return was, write_capture(tmp_path / "after", training(300, "aten::bmm"))
+
+
+def test_the_parts_of_the_page_sum_to_the_change(pair: tuple[Capture, Capture]) -> None:
+    before, after = pair
+    found = comparison(after, before.folder)
+    # 14 blocks of 20 µs to 33 µs, and 30 µs outside
+    assert found["step"]["before_ns"] == (100 + 14 * 20 + 91 + 30) * 1000
+    assert found["step"]["change_ns"] == 200_000
+    for parts in (found["parts"], found["by_kind"]):
+        for name in TIMES:
+            assert sum(part[name] for part in parts) == found["step"][name]
+    first, *_, others = found["parts"]
+    assert (first["range"], first["change_ns"]) == ("read", 200_000)
+    assert (others["range"], others["kind"], len(found["parts"])) == ("(others)", None, 11)
+    # (no range) grew by the 182 µs by which the blocks are shorter; 8 blocks are shown
+    assert found["parts"][1]["change_ns"] == 2 * 91_000
+    assert others["change_ns"] == -2000 * sum(range(6))
+
+
+def test_the_page_shows_the_values_of_diff(pair: tuple[Capture, Capture]) -> None:
+    before, after = pair
+    made = diff(before, after)
+    values = json.loads(json.dumps(as_dict(made)))
+    found = json.loads(json.dumps(comparison(after, before)))
+    whole = values["wholes"][0]
+    assert found["step"] == {key: value for key, value in whole.items() if key != "parts"}
+    assert found["parts"][:10] == whole["parts"][:10]
+    assert (found["unlike"], found["what"]) == (values["unlike"], "step")
+    tables = {table["name"]: table for table in found["tables"]}
+    assert [*tables] == ["ranges", "operators", "shapes"]
+    for name, table in [*tables.items(), ("counters", found["counters"])]:
+        rows = [dict(zip(table["cells"], row)) for row in zip(*table["cells"].values())]
+        key = [each for each in ("range", "name", "input_shapes", "counter") if each in rows[0]]
+        expected = {tuple(row[each] for each in key): row for row in values[name]}
+        assert len(rows) == len(expected) > 2
+        for row in rows:
+            assert row.items() <= expected[tuple(row[each] for each in key)].items()
+    changes = tables["ranges"]["cells"]["change_step_ns"]
+    assert [*map(abs, changes)] == sorted(map(abs, changes), reverse=True)
+    assert tables["operators"]["statuses"] == ["1 added", "1 removed"]
+    assert tables["operators"]["time"] == "self_cpu_ns"
+
+
+def test_names_are_those_of_the_captures_or_of_the_given_path(tmp_path: Path) -> None:
+    one = capture(tmp_path, training(100))
+    two = write_capture(tmp_path / "other", training(100))
+    assert comparison(two, one)["name"] == one.name
+    assert comparison(two, one)["sentence"] == summary(diff(one, two))
+    again = write_capture(tmp_path / "again", training(100))
+    assert again.name == two.name
+    found = comparison(again, two.folder)
+    assert found["name"] == str(two.folder)
+    assert found["sentence"].startswith(f"{two.folder} → this run: step 501.0 µs → 501.0 µs (0.0 ")
+
+
+def test_all_windows_and_ranks_are_compared(tmp_path: Path) -> None:
+    sides = []
+    for name, own in (("before", 300), ("after", 500)):
+        ranks = [
+            write_rank(tmp_path / name, rank, synchronous_steps(own + 100 * rank, device=True))
+            for rank in (0, 1)
+        ]
+        sides.append([Capture.load(rank.folder) for rank in ranks])
+    found = payload(sides[1], before=tmp_path / "before")["sections"]
+    assert [*found][:3] == ["verdict", "comparison", "runs"]
+    made = diff(tmp_path / "before", tmp_path / "after")
+    assert len(made.wholes) == 3
+    shown = found["comparison"]
+    assert shown["step"]["change_ns"] == made.step.change_ns
+    assert shown["ranks"]["cells"]["change_ns"] == [whole.change_ns for whole in made.wholes[1:]]
+
+
+def test_sides_that_are_too_unlike_leave_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    was = write_capture(tmp_path / "a", training(40), world_size=1)
+    now = write_capture(tmp_path / "b", training(15), world_size=8)
+    found = payload([now], before=was)["sections"]
+    assert found["comparison"] == {
+        "name": was.name,
+        "refused": True,
+        "sentence": f"{was.name} and this run are too unlike to be compared: The world size "
+        "differs: 1 before, 8 after. Use instrument diff --force (force=True) to compare them "
+        "nevertheless.",
+    }
+    assert "verdict" in found
+    arguments = ["report", str(now.folder), "--before", str(was.folder), "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["sections"]["comparison"]["refused"]
+
+
+def test_a_side_that_is_not_there_is_an_error(
+    pair: tuple[Capture, Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CaptureError, match="There is nothing at"):
+        pair[1].report(before=tmp_path / "missing")
+    assert main(["report", str(pair[1].folder), "--before", str(tmp_path / "missing")]) == 2
+    assert "There is nothing at" in capsys.readouterr().err
+    assert "comparison" not in payload([pair[1]])["sections"]
+
+
+def test_the_command_writes_what_the_method_returns(
+    pair: tuple[Capture, Capture], tmp_path: Path
+) -> None:
+    before, after = pair
+    target = tmp_path / "page.html"
+    arguments = ["report", str(after.folder), "--before", str(before.folder), "-o", str(target)]
+    assert main(arguments) == 0
+    assert target.read_text(encoding="utf-8") == after.report(before=before.folder).html
+
+
+def test_a_redacted_page_names_no_file_and_no_host_of_the_other_run(tmp_path: Path) -> None:
+    folder = tmp_path / "jane doe" / ("secret-project-" * 8)
+    folder.mkdir(parents=True)
+    host = "gpu-secret-" + "x" * 53  # 64 characters, the longest host name of Linux
+    was = write_capture(folder, training(100), host=host)
+    now = write_capture(tmp_path / "now", training(300), host="box")
+    lone = folder / f"secret {'run' * 30}.json"
+    lone.write_text(json.dumps({"traceEvents": training(100)}))
+    unlike = write_capture(tmp_path / "unlike", training(100), world_size=8)
+    for before, after in ((was.folder, now), (was, now), (lone, now), (was.folder, unlike)):
+        plain, clean = (
+            json.dumps(comparison(after, before, redact=redact)) for redact in (False, True)
+        )
+        for word in ("secret", "jane", "doe", "runrun", "xxx"):
+            assert word not in clean, word
+        assert "secret" in plain
+
+
+@pytest.fixture
+def written(tmp_path: Path, pair: tuple[Capture, Capture]) -> Path:
+    path = tmp_path / "report.html"
+    pair[1].report(path, before=pair[0].folder)
+    return path
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(
+    opened: Callable[..., Page], written: Path, dark: bool, tmp_path: Path
+) -> None:
+    refused = tmp_path / "refused.html"
+    on_device = [step(0, 0, 100), step(1, 100, 100), *launched("gemm", 110, 120, 30, 1)]
+    before = capture(tmp_path, on_device)
+    refused.write_text(page(payload([before], before=written.parent / "before")).html)
+    for path in (written, refused):
+        tab = opened(path, "#comparison", dark=dark)
+        tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert problems(tab) == []
+    assert "Use instrument diff --force" in tab.locator("#comparison .warning").inner_text()
+
+
+def test_the_section_says_what_changed(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, "#comparison")
+    section = tab.locator("#comparison")
+    (before,) = (written.parent / "before").iterdir()
+    assert section.locator("h2").inner_text() == f"Compared with {before}"
+    facts = section.locator(".fact").all_inner_texts()
+    assert facts[2].split("\n") == ["Change", "+200.000 µs", "39.9% slower"]
+    assert facts[3].split("\n") == ["Mostly", "+200.000 µs", "read · other CPU"]
+    bars = section.locator(".change-bars").first.locator("li")
+    assert bars.count() == 12  # with the others and the step
+    assert bars.first.inner_text().split("\n")[-1] == "+200.000 µs"
+    assert bars.last.inner_text().startswith("the step")
+    # slower is right of the line, faster left of it
+    for row, is_slower in ((0, True), (2, False)):
+        bar = bars.nth(row).locator(".change-bar span").bounding_box()
+        zero = bars.nth(row).locator(".change-bar i").bounding_box()
+        assert bar is not None
+        assert zero is not None
+        assert (bar["x"] + bar["width"] / 2 > zero["x"]) == is_slower
+
+
+def test_tables_sort_and_filter(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written, "#comparison")
+    tab.locator("#comparison-operators summary").click()
+    operators = tab.locator("#comparison-operators")
+    names = operators.locator("tbody td:first-child")
+    assert names.all_inner_texts()[:2] == ["aten::mm", "aten::empty"]
+    change = operators.locator("thead button", has_text="change")
+    change.click()
+    assert names.first.inner_text() == "aten::empty"  # the largest increase
+    change.click()
+    assert names.first.inner_text() == "aten::mm"
+    ranges = tab.locator("#comparison-ranges")
+    assert ranges.get_attribute("open") is not None
+    ranges.get_by_role("searchbox").fill("block 13")
+    assert ranges.locator("tbody td:first-child").all_inner_texts() == ["block 13"]
+    cells = ranges.locator("tbody td").all_inner_texts()
+    assert cells[1:4] == ["same", "33.000 µs", "7.000 µs"]
+    assert ranges.get_by_role("status").inner_text() == "1 of 16 rows"
