@@ -281,7 +281,7 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         as_json(diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"})]))
     )
     assert list(content) == [
-        "version", "captures", "step_ns", "findings", "passed", "not_checked", "notes",
+        "version", "captures", "step_ns", "unexplained", "findings", "passed", "not_checked", "notes",
     ]  # fmt: skip
     assert content["version"] == 1
     (only,) = content["findings"]
@@ -453,10 +453,10 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
 def test_what_has_passed_is_a_line_of_codes() -> None:
     found = Diagnosis(("a",), (), passed=("loader-wait", "blocking-copies"), not_checked=())
     line = "Passed, or costs too little to matter: loader-wait, blocking-copies"
-    assert as_text(found).split("\n\n")[1:] == [line]
-    assert as_markdown(found).split("\n\n")[2:] == [line]
+    assert as_text(found).split("\n\n")[2:] == [line]
+    assert as_markdown(found).split("\n\n")[3:] == [line]
     assert json.loads(as_json(found))["passed"] == ["loader-wait", "blocking-copies"]
-    wrapped = as_text(replace(found, passed=found.passed * 9)).split("\n")[2:]
+    wrapped = as_text(replace(found, passed=found.passed * 9)).split("\n")[4:]
     assert max(map(len, wrapped)) <= 80
     assert {line[:3].count(" ") for line in wrapped[1:]} == {2}
 

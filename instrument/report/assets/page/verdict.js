@@ -11,7 +11,8 @@ sections.verdict = {
     const parts = [
       factsOf(data),
       whereItGoes(data),
-      element("h3", {text: data.findings.length ? "What to change" : "Nothing found to change"}),
+      element("h3", {text: "What to change"}),
+      cards.length ? null : element("p", {text: `${data.sentence}.`}),
       ...cards.slice(0, firstFindings),
       // Without findings, the notes on the simulation are not folded.
       ...(cards.length ? [] : listed(data.notes)),
