@@ -19,8 +19,10 @@ from builders import (
     write_rank,
 )
 
+from instrument.capture import Capture
 from instrument.report.page.page import Page as Report
 from instrument.report.page.page import page, payload
+from instrument.units import duration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -131,6 +133,34 @@ def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path)
     tab = opened(written, "#tables")
     first = tab.locator("#verdict .finding-title").first.text_content()
     assert tab.locator("#head #sentence").inner_text() == f"{first}."
+
+
+def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written)
+    step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
+    # The steps but the first take 10,000 and 10,100 µs.
+    assert step[1:] == [
+        "10.050 ms",
+        "median of 2 steps, all but the first; between 10.000 ms and 10.100 ms",
+    ]
+    assert tab.get_by_text("These 2 steps take 20.100 ms together.").count() == 1
+    tab.click("#open-all")
+    tab.locator("#whatif tbody tr").first.wait_for()
+    shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
+    assert "instead of" not in shown
+    assert "simulated step takes" not in shown
+
+
+def test_what_if_shows_savings(opened: Callable[..., Page], written: Path) -> None:
+    capture = Capture.load(written.with_name("trace.json"))
+    tab = opened(written, "#whatif")
+    row = tab.locator("#whatif tbody tr", has_text="enumerate(DataLoader)").first
+    cells = row.locator("td").all_inner_texts()
+    loader = "enumerate(DataLoader)*"
+    assert cells[-4:] == [
+        duration(capture.whatif.baseline_ns - capture.whatif.scale(range=loader, by=by).step_ns)
+        for by in (0.9, 0.75, 0.5, 0)
+    ]
 
 
 def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], written: Path) -> None:

@@ -33,8 +33,8 @@ function factsOf(data) {
     `${hasSteps ? "A step" : "The recording"} takes`,
     duration(spread.median_ns),
     parts.steps > 1
-      ? `between ${duration(spread.min_ns)} and ${duration(spread.max_ns)}; ${parts.steps} steps, `
-        + "all but the first"
+      ? `median of ${parts.steps} steps, all but the first; between ${duration(spread.min_ns)} and `
+        + duration(spread.max_ns)
       : hasSteps ? "one step counts" : "no finished steps",
   )];
   if (data.mfu !== null) {
@@ -69,7 +69,8 @@ function factsOf(data) {
 }
 
 function whereItGoes({parts, steps, device_share: deviceShare}) {
-  const what = steps.numbers.length ? "a step" : "the recording";
+  const what = !steps.numbers.length ? "the recording"
+    : parts.steps > 1 ? `${parts.steps} steps` : "the step";
   const kinds = parts.by_kind.map(({name, ns}) => ({
     name: name === "idle" && deviceShare === null ? "idle, or not recorded" : name,
     ns,
@@ -83,14 +84,14 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     {},
     element("h4", {text: `By ${by}`}),
     stackedBar(found, parts.total_ns, `The time of ${what} by ${by}; the numbers are below`),
-    legendOf(found, parts.total_ns, parts.steps),
+    legendOf(found, parts.total_ns),
   ));
   return element(
     "div",
     {},
-    element("h3", {text: `Where the time of ${what} goes: `
-      + duration(Math.round(parts.total_ns / parts.steps))
-      + (parts.steps > 1 ? ` on average over ${parts.steps} steps` : "")}),
+    element("h3", {text: `Where the time of ${what} goes`}),
+    parts.steps > 1 ? element("p", {class: "soft", text: "The times are sums over all steps but "
+      + `the first. These ${parts.steps} steps take ${duration(parts.total_ns)} together.`}) : null,
     element("div", {class: "halves"}, halves),
   );
 }
@@ -137,8 +138,7 @@ function savingBar(finding) {
 function savingText(finding) {
   const [low, high] = [finding.low_ns, finding.high_ns].sort((one, other) => one - other);
   const bounds = low === high ? "" : `, between ${duration(low)} and ${duration(high)}`;
-  return `${duration(finding.saving_ns)} of a step${bounds}: a step would take `
-    + `${duration(finding.step_ns)} instead of ${duration(finding.baseline_ns)}`;
+  return `${duration(finding.saving_ns)} of a step${bounds}`;
 }
 
 function evidence(finding) {
