@@ -67,6 +67,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         f"{duration(waited_ns / span.count)}{in_each}{_TITLES[kind]}",
         change=_change(capture, waits, loader, kind, workers),
         verify=show_command(capture, "--interruptions --steps"),
+        share=share,
         saving=_saving(capture, whatif, span, waits, kind, workers),
         range=path,
         source=source,

@@ -106,6 +106,7 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "title": finding.title,
+        "share": finding.share,
         "saving_ns": None if saving is None else round(saving.saving_ns),
         "low_ns": None if saving is None else round(saving.low_ns),
         "high_ns": None if saving is None else round(saving.high_ns),

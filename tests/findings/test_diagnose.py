@@ -288,6 +288,7 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
     assert only == {
         "code": "made-up",
         "title": "Half of the step is slow",
+        "share": None,
         "saving_ns": 250_000,
         "low_ns": 250_000,
         "high_ns": 250_000,

@@ -107,6 +107,7 @@ function findingCard(finding, isOpen) {
   const where = [finding.range && `range ${finding.range}`, finding.source];
   const rows = [
     ["Saves", saves ? savingText(finding) : null],
+    ["", finding.difference && element("span", {class: "soft", text: finding.difference})],
     ["Where", where.filter(Boolean).join(", ")],
     ["Change", element("code", {class: "block", text: finding.change})],
     ["Verify", element("code", {class: "block", text: finding.verify})],
