@@ -135,6 +135,27 @@ def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path)
     assert tab.locator("#head #sentence").inner_text() == f"{first}."
 
 
+def test_a_line_says_that_savings_do_not_add_up(opened: Callable[..., Page], written: Path) -> None:
+    content = payload([Capture.load(written.with_name("trace.json"))])
+    findings = content["sections"]["verdict"]["findings"]
+    loader = next(each for each in findings if each["code"] == "loader-wait")
+    unknown = {**loader, "saving_ns": None}
+    for shown, lines in (([loader, unknown], 0), ([loader, {**loader, "code": "other"}], 1)):
+        content["sections"]["verdict"]["findings"] = shown
+        written.write_text(page(content).html, encoding="utf-8")
+        assert opened(written).get_by_text("savings do not add up").count() == lines
+
+
+def test_a_finding_shows_why_its_saving_differs(opened: Callable[..., Page], written: Path) -> None:
+    content = payload([Capture.load(written.with_name("trace.json"))])
+    finding = content["sections"]["verdict"]["findings"][0]
+    assert finding["difference"] == ""
+    finding["difference"] = "The title counts the time spent."
+    written.write_text(page(content).html, encoding="utf-8")
+    card = opened(written).locator("#verdict details.finding").first
+    assert card.locator("dd", has_text="The title counts the time spent.").is_visible()
+
+
 def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], written: Path) -> None:
     tab = opened(written)
     step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")

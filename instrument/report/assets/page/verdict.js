@@ -13,6 +13,10 @@ sections.verdict = {
       whereItGoes(data),
       element("h3", {text: "What to change"}),
       cards.length ? null : element("p", {text: `${data.sentence}.`}),
+      data.findings.filter(({saving_ns: saved}) => saved !== null).length > 1
+        ? element("p", {class: "soft", text: "Findings may count the same time. So the savings do "
+          + "not add up: each is that of one change alone."})
+        : null,
       ...cards.slice(0, firstFindings),
       // Without findings, the notes on the simulation are not folded.
       ...(cards.length ? [] : listed(data.notes)),
