@@ -222,6 +222,30 @@ def test_everything_is_printed(opened: Callable[..., Page], written: Path) -> No
     assert tab.locator("#tables").get_by_text("gemm 7").count() > 0
 
 
+def test_a_wide_table_scrolls_beside_its_first_column(
+    opened: Callable[..., Page], written: Path
+) -> None:
+    tab = opened(written, "#whatif", width=620)
+    area = tab.get_by_role("region", name="Causal profile")
+    assert area.evaluate("area => area.scrollWidth - area.clientWidth") > 40
+    # The second background is the shadow at the right edge. It does not scroll with the table.
+    style = "area => getComputedStyle(area)"
+    assert area.evaluate(f"{style}.backgroundAttachment") == "local, scroll"
+
+    def left(column: int) -> float:
+        cell = area.locator("tbody tr").first.locator("td").nth(column)
+        found: float = cell.evaluate("cell => cell.getBoundingClientRect().left")
+        return found
+
+    name, bar = left(0), left(2)
+    area.focus()
+    for _ in range(4):
+        tab.keyboard.press("ArrowRight")
+    tab.wait_for_function("area => area.scrollLeft > 0", arg=area.element_handle())
+    assert left(0) == name
+    assert left(2) < bar
+
+
 def test_a_narrow_window_scrolls_only_downwards(opened: Callable[..., Page], written: Path) -> None:
     tab = opened(written, width=480)
     tab.click("#open-all")
