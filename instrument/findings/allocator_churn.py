@@ -61,6 +61,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or pad them; if memory is short, use a "
         "smaller batch.",
         verify=show_command(capture, "--interruptions"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

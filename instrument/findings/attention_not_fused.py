@@ -62,6 +62,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Use torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
         verify=show_command(capture, "--ops"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

@@ -62,8 +62,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         ]
     )
     blocked = timeline.active[0] & timeline.active[1]
-    blocked_ns = int(timeline.total_ns(blocked & ~timeline.active[2])[0])
-    if time.share(blocked_ns) < _LEAST_SHARE:
+    share = time.share(int(timeline.total_ns(blocked & ~timeline.active[2])[0]))
+    if share < _LEAST_SHARE:
         return
     pageable = bool(events.named(lambda name: _PAGEABLE in name)[copies[blocking]].any())
     saving = simulated(lambda: whatif.asynchronous(positions=calls).overlap(copy=f"*{_TO_DEVICE}*"))
@@ -74,7 +74,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="blocking-copies",
         title=f"The CPU waits for copies {memory}to the device; meanwhile the device computes "
-        f"nothing, for {percent(time.share(blocked_ns))} of the {time.what}",
+        f"nothing, for {percent(share)} of the {time.what}",
         change=(
             "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True), then "
             "batch.to(device, non_blocking=True)."
@@ -83,6 +83,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             "pinned."
         ),
         verify=show_command(capture, "--copies --synchronisations"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

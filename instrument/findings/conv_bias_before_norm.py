@@ -73,6 +73,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         verify=show_command(
             capture, "--ops --by input_shapes", "the third input of aten::conv2d is empty"
         ),
+        share=share,
         saving=saving,
         range=place,
         source=source,

@@ -68,6 +68,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Call torch.autograd.set_detect_anomaly(False), and leave out "
         "torch.autograd.detect_anomaly().",
         verify=show_command(capture, "--ops", "aten::isnan is gone"),
+        share=share if len(search) else None,
         saving=saving,
         evidence=evidence(capture, search),
         coverage=("backward time joined to its forward",),

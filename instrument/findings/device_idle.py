@@ -67,7 +67,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     found, time = launch_gaps(capture), measured(capture)
     long = found.only(found.wait_ns >= LONG_NS)
     idle_ns = int(long.wait_ns.sum())
-    if time.share(idle_ns) < _LEAST_SHARE:
+    share = time.share(idle_ns)
+    if share < _LEAST_SHARE:
         return
     causes = _causes(capture, long)
     only_cpu, only_cpu_ns = _only_cpu(capture, long)
@@ -81,7 +82,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     where = "in no range and no operator" if top.event < 0 else f"in {top.name}"
     yield Finding(
         code="device-idle",
-        title=f"The device is idle for {percent(time.share(idle_ns))} of the {time.what} in gaps "
+        title=f"The device is idle for {percent(share)} of the {time.what} in gaps "
         f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
         change=f"Shorten {top.name} on the CPU, or run it while the device works: in the workers "
         "of the DataLoader, in another thread, or after the next launches."
@@ -90,6 +91,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         "profiler.with_stack=true; then move it into the workers of the DataLoader or after the "
         "launches of the step.",
         verify=show_command(capture, "--steps --launches"),
+        share=share,
         saving=saving,
         range=top.range,
         source=texts[sources[0]] if top.event >= 0 and sources[0] >= 0 else None,

@@ -106,6 +106,8 @@ class Diagnosis:
         notes: sentences on how far the savings can be trusted.
         step_ns: the longest simulated step without changes of all captures; None if no step could
             be simulated.
+        unexplained: the largest share of the time of a capture in which device work began late for
+            an unknown reason; None if no step could be simulated.
     """
 
     captures: tuple[str, ...]
@@ -114,6 +116,7 @@ class Diagnosis:
     not_checked: tuple[str, ...]
     notes: tuple[str, ...] = ()
     step_ns: int | None = None
+    unexplained: float | None = None
 
     def __str__(self) -> str:
         """The text that `instrument diagnose` prints."""
@@ -183,6 +186,7 @@ class _Seen:
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: dict[str, None] = {}
         self.step_ns: int | None = None
+        self.unexplained: float | None = None
 
     def add(self, capture: Capture) -> None:
         """Run the checks of one capture."""
@@ -257,6 +261,7 @@ class _Seen:
         try:
             whatif: Scenario = capture.whatif
             self.step_ns = max(self.step_ns or 0, round(whatif.baseline_ns))
+            self.unexplained = max(self.unexplained or 0.0, whatif.unexplained)
             self.notes.update(dict.fromkeys(whatif.notes))
         except Exception as error:
             failure = _failure("The simulation", error)
@@ -281,6 +286,7 @@ class _Seen:
             not_checked=tuple(self._not_checked()),
             notes=tuple(self.notes),
             step_ns=self.step_ns,
+            unexplained=self.unexplained,
         )
 
     def _with_place(self, problem: _Problem) -> Finding:

@@ -16,10 +16,13 @@ from instrument.findings.places import percent
 from instrument.printable import printable
 from instrument.prose import byte_count, code, escaped, shortened, wrapped
 from instrument.units import counted, duration
+from instrument.whatif.scenario import MOST_UNEXPLAINED
 
 if TYPE_CHECKING:
     from instrument.findings.diagnose import Diagnosis
 
+#: A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.
+LEAST_SHARE = 0.03
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
 VERSION = 1
@@ -41,6 +44,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     """
     findings = diagnosis.findings[:most]
     parts = [_heading(diagnosis)]
+    parts += [] if diagnosis.findings else ["\n".join(wrapped(f"{nothing_found(diagnosis)}."))]
     parts += [_finding(number, finding) for number, finding in enumerate(findings, 1)]
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
@@ -64,12 +68,32 @@ def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
     return "\n".join(lines)
 
 
+def nothing_found(diagnosis: Diagnosis) -> str:
+    """Return what is known of a step without large findings, without a full stop.
+
+    If device work often began late for an unknown reason, the sentence says so, because the checks
+    cannot explain this time.
+    """
+    if diagnosis.step_ns is None:
+        return "Nothing found; the savings are not known, because no step could be simulated"
+    saves = f"that saves more than {LEAST_SHARE * 100:.0f} % of a step"
+    late = round(100 * (diagnosis.unexplained or 0.0))
+    if late <= 100 * MOST_UNEXPLAINED:
+        return f"Nothing found {saves}"
+    return (
+        f"In {100 - late} % of the time, nothing was found {saves}; for the other {late} %, device "
+        "work began late for an unknown reason: record several whole steps, and synchronize before "
+        "the window begins"
+    )
+
+
 def as_json(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as JSON; docs/diagnose.md describes the keys."""
     content = {
         "version": VERSION,
         "captures": diagnosis.captures,
         "step_ns": diagnosis.step_ns,
+        "unexplained": diagnosis.unexplained,
         "findings": [finding_as_dict(finding) for finding in diagnosis.findings],
         "passed": diagnosis.passed,
         "not_checked": diagnosis.not_checked,
@@ -84,6 +108,7 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "title": finding.title,
+        "share": finding.share,
         "saving_ns": None if saving is None else round(saving.saving_ns),
         "low_ns": None if saving is None else round(saving.low_ns),
         "high_ns": None if saving is None else round(saving.high_ns),
@@ -103,6 +128,7 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     The largest findings come first. If not all findings fit, a line says how many are left out.
     """
     parts = [_markdown_heading(diagnosis)]
+    parts += [] if diagnosis.findings else [f"{nothing_found(diagnosis)}."]
     tail = [_PASSED + escaped(", ".join(diagnosis.passed))] if diagnosis.passed else []
     tail += [
         f"{title}: {_few(sentences)}"

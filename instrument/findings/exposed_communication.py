@@ -84,6 +84,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         + (f", mostly {kind}" if kind else ""),
         change=_change(capture),
         verify=show_command(capture, "--collectives --breakdown"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

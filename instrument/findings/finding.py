@@ -58,6 +58,7 @@ class Finding:
         source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
+        share: the share of the step that the title names; None if it names none.
     """
 
     code: str
@@ -69,6 +70,7 @@ class Finding:
     source: str | None = None
     evidence: tuple[Evidence, ...] = ()
     coverage: tuple[str, ...] = ()
+    share: float | None = None
 
 
 class Check(NamedTuple):

@@ -58,6 +58,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Use float32: model.float(), and torch.from_numpy(array).float() for data from "
         "numpy.",
         verify=show_command(capture, "--ops --by input_shapes"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

@@ -61,6 +61,7 @@ def _from_events(capture: Views, whatif: Scenario, collections: Ints) -> Iterato
         f"{len(inside)} collections, the longest {longest}",
         change=_change(_called(capture, inside)),
         verify=show_command(capture, "--interruptions"),
+        share=share,
         saving=scaled(whatif, collections),
         range=place,
         source=source,

@@ -67,6 +67,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         "methods return (wandb.unwatch() after wandb.watch()), or register hooks only for the "
         "steps that need them.",
         verify=show_command(capture, "--steps"),
+        share=share,
         saving=scaled(whatif, _with_operators(capture, calls)),
         range=place,
         source=source,

@@ -47,23 +47,25 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     found, time = launch_gaps(capture), measured(capture)
     short = found.only((found.wait_ns < LONG_NS) & (found.call >= 0))
     waited_ns = int(short.wait_ns.sum())
-    if time.share(waited_ns) < _LEAST_SHARE or len(short.call) < _LEAST_GAPS:
+    share = time.share(waited_ns)
+    if share < _LEAST_SHARE or len(short.call) < _LEAST_GAPS:
         return
     path, source = common_place(capture, short.call, short.wait_ns)
     saving = simulated(lambda: whatif.graph_launch(range=glob_of(path)))
     if not is_worth(saving, LEAST_SAVING):
         return
     work_ns = capture.work.end_ns - capture.work.start_ns
-    share, mean_ns = percent(time.share(waited_ns)), waited_ns // len(short.call)
+    mean_ns = waited_ns // len(short.call)
     yield Finding(
         code="launch-bound",
-        title=f"The device waits {share} of the {time.what} for launches: "
+        title=f"The device waits {percent(share)} of the {time.what} for launches: "
         f"{len(short.call) / time.count:,.0f} gaps of {duration(mean_ns)} on average, between "
         f"kernels of {duration(int(np.median(work_ns)))} (median)",
         change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
         "kernels and records them as CUDA graphs; or increase the batch size, and use fused=True "
         "in the optimizer.",
         verify=show_command(capture, "--steps --launches"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

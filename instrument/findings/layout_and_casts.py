@@ -77,6 +77,7 @@ def _layouts(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         change="Keep one layout: model = model.to(memory_format=torch.channels_last), and "
         "batch = batch.to(memory_format=torch.channels_last).",
         verify=show_command(capture, "--kernels"),
+        share=share,
         saving=saving,
         range=path,
         source=source,
@@ -104,6 +105,7 @@ def _conversions(
         title=f"{percent(share)} of the {time.what} {does}: {len(nodes) / time.count:,.0f} a {time.what}",
         change=_CHANGES[what],
         verify=show_command(capture, "--ops --by range" if path else "--ops"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

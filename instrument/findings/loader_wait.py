@@ -60,12 +60,14 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     present = (loader.workers if loader else None) or (0 if kind == "process" else None)
     workers = _workers(capture, present)
     path, source = common_place(capture, waits)
+    in_each = " in each step" if span.what == "step" else ""
     yield Finding(
         code="loader-wait",
         title=f"{percent(share)} of the {span.what} waits for data: "
-        f"{duration(waited_ns / span.count)} each{_TITLES[kind]}",
+        f"{duration(waited_ns / span.count)}{in_each}{_TITLES[kind]}",
         change=_change(capture, waits, loader, kind, workers),
         verify=show_command(capture, "--interruptions --steps"),
+        share=share,
         saving=_saving(capture, whatif, span, waits, kind, workers),
         range=path,
         source=source,

@@ -97,6 +97,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} each",
             change=_change(path),
             verify=show_command(capture, "--ops --by range" if path else "--ops"),
+            share=share,
             saving=saving,
             range=path,
             source=source,

@@ -56,6 +56,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             f"{len(inside)} compilations{again}",
             change=_CHANGE,
             verify=show_command(capture, "--interruptions"),
+            share=share,
             saving=scaled(whatif, inside),
             range=place,
             source=source,

@@ -39,8 +39,8 @@ _MOST_ROWS = 5
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the fastest large collective has a low bus bandwidth."""
     time = measured(capture)
-    exposed_ns = exposed_on_device(capture, time)
-    if time.share(exposed_ns) < _LEAST_SHARE:
+    share = time.share(exposed_on_device(capture, time))
+    if share < _LEAST_SHARE:
         return
     calls = capture.collective_calls.where(
         lambda row: row.runs_on == collectives.DEVICE and row.group_size != 1
@@ -63,13 +63,14 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="slow-links",
         title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
-        f"bus bandwidth among {fastest.group_size} ranks; {percent(time.share(exposed_ns))} of the "
+        f"bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
         f"{time.what} waits for communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
         "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
         "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "
         "(rccl-tests on ROCm).",
         verify=show_command(capture, "--collective-calls"),
+        share=share,
         saving=saving,
         evidence=tuple(_row(row) for row in large.head(_MOST_ROWS)),
         coverage=coverage_rows.DEVICE,

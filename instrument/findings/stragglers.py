@@ -44,14 +44,16 @@ def find(ranks: Ranks) -> Iterator[Finding]:
     if not is_worth(saving, LEAST_SAVING):
         return
     worst, waited_ns = late[0], max(map(_waited_ns, late))
+    share = waited_ns / step_ns[worst.rank]
     numbers = few(row.rank for row in late)
     who = f"Ranks {numbers} are" if len(late) > 1 else f"Rank {numbers} is"
     yield Finding(
         code="stragglers",
         title=f"{who} late: {_excess(worst)}the other ranks wait up to {duration(waited_ns)} of "
-        f"each step ({percent(waited_ns / step_ns[worst.rank])})",
+        f"each step ({percent(share)})",
         change=_change(worst),
         verify=_command(ranks),
+        share=share,
         saving=saving,
         range=worst.range if _is_in_range(worst) else None,
         evidence=tuple(_row(row) for row in _shown(table, [row.rank for row in late])),

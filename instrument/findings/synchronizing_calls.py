@@ -92,6 +92,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         f"{span.what}: {_number(len(calls) / span.count)} a {span.what}",
         change=_change(rows),
         verify=show_command(capture, "--synchronisations --steps"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

@@ -133,6 +133,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
         title=f"For {percent(share)} of the {time.what}, kernels {kind.does}",
         change=kind.change or _change_of_float32(_device(capture, chosen)),
         verify=show_command(capture, "--kernels --efficiency"),
+        share=share,
         saving=saving,
         range=path,
         source=source,

@@ -80,6 +80,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         title=title,
         change=_change(capture, outside),
         verify=show_command(capture, "--ranges"),
+        share=share,
         source=main,
         evidence=(
             Evidence("(no range, no operator)", span.count, outside_ns, detail=where),

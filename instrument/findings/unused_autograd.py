@@ -78,7 +78,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
                 f"Range {paths.names[k]!r}, {percent(share)} of the {time.what}, "
                 "records gradients that no backward uses"
             )
-            yield _finding(capture, whatif, made[below], title, paths.texts[k])
+            yield _finding(capture, whatif, made[below], title, paths.texts[k], share)
 
 
 def _most_ns(capture: Views, chosen: Flags) -> Ints:
@@ -112,7 +112,14 @@ def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Findin
         yield _finding(capture, whatif, inside, title, common_place(capture, inside)[0])
 
 
-def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str | None) -> Finding:
+def _finding(
+    capture: Views,
+    whatif: Scenario,
+    made: Ints,
+    title: str,
+    path: str | None,
+    share: float | None = None,
+) -> Finding:
     events, steps = capture.events, measured(capture)
     count = int((steps.holds(events.start_ns[made]) >= 0).sum())
     per_step = f": {count / steps.count:.0f} graph nodes a {steps.what}" if count else ""
@@ -123,6 +130,7 @@ def _finding(capture: Views, whatif: Scenario, made: Ints, title: str, path: str
         "for training.",
         verify="Record again: this finding must be gone, and profiler.profile_memory=true must "
         "show that less memory is in use.",
+        share=share,
         saving=shortened(capture, whatif, made, _NODE_NS),
         range=path,
         source=common_place(capture, made)[1],

@@ -65,6 +65,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         verify=show_command(
             capture, "--ops --rows 30", "aten::zero_ is gone, and aten::add_ has fewer calls"
         ),
+        share=share,
         saving=saving,
         range=place,
         source=source,

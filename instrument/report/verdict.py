@@ -6,16 +6,13 @@ from typing import TYPE_CHECKING
 
 from instrument.errors import reason_of
 from instrument.findings.diagnose import Diagnosis, diagnose
-from instrument.findings.diagnosis_text import as_markdown
+from instrument.findings.diagnosis_text import LEAST_SHARE, as_markdown, nothing_found
 from instrument.findings.finding import Finding
 from instrument.printable import printable
 from instrument.prose import code, escaped
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
-
-# A finding that saves a smaller share of a step is in the diagnosis, but not in the verdict.
-_LEAST_SHARE = 0.03
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -27,9 +24,7 @@ def verdict(diagnosis: Diagnosis) -> str:
     for finding in diagnosis.findings:
         if _counts(finding):
             return finding.title
-    if diagnosis.step_ns is None:
-        return "Nothing found; the savings are not known, because no step could be simulated"
-    return f"Nothing found that saves more than {_LEAST_SHARE * 100:.0f} % of a step"
+    return nothing_found(diagnosis)
 
 
 def verdict_of(capture: Capture) -> str:
@@ -51,4 +46,4 @@ def verdict_as_markdown(capture: Capture) -> str:
 
 def _counts(finding: Finding) -> bool:
     saving = finding.saving
-    return saving is None or saving.saving_ns >= _LEAST_SHARE * saving.baseline_ns
+    return saving is None or saving.saving_ns >= LEAST_SHARE * saving.baseline_ns

@@ -143,16 +143,23 @@ class Scenario:
         """The largest saving of all assumptions."""
         return max(self._savings)
 
+    @property
+    def unexplained(self) -> float:
+        """The share of the time in which device work began late for an unknown reason.
+
+        Of several ranks, the largest share counts.
+        """
+        return max(each.unexplained for each in self.window.models)
+
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """A sentence for each thing that makes the result uncertain."""
         models, found = self.window.models, list(self.losses)
         if not all(each.has_steps for each in models):
             found.append("No step finished in the recording: the whole window counts as one step.")
-        unexplained = max(each.unexplained for each in models)
-        if unexplained > MOST_UNEXPLAINED:
+        if self.unexplained > MOST_UNEXPLAINED:
             found.append(
-                f"For {unexplained:.0%} of the time, a device event started late for an unknown "
+                f"For {self.unexplained:.0%} of the time, a device event started late for an unknown "
                 "reason; the bounds of the saving include this."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)

@@ -281,13 +281,14 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         as_json(diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"})]))
     )
     assert list(content) == [
-        "version", "captures", "step_ns", "findings", "passed", "not_checked", "notes",
+        "version", "captures", "step_ns", "unexplained", "findings", "passed", "not_checked", "notes",
     ]  # fmt: skip
     assert content["version"] == 1
     (only,) = content["findings"]
     assert only == {
         "code": "made-up",
         "title": "Half of the step is slow",
+        "share": None,
         "saving_ns": 250_000,
         "low_ns": 250_000,
         "high_ns": 250_000,
@@ -460,16 +461,16 @@ def test_a_diagnosis_shows_itself_in_a_terminal_and_in_a_notebook(tmp_path: Path
 
 def test_one_capture_need_not_be_in_a_list(tmp_path: Path) -> None:
     capture = recorded(tmp_path)
-    assert diagnose(capture, [check({})]) == diagnose([capture], [check({})])
+    assert str(diagnose(capture, [check({})])) == str(diagnose([capture], [check({})]))
 
 
 def test_what_has_passed_is_a_line_of_codes() -> None:
     found = Diagnosis(("a",), (), passed=("loader-wait", "blocking-copies"), not_checked=())
     line = "Passed, or costs too little to matter: loader-wait, blocking-copies"
-    assert as_text(found).split("\n\n")[1:] == [line]
-    assert as_markdown(found).split("\n\n")[2:] == [line]
+    assert as_text(found).split("\n\n")[2:] == [line]
+    assert as_markdown(found).split("\n\n")[3:] == [line]
     assert json.loads(as_json(found))["passed"] == ["loader-wait", "blocking-copies"]
-    wrapped = as_text(replace(found, passed=found.passed * 9)).split("\n")[2:]
+    wrapped = as_text(replace(found, passed=found.passed * 9)).split("\n")[4:]
     assert max(map(len, wrapped)) <= 80
     assert {line[:3].count(" ") for line in wrapped[1:]} == {2}
 

@@ -72,7 +72,7 @@ def test_a_wait_for_data_is_told_with_its_share_and_saving(tmp_path: Path) -> No
     frames = [frame("train.py(7): main", 0, 4000)]
     (found,) = findings(loader_wait.CHECK, capture(tmp_path, [*loading(), *frames]))
     assert found.title == (
-        "40 % of the step waits for data: 400.000 µs each, loaded in the training process"
+        "40 % of the step waits for data: 400.000 µs in each step, loaded in the training process"
     )
     assert found.change == "DataLoader(..., num_workers=4, persistent_workers=True)"
     assert (found.source, found.range) == ("train.py:7 in main", SINGLE_PROCESS)
@@ -88,6 +88,14 @@ def test_the_recorded_settings_choose_the_number_of_workers(tmp_path: Path) -> N
     )
     assert found.change == "DataLoader(..., num_workers=3, persistent_workers=True)"
     assert found.evidence[-1].detail == "workers=0, pin_memory=False"
+
+
+def test_without_steps_the_title_names_no_step(tmp_path: Path) -> None:
+    events = [annotation(SINGLE_PROCESS, 0, 400), span("aten::mm", 400, 600)]
+    (found,) = findings(loader_wait.CHECK, capture(tmp_path, events))
+    assert found.title == (
+        "40 % of the recording waits for data: 400.000 µs, loaded in the training process"
+    )
 
 
 def test_with_workers_the_saving_is_not_known(tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_one_long_wait_is_the_start_of_the_workers(tmp_path: Path) -> None:
 
 def test_the_range_of_session_steps_counts_in_captures_alone(tmp_path: Path) -> None:
     (found,) = findings(loader_wait.CHECK, write_capture(tmp_path, loading("data")))
-    assert found.title == "40 % of the step waits for data: 400.000 µs each"
+    assert found.title == "40 % of the step waits for data: 400.000 µs in each step"
     assert "torch.utils.data.DataLoader(dataset, num_workers=4" in found.change
     assert found.saving is not None
     assert found.saving.saving_ns == 400_000

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from instrument.capture import Capture
 from instrument.findings.diagnose import Diagnosis
+from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Finding
-from instrument.report.verdict import verdict
+from instrument.report.verdict import verdict, verdict_of
+
+needs_traces = pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of traces"
+)
 
 
 def _finding(title: str, saving_ns: int | None) -> Finding:
@@ -17,8 +27,10 @@ def _finding(title: str, saving_ns: int | None) -> Finding:
     return Finding(title.replace(" ", "-"), title, "change", "verify", saving)
 
 
-def _diagnosis(*findings: Finding, step_ns: int | None = 1_000) -> Diagnosis:
-    return Diagnosis(("capture",), findings, (), (), step_ns=step_ns)
+def _diagnosis(
+    *findings: Finding, step_ns: int | None = 1_000, unexplained: float = 0.0
+) -> Diagnosis:
+    return Diagnosis(("capture",), findings, (), (), step_ns=step_ns, unexplained=unexplained)
 
 
 def test_the_verdict_is_the_finding_that_saves_most() -> None:
@@ -38,3 +50,20 @@ def test_a_finding_of_unknown_saving_comes_before_a_small_one() -> None:
 
 def test_without_a_simulated_step_the_verdict_promises_nothing() -> None:
     assert "not known" in verdict(_diagnosis(step_ns=None))
+
+
+def test_the_verdict_names_the_time_that_is_not_explained() -> None:
+    late = _diagnosis(unexplained=0.487)
+    known = "In 51 % of the time, nothing was found that saves more than 3 % of a step"
+    assert verdict(late).startswith(f"{known}; for the other 49 %, device work began late")
+    assert "record several whole steps" in verdict(late)
+    for text in (as_text(late), as_markdown(late)):
+        assert f"{verdict(late)}." in text.replace("\n", " ")
+    assert verdict(_diagnosis(_finding("A waits", 30), unexplained=0.487)) == "A waits"
+    assert verdict(_diagnosis(unexplained=0.05)).startswith("Nothing found that saves")
+
+
+@needs_traces
+def test_a_trace_of_hip_graphs_is_half_unexplained() -> None:
+    capture = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / "mi300x_vllm_graph.json.gz")
+    assert verdict_of(capture).startswith("In 51 % of the time, nothing was found")

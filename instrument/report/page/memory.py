@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from instrument import files
@@ -22,7 +23,15 @@ MEMORY_VIEWS = ("memory.devices", "memory.live()", "memory.steps", "memory.sizes
 _SNAPSHOT = "memory_snapshot.pickle"
 _MOST_ROWS = 200
 # The page draws these series in grey.
-_GREYS = (BEFORE, OTHERS, UNKNOWN, UNCLASSIFIED)
+_GREYS = (BEFORE, OTHERS, UNCLASSIFIED)
+_NO_ADDRESSES = (
+    "The trace has no addresses of memory, so it shows how much memory was in use, but not what used "
+    "it: record with profiler.profile_memory=true and a newer version of torch."
+)
+_NO_NAMES = (
+    "The trace does not name what used this memory: mark code with @profiled, give the session the "
+    "model, or record with profiler.with_stack=true."
+)
 
 
 def section(
@@ -35,7 +44,8 @@ def section(
     The keys:
 
     - `devices`: for each device its `name`; `summary`, its row of `capture.memory.devices`;
-      `charts`; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
+      `charts`; `missing`, a sentence on what to record if no chart names what used the memory, else
+      ""; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
     - `steps`: the number and start of each finished step.
     - `snapshot`: the name of the file with the allocator's snapshot, or None.
     - `notes`: sentences on missing data.
@@ -48,6 +58,8 @@ def section(
     - `series`: for each series its `name`, `bytes`, and `is_grey`: whether it holds the memory that
       belongs to no other series.
     - `live`: the table of the memory in use at the peak, or None.
+
+    A chart without a name is left out. If all charts are without names, the first one is kept.
 
     The lists `time`, `reserved` and `bytes` hold the difference of each value from the value before
     it. The memory is constant between two times.
@@ -103,14 +115,22 @@ def _device(
         if kind.device == device:
             table = listed(categories_table([kind]), MEMORY_CATEGORIES)
             charts.append({"by": "category", "live": table, **_chart(capture, kind.plot())})
+    named = [chart for chart in charts if any(map(partial(_is_name, chart), chart["series"]))]
+    missing = _NO_NAMES if charts[0]["live"] else _NO_ADDRESSES
     summary = memory.devices.where(device=device).since_begin()[0]._asdict()
     return {
         "name": device,
         "summary": summary,
-        "charts": charts,
+        "charts": named or charts[:1],
+        "missing": "" if named else missing,
         "steps": listed(memory.steps.where(device=device), MEMORY_STEPS),
         "sizes": listed(memory.sizes.where(device=device), SIZES),
     }
+
+
+def _is_name(chart: dict[str, Any], series: dict[str, Any]) -> bool:
+    """Whether a series of a chart says what used the memory."""
+    return not series["is_grey"] and series["name"] not in (UNKNOWN, f"[no {chart['by']}]")
 
 
 def _chart(capture: Views, plot: Plot) -> dict[str, Any]:

@@ -85,14 +85,17 @@ class _Track:
 def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
     """Return the slices of a trace, at most `MOST_SLICES`; None if the trace holds no events.
 
-    If a trace has more slices, the page keeps the slices of the median step first, and longer
+    If a trace has more slices, the page keeps the slices of the step that it shows first, and longer
     slices before shorter ones. The slices of findings come in addition. Times are in nanoseconds
     since the first event of the trace.
 
     The keys:
 
     - `steps`: the number, start and duration of each finished step; `step` is the position of the
-      median step in this list, or None.
+      median step in this list, or None. The first step does not count if there are others.
+    - `first_step`: the position of the step that the page shows first, or None: the step of the
+      first evidence that lies in a step, else the median step.
+    - `first_code`: the code of this finding; None if it is the median step.
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
     - `names`, `kinds`: the distinct names of slices, and for each name an index into `KINDS`.
@@ -115,8 +118,10 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     steps = capture.links.steps
     begin_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
     median = _median(end_ns - begin_ns)
-    findings, others = _findings(capture, diagnosis), [*_device(capture), *_threads(capture)]
-    span = None if median is None else (int(begin_ns[median]), int(end_ns[median]))
+    spans = _evidence(capture, diagnosis)
+    first, code = _first_in_step(spans, begin_ns, end_ns) or (median, None)
+    findings, others = _findings(spans), [*_device(capture), *_threads(capture)]
+    span = None if first is None else (int(begin_ns[first]), int(end_ns[first]))
     shown = [*findings, *_longest(others, span)]
     columns = _columns(capture, [track for layer in shown for track in _tracks(layer, events)])
     return {
@@ -125,6 +130,8 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
             for k, start, end in zip(steps.tolist(), begin_ns.tolist(), end_ns.tolist())
         ],
         "step": median,
+        "first_step": first,
+        "first_code": code,
         "causes": [*_CAUSES.values()],
         **columns,
         "left_out": sum(len(each.tree) for each in [*findings, *others]) - len(columns["start"]),
@@ -132,9 +139,14 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
 
 def _median(duration_ns: Ints) -> int | None:
-    """The position of the median, the lower one of two middle values; None without values."""
-    middle = (len(duration_ns) - 1) // 2
-    return int(np.argsort(duration_ns, kind="stable")[middle]) if len(duration_ns) else None
+    """The position of the median step, the lower one of two middle steps; None without steps.
+
+    The first step does not count if there are others.
+    """
+    first = int(len(duration_ns) > 1)
+    counted = duration_ns[first:]
+    middle = (len(counted) - 1) // 2
+    return first + int(np.argsort(counted, kind="stable")[middle]) if len(counted) else None
 
 
 def _layer(title: str, events: Events, tree: CallTree, kind: Ints, **more: Any) -> _Layer:
@@ -199,17 +211,32 @@ def _device(capture: Views) -> list[_Layer]:
     ]
 
 
-def _findings(capture: Views, diagnosis: Diagnosis | None) -> list[_Layer]:
-    """One layer: the longest event of each row of evidence, named by the code of the finding.
+def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, int, str]]:
+    """For each row of evidence, the start and end of its longest event, and the finding's code.
 
     Evidence from another capture is left out.
     """
-    spans = [
+    return [
         (*span, finding.code)
         for finding in (diagnosis.findings if diagnosis else ())
         for evidence in finding.evidence
         if (span := evidence_span(capture.events, evidence)) is not None
     ]
+
+
+def _first_in_step(
+    spans: Sequence[tuple[int, int, str]], begin_ns: Ints, end_ns: Ints
+) -> tuple[int, str] | None:
+    """The step of the first evidence that begins in a step, and the finding's code."""
+    for start, _, code in spans:
+        steps = np.flatnonzero((begin_ns <= start) & (start < end_ns))
+        if len(steps):
+            return int(steps[0]), code
+    return None
+
+
+def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
+    """One layer: a slice for each row of evidence, named by the code of the finding."""
     if not spans:
         return []
     start, end, codes = zip(*spans)

@@ -10,7 +10,7 @@ from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_par
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.diagnosis_text import finding_as_dict
 from instrument.findings.finding import Finding
-from instrument.findings.places import evidence_span
+from instrument.findings.places import evidence_span, percent
 from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
 from instrument.trace.events import Events
@@ -18,6 +18,8 @@ from instrument.trace.events import Events
 # The bar by range shows this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
 _OTHERS = "(others)"
+# If the shares in the title and in the saving of a finding differ by more, a sentence says why.
+_ALIKE = 0.03
 
 
 def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -39,7 +41,8 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
     - `step_ns`: the duration of the simulated step, or None.
     - `findings`: the findings of `instrument diagnose --json`. In addition, each has `baseline_ns`,
-      the duration of the step that `saving_ns` would shorten, and each row of evidence has
+      the duration of the step that `saving_ns` would shorten, and `difference`, a sentence on why
+      the saving is another share of the step than the title names, or "". Each row of evidence has
       `start_ns` and `end_ns`: its longest event, since `begin_ns`. Both are None if this event is
       not known or in another capture.
     - `passed`, `not_checked`, `notes`: sentences.
@@ -120,4 +123,26 @@ def _finding(finding: Finding, events: Events) -> dict[str, Any]:
         row["start_ns"], row["end_ns"] = (
             (None, None) if span is None else (ns - events.begin_ns for ns in span)
         )
-    return found | {"baseline_ns": None if saving is None else round(saving.baseline_ns)}
+    return found | {
+        "baseline_ns": None if saving is None else round(saving.baseline_ns),
+        "difference": _difference(finding),
+    }
+
+
+def _difference(finding: Finding) -> str:
+    """Why a finding saves another share of the step than its title names; "" if both are alike."""
+    share, saving = finding.share, finding.saving
+    if share is None or saving is None or not saving.baseline_ns:
+        return ""
+    saved = saving.saving_ns / saving.baseline_ns
+    if abs(saved - share) <= _ALIKE:
+        return ""
+    why = (
+        "other work hides a part of this time, or the change removes only a part"
+        if saved < share
+        else "the change also shortens other time in the step"
+    )
+    return (
+        f"The title counts the time spent ({percent(share)} of the step), the saving how much "
+        f"shorter a simulated step is ({percent(saved)}): {why}."
+    )

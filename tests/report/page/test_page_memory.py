@@ -7,7 +7,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builders import MEMORY, MIB, allocation, capture, steps, write_capture
+from builders import (
+    MEMORY,
+    MIB,
+    allocation,
+    annotation,
+    capture,
+    span,
+    step,
+    steps,
+    write_capture,
+)
 
 from instrument.report.page.memory import section
 from instrument.report.page.page import page
@@ -102,6 +112,36 @@ def test_the_page_shows_the_peak_and_reads_out_the_chart(
     assert read_out.inner_text().startswith(near), "the pointer's time keeps its place"
     shown.get_by_label("Group the memory of cuda:0 by").select_option("by operator")
     assert shown.locator("table", has_text="In use at the peak, by operator").count() == 1
+
+
+def test_charts_without_names_say_what_to_record(
+    opened: Callable[..., Page], tmp_path: Path
+) -> None:
+    """Without addresses, the whole memory is one chart, as in traces of torch 1.9."""
+    whole = section(capture(tmp_path, [*steps(), allocation(260, MIB), allocation(650, MIB)]))
+    assert whole is not None
+    (device,) = whole["devices"]
+    (chart,) = device["charts"]
+    assert levels(chart) == {"[unknown]": [1, 2]}
+    assert chart["series"][0]["is_grey"] is False
+    assert device["missing"].startswith("The trace has no addresses of memory")
+    shown = opened_page(opened, tmp_path, whole).locator("#memory")
+    assert shown.get_by_text(device["missing"]).count() == 1
+    assert shown.locator("h4", has_text="In use at the peak").count() == 0
+
+
+def test_charts_without_names_are_left_out(tmp_path: Path) -> None:
+    outside = [step(1, 0, 1000), allocation(5, MIB, 1), span("aten::mm", 10, 100)]
+    found = section(capture(tmp_path, outside))
+    assert found is not None
+    (device,) = found["devices"]
+    assert [chart["by"] for chart in device["charts"]] == ["operator"]
+    assert "profiler.with_stack=true" in device["missing"]
+    inside = [*outside, annotation("forward", 200, 100), allocation(250, MIB, 2)]
+    found = section(capture(tmp_path, inside))
+    assert found is not None
+    (device,) = found["devices"]
+    assert ([chart["by"] for chart in device["charts"]], device["missing"]) == (["range"], "")
 
 
 def test_one_event_is_drawn(opened: Callable[..., Page], tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_each_event_is_a_slice_in_the_row_of_its_depth(tmp_path: Path) -> None:
         ("cudaLaunchKernel", "gemm")
     ] * 2
     assert [made[one].start for one in calls] == [260, 1260]
-    assert (found["steps"], found["step"]) == ([[3, 0, 1_000_000], [4, 1_000_000, 1_000_000]], 0)
+    assert (found["steps"], found["step"]) == ([[3, 0, 1_000_000], [4, 1_000_000, 1_000_000]], 1)
     assert found["left_out"] == 0
 
 
@@ -168,6 +168,37 @@ def test_evidence_lies_on_a_track_of_its_own(tmp_path: Path) -> None:
     ]
 
 
+def test_the_timeline_opens_at_the_first_evidence_in_a_step(
+    opened: Callable[..., Page], tmp_path: Path
+) -> None:
+    found_in = capture(tmp_path, steps())
+    begin = found_in.events.begin_ns
+
+    def shown(*findings: Finding) -> dict[str, Any]:
+        found = section(found_in, Diagnosis((), findings, (), ()))
+        assert found is not None
+        return found
+
+    def finding(code: str, *starts: int | None) -> Finding:
+        evidence = tuple(Evidence("aten::mm", 1, None, start) for start in starts)
+        return Finding(code, "title", "change", "verify", evidence=evidence)
+
+    unknown, second = finding("unknown", None, begin - 5), finding("second", begin + 250_000)
+    median = shown(unknown)
+    assert (median["step"], median["first_step"], median["first_code"]) == (1, 1, None)
+    found = shown(unknown, second, finding("third", begin + 1_250_000))
+    assert (found["step"], found["first_step"], found["first_code"]) == (1, 0, "second")
+    for content, text in (
+        (found, "opens at step 3, because the evidence of the finding second is there."),
+        (median, "opens at step 4, the median of all steps but the first."),
+    ):
+        tab = opened(written(tmp_path, content), "#timeline")
+        assert tab.locator("#timeline").get_by_text(text).count() == 1
+        assert tab.get_by_label("Step", exact=True).locator("option:checked").inner_text() == (
+            text.split(",")[0].removeprefix("opens at ")
+        )
+
+
 def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MOST_SLICES", 1)
     found_in = capture(tmp_path, steps())
@@ -231,11 +262,11 @@ def test_a_click_shows_a_slice_and_leads_to_its_launch(
     stream = tab.get_by_text("stream 7 of device 0").bounding_box()
     box = canvas.bounding_box()
     assert stream is not None
-    # the view is the step of 1000 µs with 2 % on each side
-    tab.mouse.click(box["x"] + box["width"] * (335 + 20) / 1040, stream["y"] + 9)
+    # the view is the last step, of 1000 µs, with 2 % on each side
+    tab.mouse.click(box["x"] + box["width"] * (315 + 20) / 1040, stream["y"] + 9)
     details = tab.locator("#timeline .details")
     assert details.locator("h3").inner_text() == "gemm"
-    assert "70.000 µs" in details.inner_text()
+    assert "30.000 µs" in details.inner_text()
     assert "forward/attention" in details.inner_text()
     details.get_by_role("button", name="cudaLaunchKernel").click()
     assert details.locator("h3").inner_text() == "cudaLaunchKernel"
@@ -308,6 +339,8 @@ def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
     found = {
         "steps": [],
         "step": None,
+        "first_step": None,
+        "first_code": None,
         "causes": [],
         "end_ns": each * 1000,
         "names": ["op"],

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import re
 import statistics
 from base64 import b64decode
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,10 +32,17 @@ from builders import (
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
+from instrument.findings.diagnose import Diagnosis
+from instrument.findings.finding import Finding
+from instrument.findings.places import percent
 from instrument.report.page.page import page, payload
 from instrument.report.page.redacted import redacted
+from instrument.report.page.verdict import section
 
 US = 1000
+needs_traces = pytest.mark.skipif(
+    "INSTRUMENT_TRACES" not in os.environ, reason="INSTRUMENT_TRACES names no folder of traces"
+)
 
 
 def sections(*captures: Capture, **options: Any) -> dict[str, Any]:
@@ -148,6 +157,42 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
     assert 0 <= first["evidence"][0]["start_ns"] <= 2000 * US
     assert first["evidence"][0]["end_ns"] == first["evidence"][0]["start_ns"] + 700 * US
     assert sections(made)["verdict"]["sentence"] == first["title"]
+
+
+@pytest.mark.parametrize(
+    ("share", "saving_ns", "why"),
+    [
+        (0.72, 580, "(72 % of the step), the saving how much shorter a simulated step is (58 %): "
+            "other work hides a part of this time, or the change removes only a part."),
+        (0.2, 300, "(20 % of the step), the saving how much shorter a simulated step is (30 %): "
+            "the change also shortens other time in the step."),
+        (0.32, 300, ""),
+        (None, 300, ""),
+        (0.5, None, ""),
+    ],
+)  # fmt: skip
+def test_a_finding_says_why_its_saving_differs_from_its_title(
+    trained: Capture, share: float | None, saving_ns: int | None, why: str
+) -> None:
+    saving: Any = saving_ns and SimpleNamespace(
+        saving_ns=saving_ns, low_ns=0, high_ns=1, step_ns=1, baseline_ns=1_000
+    )
+    finding = Finding("code", "title", "change", "verify", saving, share=share)
+    found = section(trained, Diagnosis((), (finding,), (), ()))["findings"][0]
+    assert found["difference"] == (why and f"The title counts the time spent {why}")
+
+
+@needs_traces
+def test_the_share_of_a_title_is_that_of_the_finding() -> None:
+    """The share is the first percentage in the titles of these findings."""
+    seen = set()
+    for name in ("v100_resnet50_workers0", "v100_resnet50_workers4", "h100_timesformer_inference"):
+        capture = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
+        for finding in capture.diagnose().findings:
+            if finding.share is not None:
+                seen.add(finding.code)
+                assert re.findall(r"[\d.]+ %", finding.title)[0] == percent(finding.share)
+    assert len(seen) > 5
 
 
 def test_what_if_holds_the_step_for_each_factor(trained: Capture) -> None:

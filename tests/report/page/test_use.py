@@ -19,8 +19,10 @@ from builders import (
     write_rank,
 )
 
+from instrument.capture import Capture
 from instrument.report.page.page import Page as Report
 from instrument.report.page.page import page, payload
+from instrument.units import duration
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -133,6 +135,55 @@ def test_the_heading_has_the_verdict(opened: Callable[..., Page], written: Path)
     assert tab.locator("#head #sentence").inner_text() == f"{first}."
 
 
+def test_a_line_says_that_savings_do_not_add_up(opened: Callable[..., Page], written: Path) -> None:
+    content = payload([Capture.load(written.with_name("trace.json"))])
+    findings = content["sections"]["verdict"]["findings"]
+    loader = next(each for each in findings if each["code"] == "loader-wait")
+    unknown = {**loader, "saving_ns": None}
+    for shown, lines in (([loader, unknown], 0), ([loader, {**loader, "code": "other"}], 1)):
+        content["sections"]["verdict"]["findings"] = shown
+        written.write_text(page(content).html, encoding="utf-8")
+        assert opened(written).get_by_text("savings do not add up").count() == lines
+
+
+def test_a_finding_shows_why_its_saving_differs(opened: Callable[..., Page], written: Path) -> None:
+    content = payload([Capture.load(written.with_name("trace.json"))])
+    finding = content["sections"]["verdict"]["findings"][0]
+    assert finding["difference"] == ""
+    finding["difference"] = "The title counts the time spent."
+    written.write_text(page(content).html, encoding="utf-8")
+    card = opened(written).locator("#verdict details.finding").first
+    assert card.locator("dd", has_text="The title counts the time spent.").is_visible()
+
+
+def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], written: Path) -> None:
+    tab = opened(written)
+    step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")
+    # The steps but the first take 10,000 and 10,100 µs.
+    assert step[1:] == [
+        "10.050 ms",
+        "median of 2 steps, all but the first; between 10.000 ms and 10.100 ms",
+    ]
+    assert tab.get_by_text("These 2 steps take 20.100 ms together.").count() == 1
+    tab.click("#open-all")
+    tab.locator("#whatif tbody tr").first.wait_for()
+    shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
+    assert "instead of" not in shown
+    assert "simulated step takes" not in shown
+
+
+def test_what_if_shows_savings(opened: Callable[..., Page], written: Path) -> None:
+    capture = Capture.load(written.with_name("trace.json"))
+    tab = opened(written, "#whatif")
+    row = tab.locator("#whatif tbody tr", has_text="enumerate(DataLoader)").first
+    cells = row.locator("td").all_inner_texts()
+    loader = "enumerate(DataLoader)*"
+    assert cells[-4:] == [
+        duration(capture.whatif.baseline_ns - capture.whatif.scale(range=loader, by=by).step_ns)
+        for by in (0.9, 0.75, 0.5, 0)
+    ]
+
+
 def test_links_stay_in_the_frame_of_a_notebook(opened: Callable[..., Page], written: Path) -> None:
     frame = written.with_name("notebook.html")
     shown = Report(written.read_text(encoding="utf-8"))._repr_html_()
@@ -169,6 +220,30 @@ def test_everything_is_printed(opened: Callable[..., Page], written: Path) -> No
     for title in ("Verdict", "What if", "Ranges", "Tables"):
         assert tab.get_by_role("heading", name=title).is_visible()
     assert tab.locator("#tables").get_by_text("gemm 7").count() > 0
+
+
+def test_a_wide_table_scrolls_beside_its_first_column(
+    opened: Callable[..., Page], written: Path
+) -> None:
+    tab = opened(written, "#whatif", width=620)
+    area = tab.get_by_role("region", name="Causal profile")
+    assert area.evaluate("area => area.scrollWidth - area.clientWidth") > 40
+    # The second background is the shadow at the right edge. It does not scroll with the table.
+    style = "area => getComputedStyle(area)"
+    assert area.evaluate(f"{style}.backgroundAttachment") == "local, scroll"
+
+    def left(column: int) -> float:
+        cell = area.locator("tbody tr").first.locator("td").nth(column)
+        found: float = cell.evaluate("cell => cell.getBoundingClientRect().left")
+        return found
+
+    name, bar = left(0), left(2)
+    area.focus()
+    for _ in range(4):
+        tab.keyboard.press("ArrowRight")
+    tab.wait_for_function("area => area.scrollLeft > 0", arg=area.element_handle())
+    assert left(0) == name
+    assert left(2) < bar
 
 
 def test_a_narrow_window_scrolls_only_downwards(opened: Callable[..., Page], written: Path) -> None:

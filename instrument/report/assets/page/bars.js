@@ -41,15 +41,14 @@ function stackedBar(parts, whole, label) {
   return bar;
 }
 
-// The parts of a bar as a list: colour, name, time per step, share of the whole. `divisor` is the
-// number of steps.
-function legendOf(parts, whole, divisor) {
+// The parts of a bar as a list: colour, name, time, share of the whole.
+function legendOf(parts, whole) {
   return element("ul", {class: "parts"}, parts.map(part => element(
     "li",
     {},
     mark(part.colour),
     element("span", {class: "part-name"}, longName(part.name)),
-    element("span", {class: "number", text: duration(Math.round(part.ns / divisor))}),
+    element("span", {class: "number", text: duration(part.ns)}),
     element("span", {class: "number soft", text: percent(part.ns / whole)}),
   )));
 }

@@ -13,28 +13,23 @@ sections.whatif = {
         title: "time, and largest saving",
         isBar: true,
         doc: "CPU and device time in one step; the dark part is the largest saving",
-        cell: (_, row) => causalBar(row[2], row[3], most),
-      },
-      {
-        title: "largest saving",
-        unit: "ns",
-        doc: "how much shorter a step is if this takes no time",
+        cell: (_, row) => causalBar(row[2], row.at(-1), most),
       },
       ...data.faster.map(share => ({
-        title: share === 1 ? "no time" : `${Math.round(share * 100)} % faster`,
+        title: share === 1 ? "saves if it takes no time"
+          : `saves if ${Math.round(share * 100)} % faster`,
         unit: "ns",
-        doc: `the duration of a step if this takes ${Math.round(share * 100)} % less time`,
+        doc: `how much shorter a step is if this takes ${Math.round(share * 100)} % less time`,
       })),
     ];
     const rows = data.rows.map(row => (
-      [row.name, row.kind, spent(row), data.step_ns - row.step_ns.at(-1), ...row.step_ns]
+      [row.name, row.kind, spent(row), ...row.step_ns.map(ns => data.step_ns - ns)]
     ));
     root.append(
       element("p", {class: "soft", text:
-        `A simulated step takes ${duration(data.step_ns)}. For each row, the simulation makes one `
-        + "range, operator or kernel faster. The columns on the right show how long the step then "
-        + "takes. A faster kernel does not always make the step shorter, because slower work may "
-        + "run at the same time."}),
+        "For each row, a simulation makes one range, operator or kernel faster. The columns on the "
+        + "right show how much shorter a step then is. A faster kernel does not always make the "
+        + "step shorter, because slower work may run at the same time."}),
       table(columns, rows, {caption: "Causal profile", shown: 15}),
       element("ul", {class: "soft"}, data.notes.map(note => element("li", {text: note}))),
     );

@@ -179,12 +179,10 @@ sections.memory = {
         chart.replaceChildren(...[
           memoryChart(data, device, stacked),
           memoryLegend(stacked),
-          element("h4", {text: `In use at the peak, by ${by}`}),
-          live ? tableOf(live, {caption: `In use at the peak, by ${by}`, shown: 10})
-            : element("p", {
-              class: "soft",
-              text: "The trace has no addresses, so it does not show what used the memory.",
-            }),
+          ...(device.missing ? [element("p", {text: device.missing})] : [
+            element("h4", {text: `In use at the peak, by ${by}`}),
+            live ? tableOf(live, {caption: `In use at the peak, by ${by}`, shown: 10}) : "",
+          ]),
         ]);
       };
       root.append(

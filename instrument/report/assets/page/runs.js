@@ -120,7 +120,7 @@ function ranksTable({ranks, name}) {
       return stackedBar(parts, most, label);
     };
     const key = at => cells.step_ns[at];
-    columns.splice(1, 0, {title: "time of a step", isBar: true, cell: bar, key});
+    columns.splice(1, 0, {title: "mean step, by kind of time", isBar: true, cell: bar, key});
     rows.forEach((row, at) => row.splice(1, 0, at));
   }
   return table(columns, rows, {caption: `Ranks: ${name}`});

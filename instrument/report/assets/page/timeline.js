@@ -426,7 +426,7 @@ sections.timeline = {
       showSpan(axis, axis.first, axis.last);
       repaint();
     };
-    const showFirst = () => (data.step === null ? showAll() : showStep(data.step));
+    const showFirst = () => (data.first_step === null ? showAll() : showStep(data.first_step));
 
     const stepChoice = element("select", {
       "aria-label": "Step",
@@ -456,6 +456,7 @@ sections.timeline = {
     const zoomBy = factor => zoomSpan(axis, factor, (axis.begin + axis.end) / 2);
 
     root.append(...[
+      data.steps.length > 1 ? element("p", {class: "soft", text: shownFirst()}) : null,
       data.left_out ? element("p", {class: "soft", text: leftOut()}) : null,
       element("div", {class: "tools"}, stepChoice,
         button("+", "Zoom in", () => zoomBy(1 / 1.5)), button("−", "Zoom out", () => zoomBy(1.5)),
@@ -465,12 +466,18 @@ sections.timeline = {
       longestSlices(),
     ].filter(each => each));
 
+    function shownFirst() {
+      const step = `The timeline opens at step ${data.steps[data.first_step][0]}, `;
+      return data.first_code === null ? `${step}the median of all steps but the first.`
+        : `${step}because the evidence of the finding ${data.first_code} is there.`;
+    }
+
     function leftOut() {
       const [missing, whole] = [data.left_out, data.left_out + slices.count].map(
         each => each.toLocaleString("en"),
       );
-      const kept = data.step === null
-        ? "" : `, first of all those outside of step ${data.steps[data.step][0]}`;
+      const kept = data.first_step === null
+        ? "" : `, first of all those outside of step ${data.steps[data.first_step][0]}`;
       return `${missing} of ${whole} slices are left out: the shortest ones${kept}.`;
     }
 

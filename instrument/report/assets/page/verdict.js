@@ -11,7 +11,12 @@ sections.verdict = {
     const parts = [
       factsOf(data),
       whereItGoes(data),
-      element("h3", {text: data.findings.length ? "What to change" : "Nothing found to change"}),
+      element("h3", {text: "What to change"}),
+      cards.length ? null : element("p", {text: `${data.sentence}.`}),
+      data.findings.filter(({saving_ns: saved}) => saved !== null).length > 1
+        ? element("p", {class: "soft", text: "Findings may count the same time. So the savings do "
+          + "not add up: each is that of one change alone."})
+        : null,
       ...cards.slice(0, firstFindings),
       // Without findings, the notes on the simulation are not folded.
       ...(cards.length ? [] : listed(data.notes)),
@@ -32,8 +37,8 @@ function factsOf(data) {
     `${hasSteps ? "A step" : "The recording"} takes`,
     duration(spread.median_ns),
     parts.steps > 1
-      ? `between ${duration(spread.min_ns)} and ${duration(spread.max_ns)}; ${parts.steps} steps, `
-        + "all but the first"
+      ? `median of ${parts.steps} steps, all but the first; between ${duration(spread.min_ns)} and `
+        + duration(spread.max_ns)
       : hasSteps ? "one step counts" : "no finished steps",
   )];
   if (data.mfu !== null) {
@@ -68,7 +73,8 @@ function factsOf(data) {
 }
 
 function whereItGoes({parts, steps, device_share: deviceShare}) {
-  const what = steps.numbers.length ? "a step" : "the recording";
+  const what = !steps.numbers.length ? "the recording"
+    : parts.steps > 1 ? `${parts.steps} steps` : "the step";
   const kinds = parts.by_kind.map(({name, ns}) => ({
     name: name === "idle" && deviceShare === null ? "idle, or not recorded" : name,
     ns,
@@ -82,14 +88,14 @@ function whereItGoes({parts, steps, device_share: deviceShare}) {
     {},
     element("h4", {text: `By ${by}`}),
     stackedBar(found, parts.total_ns, `The time of ${what} by ${by}; the numbers are below`),
-    legendOf(found, parts.total_ns, parts.steps),
+    legendOf(found, parts.total_ns),
   ));
   return element(
     "div",
     {},
-    element("h3", {text: `Where the time of ${what} goes: `
-      + duration(Math.round(parts.total_ns / parts.steps))
-      + (parts.steps > 1 ? ` on average over ${parts.steps} steps` : "")}),
+    element("h3", {text: `Where the time of ${what} goes`}),
+    parts.steps > 1 ? element("p", {class: "soft", text: "The times are sums over all steps but "
+      + `the first. These ${parts.steps} steps take ${duration(parts.total_ns)} together.`}) : null,
     element("div", {class: "halves"}, halves),
   );
 }
@@ -105,6 +111,7 @@ function findingCard(finding, isOpen) {
   const where = [finding.range && `range ${finding.range}`, finding.source];
   const rows = [
     ["Saves", saves ? savingText(finding) : null],
+    ["", finding.difference && element("span", {class: "soft", text: finding.difference})],
     ["Where", where.filter(Boolean).join(", ")],
     ["Change", element("code", {class: "block", text: finding.change})],
     ["Verify", element("code", {class: "block", text: finding.verify})],
@@ -136,8 +143,7 @@ function savingBar(finding) {
 function savingText(finding) {
   const [low, high] = [finding.low_ns, finding.high_ns].sort((one, other) => one - other);
   const bounds = low === high ? "" : `, between ${duration(low)} and ${duration(high)}`;
-  return `${duration(finding.saving_ns)} of a step${bounds}: a step would take `
-    + `${duration(finding.step_ns)} instead of ${duration(finding.baseline_ns)}`;
+  return `${duration(finding.saving_ns)} of a step${bounds}`;
 }
 
 function evidence(finding) {
