@@ -72,9 +72,10 @@ _Rule = Callable[[_Call], int]
 
 
 def moved_bytes(name: str, shapes: bytes, types: bytes, arguments: bytes | None) -> int:
-    """The least traffic of a call in bytes; `UNKNOWN` without a rule, a shape or a known type.
+    """The number of bytes that a call must at least read and write.
 
-    `shapes`, `types` and `arguments` are items of `Events.texts`.
+    The result is `UNKNOWN` if there is no rule for the operator, or if a shape or type is not
+    known. `shapes`, `types` and `arguments` are items of `Events.texts`.
     """
     if (rule := _RULES.get(split_overload(name)[0])) is None:
         rule = _unknown

@@ -1,6 +1,6 @@
-"""The summary of a capture: a small file, so that ranks are compared without reading their traces.
+"""The summary of a capture: a small file with the data that comparing ranks needs.
 
-A thousand summaries are read in seconds.
+So ranks are compared without reading their traces. A thousand summaries are read in seconds.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ module, each piece is decoded as JSON (`schema`). The result is the same, but it
 times as long.
 
 Most events of a trace differ only in their numbers and long texts. So `_scanner` divides each event
-into its numbers and long texts, and its kind. The kind is the JSON text of all other values of the
-event that are kept. A trace has few kinds, and each kind is decoded only once. An event gets the
-columns of its kind, with its own numbers and long texts.
+into three parts: its numbers, its long texts, and its kind. The kind is the JSON text of all other
+values that become columns. A trace has few kinds, and each kind is decoded only once. The columns
+of an event come from its kind, its own numbers and its own long texts.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Kinds:
     def columns_at(self, kind: Codes, rows: NDArray[Any]) -> Columns:
         """Return the columns of events.
 
-        A column that `rows` has is taken from `rows`, any other column from the kinds of the
+        If a column is in `rows`, it is taken from there. Otherwise it is made from the kinds of the
         events. `kind` is the index of each event's kind.
         """
         own = set(rows.dtype.names or ())
