@@ -86,7 +86,7 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    Neither such an operator itself, nor an operator that it calls, nor an operator that calls it
+    An operator is in the mask if it has no FLOPs, and if no operator that it calls or that calls it
     has FLOPs. If such operators are nested, only the outermost is in the mask. `own` is the result
     of `node_flops`.
     """
@@ -255,8 +255,7 @@ def _attention(dims: Shapes, _: list[str]) -> int:
 def _attention_backward(dims: Shapes, _: list[str]) -> int:
     """The FLOPs of the backward pass of attention, as in torch's sdpa_backward_flop_count.
 
-    They are the FLOPs of computing the scores again, and of four gradients: those of the scores, of
-    the values, of the query and of the key.
+    The scores are computed again. Then four gradients are computed: of scores, values, query, key.
     """
     _gradient, query, key, value = dims[:4]
     (batch, heads, rows, width), columns = query, key[2]

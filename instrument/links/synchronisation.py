@@ -4,10 +4,11 @@ The result is a list of edges. An edge leads from the device work to the event t
 
 A synchronising call, here called a wait, is a CPU call of one of these kinds:
 
-- `cudaDeviceSynchronize` returns after the work of a device has ended, `cudaStreamSynchronize`
-  after the work of a stream, and `cudaEventSynchronize` after the work before a CUDA event.
+- `cudaDeviceSynchronize` returns after the work of a device has ended.
+- `cudaStreamSynchronize` returns after the work of a stream has ended.
+- `cudaEventSynchronize` returns after the work before a CUDA event has ended.
 - A blocking copy returns after the copy has ended: `cudaMemcpy`, and `cudaMemcpyAsync` from the
-  device to pageable memory.
+  device to pageable memory. `cudaMemcpyAsync` from pageable memory to the device can block, too.
 - `cudaStreamWaitEvent` returns at once. The next work on the waiting stream starts after the work
   before the CUDA event has ended.
 
@@ -29,8 +30,8 @@ inferred from times, and only where the times show one cause:
   launched last. This work must have ended when the call returned.
 - An event synchronisation waits for the work that ended last during the call. There is an edge only
   if this work ended at most 30 µs before the call returned.
-- A call waits for its copy if the copy ended before the call returned, and if the call always
-  blocks (such as `cudaMemcpy`) or the memory is pageable.
+- A copying call waits for its copy if the call always blocks (such as `cudaMemcpy`), or if the host
+  memory is pageable. There is an edge only if the copy ended before the call returned.
 - Work B waits for work A on another stream of the device if a thread called `cudaStreamWaitEvent`
   and then launched B, with no other launch on B's stream in between. A must have been launched
   before this call of `cudaStreamWaitEvent`. If the trace has calls that record CUDA events, the
@@ -387,7 +388,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies that ended before their blocking call returned."""
+    """The rows of the copies by blocking calls. A copy is left out if it ended after its call."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]

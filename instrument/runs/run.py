@@ -255,9 +255,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has each rank at most once.
 
     The captures of a window have the same phase and first step. Ranks may write into one folder or
-    into different folders. A capture with the same phase and first step belongs to another window,
-    and so to another run, if it began more than ten minutes earlier or later, or if the window
-    already has a capture of the same rank.
+    into different folders. Captures of different runs can also have the same phase and first step.
+    So a capture gets another window if it began more than ten minutes earlier or later, or if the
+    window already has a capture of the same rank.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

@@ -152,7 +152,7 @@ class Hooks(Struct):
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
-    Settings are those of the thread that began the window, at that time.
+    Settings were read when the window began, on the thread that began the window.
     `allow_tf32` is for matrix products on CUDA. `dynamo` is None if torch.compile was never loaded.
     `loaders` is None if the session has seen no `DataLoader`.
     """

@@ -137,8 +137,8 @@ class Scanner:
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
 
-        Returns None if the text must be decoded as JSON, because the compiled module is missing or
-        does not understand the text, or because a kind cannot be decoded.
+        Returns None if the text must be decoded as JSON. This is so if the compiled module is
+        missing or does not understand the text, or if a kind cannot be decoded.
         """
         found = compiled.scan(text, begin, end) if compiled else None
         if found is None:
