@@ -183,7 +183,7 @@ def _check(folder: Path) -> os.stat_result:
 
 
 def _writable() -> Path:
-    """Return the cache's folder, created if missing, and make it writable by this user alone.
+    """Create the cache's folder if it is missing; return it, writable by this user alone.
 
     Raises:
         OSError: the folder cannot be used or is read-only, or `INSTRUMENT_CACHE_BYTES` is 0.

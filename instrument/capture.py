@@ -39,7 +39,7 @@ class Capture(Views):
 
     @cached_property
     def whatif(self) -> Scenario:
-        """A simulation of the recorded window, whose methods return edited simulations.
+        """A simulation of the recorded window. Its methods return simulations with edits.
 
         For example, `capture.whatif.scale(range="attention", by=0.5)` estimates how long the steps
         take if the range "attention" takes half of its time.

@@ -214,7 +214,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
     """The budget of a test whose marker has no limits: the counters in its file.
 
-    None with --perf-update.
+    The result is None with --perf-update.
     """
     from instrument.compare.budget import stored_limits
 
@@ -287,7 +287,7 @@ def _budget(item: pytest.Item) -> Budget | None:
 
 
 def _file(item: pytest.Item, counted: Counters) -> Path:
-    """The file with the counters of a test; with and without a device, the file differs."""
+    """The file with the counters of a test; runs with and without a device use separate files."""
     name = item.nodeid.partition("::")[2].replace("::", ".")
     plain = re.sub(r"[^\w.-]", "-", name)
     if plain != name:  # names of tests may differ only in replaced characters

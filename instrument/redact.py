@@ -211,7 +211,7 @@ def _redact_forms(text: str) -> str:
 
 
 def _leaves(value: Any) -> set[str]:
-    """The values in nested options as texts, without texts of three characters or fewer."""
+    """The values in nested options as texts. Texts of up to three characters are left out."""
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

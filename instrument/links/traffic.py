@@ -1,6 +1,6 @@
 """Count the bytes that an operator must read and write, from shapes and types in a trace.
 
-The count is the smallest possible traffic: each input is read once, and each output is written once.
+The count is the lower limit of the traffic: each input is read once, each output is written once.
 The bytes of a tensor are the number of its elements times the size of an element. A kernel moves
 more bytes if it reads an input again from the device's memory, and fewer if an input is in a cache.
 There are rules for matrix products, convolutions and attention.
