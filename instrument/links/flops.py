@@ -110,8 +110,8 @@ def is_fused_attention(name: str) -> bool:
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
     """Set the FLOPs of an operator to `UNKNOWN` if it calls the same operator, as under autocast.
 
-    Only the inner call keeps its FLOPs. This applies only if the operator makes exactly one such
-    call, and both calls have equal FLOPs.
+    Only the inner call keeps its FLOPs. This applies only if exactly one inner call has the same
+    FLOPs as the operator.
     """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
