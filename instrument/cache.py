@@ -3,9 +3,9 @@
 It holds the events of traces that were read before (as columns), captures that were fetched from
 URLs, and the measured speed of this machine. An entry is a file or a folder. Entries are created
 and removed by a rename, so that several processes may use the cache at once. All entries together
-take at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes (0 keeps nothing). The least recently used
-entries are removed first. A fetched capture stays for ten minutes after its last use, since a
-reader may still open its files.
+take at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes (0 keeps nothing). Entries that do not fit
+are removed; recently used entries have precedence. A fetched capture stays for ten minutes after
+its last use, since a reader may still open its files.
 
 The folder is used only if it belongs to this user and is not a link. Links in it are not followed.
 If reading or writing the cache raises OSError, callers work without the cache.
@@ -110,7 +110,7 @@ def open_entry(name: str) -> IO[bytes]:
 def adding(name: str) -> Iterator[IO[bytes]]:
     """Open a file to write, which becomes the entry `name` if the block succeeds.
 
-    If the cache is then over its limit, the least recently used entries are removed.
+    If the cache is then over its limit, the entries that do not fit are removed.
 
     Raises:
         OSError: the cache cannot be written.
@@ -183,7 +183,7 @@ def _check(folder: Path) -> os.stat_result:
 
 
 def _writable() -> Path:
-    """Return the cache's folder, created if missing, and make it writable by this user alone.
+    """Create the cache's folder if it is missing; return it, writable by this user alone.
 
     Raises:
         OSError: the folder cannot be used or is read-only, or `INSTRUMENT_CACHE_BYTES` is 0.
@@ -238,7 +238,11 @@ def _entry(path: Path) -> Entry | None:
 
 
 def _keep_in_bounds() -> None:
-    """Remove the least recently used entries over the limit, and old unfinished entries."""
+    """Remove the entries that do not fit in the cache, and old unfinished entries.
+
+    The entries are examined in the order of their last use, the latest first. An entry does not fit
+    if it exceeds the limit together with the entries kept before. Captures in use are always kept.
+    """
     with suppress(OSError, ConfigError):
         left, now_ns = most_bytes(), time.time_ns()
         for entry in entries():
@@ -291,11 +295,12 @@ def clear() -> list[Entry]:
 
 
 def leftovers(below: Path | None = None) -> list[Path]:
-    """The files and folders that the caches of earlier versions left.
+    """Find files and folders in which earlier versions cached data.
 
-    These are fetched captures, and files with the columns of a trace, which are beside the trace.
-    Files with columns are searched for only if `below` is given: in the folder `below` and its
-    subfolders, or beside the trace `below`.
+    Earlier versions stored fetched captures in a folder of their own, and the columns of a trace in
+    a file beside the trace. Files with columns are searched for only if `below` is given. If
+    `below` is a folder, the search covers the folder and its subfolders. If it is a trace, only the
+    file beside the trace is checked.
     """
     found: list[Path] = []
     with suppress(OSError):
@@ -317,7 +322,7 @@ def leftovers(below: Path | None = None) -> list[Path]:
 
 
 def _is_columns(path: Path) -> bool:
-    """Whether a file begins like cached columns: with the length of a header, and a JSON header."""
+    """Whether a file begins with the length of a JSON header and this header, as columns did."""
     try:
         with open_regular(path) as file:
             head_bytes = int.from_bytes(file.read(8), "little")

@@ -24,8 +24,7 @@ class Capture(Views):
     """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
 
     The trace is read when a view first needs it, and then stays in memory. Each view is computed
-    once. A notebook shows the verdict, ranges and operators of a capture, and the rows of a
-    `Table`.
+    once. In a notebook, a capture is displayed as its verdict, ranges and operators.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
@@ -41,7 +40,7 @@ class Capture(Views):
 
     @cached_property
     def whatif(self) -> Scenario:
-        """A simulation of the recorded window, whose methods return edited simulations.
+        """A simulation of the recorded window. Its methods return simulations with edits.
 
         For example, `capture.whatif.scale(range="attention", by=0.5)` estimates how long the steps
         take if the range "attention" takes half of its time.
@@ -54,9 +53,9 @@ class Capture(Views):
         return scenario(self)
 
     def diagnose(self) -> Diagnosis:
-        """What slows the run, what to change, and what each change saves.
+        """Find what slows the run; state what to change, and how much time each change saves.
 
-        `instrument.diagnose` takes several windows and ranks as one run.
+        `instrument.diagnose` does the same for several windows and ranks.
 
         Raises:
             CaptureError: the capture holds no trace.
@@ -73,7 +72,7 @@ class Capture(Views):
         before: Comparable | None = None,
         redact: bool = False,
     ) -> Page:
-        """Return a page with all that the capture shows; a notebook shows the page in a frame.
+        """Return an HTML page with all results of the capture; a notebook displays the page.
 
         Args:
             path: the file to write the page to; None writes no file.

@@ -30,7 +30,7 @@ class InstrumentError(Exception):
 
 
 class ConfigError(InstrumentError, ValueError):
-    """An option is wrong; raised when the object is built, before the first step."""
+    """An option is wrong; raised when an object is built with the option, before the first step."""
 
 
 class CaptureError(InstrumentError):
@@ -60,7 +60,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an exception without its full stop; the exception's type if it is empty."""
+    """The message of an exception without its full stop; if it has none, the exception's type."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails

@@ -83,8 +83,8 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a new file. If the block succeeds, the file replaces `target`, else the file is removed.
 
-    A link at `target` is replaced. The temporary file is in the same folder, named `.*.tmp`. The
-    umask applies to `mode`.
+    If `target` is a link, the link itself is replaced. The new file is created in the same folder
+    with a name such as `.*.tmp`. The umask applies to `mode`.
     """
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
@@ -121,7 +121,7 @@ def _sentence(error: OSError, path: Path) -> OSError:
 
 
 def write(target: Path, content: str | bytes) -> None:
-    """Write a file, which replaces `target`; a link at `target` is replaced too.
+    """Write a file. It replaces `target`; if `target` is a link, the link itself is replaced.
 
     Text is written as UTF-8, with `?` for lone surrogates.
     """

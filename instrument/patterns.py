@@ -1,4 +1,4 @@
-r"""Match regular expressions from a config or a capture, in time linear in the text.
+r"""Match regular expressions from a config or a capture; the time is linear in the text's length.
 
 Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty characters. The matcher
 here follows all alternatives at once, one character at a time (Thompson, 1968).

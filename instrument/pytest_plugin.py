@@ -32,8 +32,9 @@ FOLDER = "perf"
 
 _RECORDING = pytest.StashKey["_Recording"]()
 _HELP = (
-    f"{MARKER}(operators=412, syncs=0, peak='2GB'): the highest allowed counters of a step of the "
-    f"test's {FIXTURE}; without arguments, the counters in the test's file in {FOLDER}/"
+    f"{MARKER}(operators=412, syncs=0, peak='2GB'): limits on the counters of a step that the "
+    f"test's {FIXTURE} records; without arguments, the limits are the counters in the test's file "
+    f"in {FOLDER}/"
 )
 # The prefix of a test's user properties that hold counters. pytest-xdist sends these properties
 # from its worker processes to the report.
@@ -46,12 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--perf-update",
         action="store_true",
-        help=f"write the counters of each test with {FIXTURE} to its file in {FOLDER}/",
+        help=f"for each test with {FIXTURE}, write the counters to the test's file in {FOLDER}/",
     )
     group.addoption(
         "--perf-report",
         action="store_true",
-        help=f"print the counters of each test with {FIXTURE} at the end",
+        help=f"at the end, print the counters of each test with {FIXTURE}",
     )
 
 
@@ -127,7 +128,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the counters of all tests, with --perf-report."""
+    """Print the counters of all tests if --perf-report is given."""
     if not config.getoption("--perf-report"):
         return
     rows = [
@@ -149,7 +150,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture and the counters of a test, and its stored counters; None if there are none."""
+    """The capture and the counters of a test; `stored` is None if no counters are stored."""
 
     capture: Capture
     counted: Counters
@@ -213,7 +214,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
     """The budget of a test whose marker has no limits: the counters in its file.
 
-    None with --perf-update.
+    The result is None with --perf-update.
     """
     from instrument.compare.budget import stored_limits
 
@@ -230,7 +231,7 @@ def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
 
 
 def _failures(budget: Budget, measured: _Measured) -> list[str]:
-    """A sentence for each counter above its limit, and lines with the new calls behind it."""
+    """For each counter above its limit: a sentence, and lines that list the new calls."""
     from instrument.compare.budget import excesses, what_is_new
     from instrument.compare.counters import Occurred
 
@@ -286,7 +287,7 @@ def _budget(item: pytest.Item) -> Budget | None:
 
 
 def _file(item: pytest.Item, counted: Counters) -> Path:
-    """The file with the counters of a test. Counters with a device have a file of their own."""
+    """The file with the counters of a test; runs with and without a device use separate files."""
     name = item.nodeid.partition("::")[2].replace("::", ".")
     plain = re.sub(r"[^\w.-]", "-", name)
     if plain != name:  # names of tests may differ only in replaced characters

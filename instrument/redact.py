@@ -129,7 +129,7 @@ def holds_password(url: str) -> bool:
 
 
 def public(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a file system that are not secret, such as booleans and server addresses."""
+    """Keep only harmless options of a file system, such as booleans and server addresses."""
     kept = {
         name: public(value) if isinstance(value, Mapping) else value
         for name, value in options.items()
@@ -185,7 +185,7 @@ def _secret_at(text: str) -> int:
 
 
 def _is_secret_value(before: str, word: str) -> bool:
-    """Whether a word of a command line is the value of a secret that the word before it names."""
+    """Whether `word` is the value of a secret: the word `before` it is the name of the secret."""
     if _OPTION.fullmatch(word):
         return False
     if before == "-p":
@@ -211,7 +211,7 @@ def _redact_forms(text: str) -> str:
 
 
 def _leaves(value: Any) -> set[str]:
-    """The values in nested options as texts, without texts of three characters or fewer."""
+    """The values in nested options as texts. Texts of up to three characters are left out."""
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

@@ -2,9 +2,11 @@
 
 The capture.json and the trace of a capture are fetched into the user's cache (`instrument.cache`)
 and read from there. They are fetched again only if they have changed at the URL. Small files, such
-as the summaries of ranks, are fetched into memory. The packages of fsspec read credentials and the
-server's address from environment variables. For S3, these are `AWS_PROFILE`, or `AWS_ACCESS_KEY_ID`
-and `AWS_SECRET_ACCESS_KEY`; and `AWS_ENDPOINT_URL` for a server that is not Amazon's.
+as the summaries of ranks, are fetched into memory.
+
+The packages of fsspec read credentials and the server's address from environment variables. For S3,
+the credentials are in `AWS_PROFILE`, or in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. The
+address of a server that is not Amazon's is in `AWS_ENDPOINT_URL`.
 """
 
 from __future__ import annotations
@@ -191,10 +193,10 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
-    """Fetch a file or a capture into `folder`, under the last part of the name of `path`.
+    """Fetch the file or capture `path` into `folder`; it keeps its name.
 
-    If `names` is only `path`, `path` is a file, and the file is fetched. Otherwise `path` is the
-    folder of a capture, and the files `names` in this folder are fetched.
+    If `names` holds nothing but `path`, `path` is a file. Otherwise `path` is the folder of a
+    capture, and only the files `names` in this folder are fetched.
     """
     target = folder / Path(path).name
     if names != [path]:

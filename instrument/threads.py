@@ -14,8 +14,8 @@ def start(thread: Thread, without: str) -> bool:
 
     Args:
         thread: the thread.
-        without: what happens without the thread, as the end of the warning's sentence. A warning
-            with the same text is logged only once.
+        without: the end of the warning's sentence: it says what happens without the thread. A
+            warning with the same text is logged only once.
     """
     try:
         thread.start()

@@ -21,8 +21,8 @@ def duration(ns: float) -> str:
 def durations_like(ns: float) -> Callable[[float], str]:
     """Return a function that writes all times in one unit, so that a column is easy to compare.
 
-    The unit and the number of decimals are those that show `ns` with four digits: with a step of
-    87.41 ms, a saving of 300 µs is "0.30 ms".
+    The unit and the number of decimals are those that show `ns` with four digits. For example, if
+    `ns` is 87.41 ms, a time of 300 µs is "0.30 ms".
     """
     _, divisor, unit = next(
         (time for time in _TIMES if abs(ns) < time[0]), (float("inf"), 1e9, "s")

@@ -11,7 +11,7 @@
   for.
 - `collective_records`: what torch recorded about the collective of each communication kernel.
 - `step_index`, `intervals`: steps, and overlapping intervals.
-- `flops`, `traffic`: the FLOPs and the least traffic of operators, by formula.
+- `flops`, `traffic`: by formula, the FLOPs of operators and the bytes that they read and write.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
 `links.Links` holds these relations for one trace. Each is computed once, at its first use.

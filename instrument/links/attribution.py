@@ -1,9 +1,9 @@
 """Find the range and the kind of work that all time in a trace belongs to.
 
 A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond that an
-event covers on a thread counts for only one scope: the innermost scope around this moment. The
-nanoseconds that count for a scope are its own time. If no scope is around a moment, the nanosecond
-lies outside all scopes.
+event covers on a thread counts for only one scope: the innermost scope that is open at this time.
+The nanoseconds that count for a scope are its own time. If no scope is open, the nanosecond lies
+outside all scopes.
 
 `instrument.links.autograd` finds the range that a scope belongs to. A range belongs to itself, even
 inside a backward node, as in recomputation. A backward node belongs to the range around its forward
@@ -118,10 +118,10 @@ def _kinds(links: Links) -> Ints:
 
 
 def _under_step(links: Links) -> Flags:
-    """A mask of the paths of optimizer steps and of the ranges in them, without closures.
+    """A mask of the paths that are work of an optimizer: its steps and the ranges in them.
 
-    The closure of an optimizer runs forward and backward inside the step. A range in which
-    operators run in grad mode belongs to such a closure, and is not work of the optimizer.
+    An optimizer can call a closure, which runs forward and backward inside the step. The mask does
+    not contain a range in which operators run in grad mode, because it belongs to such a closure.
     """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)

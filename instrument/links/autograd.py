@@ -1,9 +1,9 @@
 """Find the scopes of a trace, and the range that each scope belongs to.
 
-A scope is a range, which the user marked, or a backward node, which is a function that the autograd
-engine ran. The time of an operator belongs to the innermost scope around it. The time of a range
-belongs to that range. The time of a backward node belongs to the range around its forward operator,
-so that a layer has its backward time too.
+A scope is a range or a backward node. The user marks ranges; a backward node is a function that the
+autograd engine runs. The time of an operator belongs to the innermost scope around it. The time of
+a range belongs to that range. The time of a backward node belongs to the range around its forward
+operator, so that a layer has its backward time too.
 
 The forward operator of a backward node is found without a hook (NOTE [ Sequence Number] in
 torch/csrc/autograd/node.h):
@@ -313,8 +313,8 @@ def _best_matches(
     A pair is a forward thread and a thread of the trace. The best pair is the one in which the most
     backward nodes have an operator of the same name. Of several such pairs, the best is the one in
     which the most nodes have any operator. Pairs that are still equally good are chosen in the
-    order in which their threads began, because torch numbers its threads in the order in which they
-    first record something.
+    order in which their threads began. torch numbers its threads in the same order: a thread gets
+    its number when it first records something.
 
     Args:
         events: the events of the trace.

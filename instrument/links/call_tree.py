@@ -11,10 +11,9 @@ torch/autograd/profiler_util.py):
 - An event without a duration is not a child of an event that ends at the same moment.
 
 So the parent of an event is the nearest earlier event on the same thread that does not end before
-the event. Array operations find the parents of all events at once. The first candidate for the
-parent of an event is the event before it. If a candidate ends too early, it is replaced by the
-event that is the candidate for the candidate's own parent. This is repeated until every candidate
-ends late enough.
+the event. Array operations find the parents of all events at once. Each event has a candidate for
+its parent. The first candidate of an event is the event before it. If a candidate ends too early,
+it is replaced by its own candidate. This is repeated until every candidate ends late enough.
 """
 
 from __future__ import annotations
@@ -130,10 +129,10 @@ class CallTree:
         return found
 
     def top_of_chain(self, chosen: Flags) -> Ints:
-        """For each chosen node, the highest ancestor with only chosen nodes in between.
+        """For each chosen node, the highest node that is reached through chosen parents only.
 
-        A node whose parent is not chosen is its own top. The result is -1 for nodes that are not
-        chosen.
+        If the parent of a chosen node is not chosen, the result is the node itself. The result is
+        -1 for nodes that are not chosen.
         """
         goes_up = chosen & (self.parent >= 0) & chosen[self.parent]
         hop = np.where(goes_up, self.parent, np.arange(len(self)))
@@ -147,7 +146,7 @@ class CallTree:
         Returns:
             Two values: the new tree; and an array with an index into the new tree for each node of
                 the old tree. The index is that of the node itself if it is chosen, else of its
-                nearest chosen ancestor; -1 if no ancestor is chosen.
+                nearest chosen ancestor; -1 if neither exists.
         """
         kept = np.flatnonzero(chosen)
         number = np.full(len(self) + 1, -1)
@@ -160,10 +159,9 @@ class CallTree:
         return tree, nearest
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
-        """For each thread and time, the innermost node of the thread around the time.
+        """For each given thread and time, the innermost node that runs on the thread at the time.
 
-        The result is -1 if no node is around the time. The start and the end of a node belong to
-        the node.
+        The result is -1 if no node runs. A node runs from its start to its end, both included.
         """
         if not len(self):
             return np.full(len(time_ns), -1)
@@ -230,7 +228,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """The number of ancestors of each node; found by jumps whose length doubles each time."""
+    """The number of ancestors of each node. Each pass doubles the distance that it looks up."""
     outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
     depth = (jump < outside).astype(np.int64)
@@ -241,7 +239,7 @@ def _depths(parent: Ints) -> Ints:
 
 
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """For each thread and time, the last node of the thread that starts at or before the time."""
+    """For each given thread and time, the last node that starts on the thread by this time."""
     found = np.full(len(time_ns), -1)
     bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):

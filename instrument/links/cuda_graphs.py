@@ -1,4 +1,4 @@
-"""Which device events a launch of a CUDA graph replayed.
+"""Find the device events that a launch of a CUDA graph replayed.
 
 All device events of a replay have the correlation of the call that launched the graph, on CUDA
 (`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has an External

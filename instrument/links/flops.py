@@ -3,9 +3,9 @@
 A multiplication and the addition after it count as two operations. If an operator with a rule calls
 another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
 counts. If an operator calls itself again with other types, as under autocast, only the inner call
-counts, because it has the types that are multiplied. Operators without a rule are not counted:
-elementwise operators, norms, pooling, embeddings. `capture.operators.ops_without_flops` lists the
-operators of a trace that are not counted.
+counts, because only it has the types in which the device multiplies. Operators without a rule are
+not counted: elementwise operators, norms, pooling, embeddings. For a trace,
+`capture.operators.ops_without_flops` lists the operators that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
 equal to those of `FlopCounterMode`, except in two cases. First, `FlopCounterMode` has no rule for
@@ -86,7 +86,7 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    Neither such an operator itself, nor an operator that it calls, nor an operator that calls it
+    An operator is in the mask if it has no FLOPs, and if no operator that it calls or that calls it
     has FLOPs. If such operators are nested, only the outermost is in the mask. `own` is the result
     of `node_flops`.
     """
@@ -110,8 +110,8 @@ def is_fused_attention(name: str) -> bool:
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
     """Set the FLOPs of an operator to `UNKNOWN` if it calls the same operator, as under autocast.
 
-    Only the inner call keeps its FLOPs. This applies if the operator makes one such call, with
-    equal FLOPs.
+    Only the inner call keeps its FLOPs. This applies only if exactly one inner call has the same
+    FLOPs as the operator.
     """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
@@ -138,7 +138,7 @@ def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
 
 
 def evaluated(rule: Callable[..., int], *arguments: Any) -> int:
-    """The result of a rule; `UNKNOWN` if the arguments do not fit it, or the result is absurd."""
+    """The result of a rule; `UNKNOWN` if arguments do not fit, or the result is out of range."""
     try:
         count = rule(*arguments)
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
@@ -168,18 +168,18 @@ def _product(a: list[int], b: list[int]) -> int:
 
 
 def _matrix_product(first: int) -> Rule:
-    """A rule for the FLOPs of a matrix product of two arguments: `first` and the one after it.
+    """A rule for the FLOPs of a matrix product. The addition of `addmm` is not counted.
 
-    The addition of `addmm` is not counted.
+    The operands are the arguments at the positions `first` and `first + 1`.
     """
     return lambda dims, _: _product(dims[first], dims[first + 1])
 
 
 def _matrix_vector(first: int) -> Rule:
-    """A rule for the FLOPs of a matrix [m, k], or a vector [k], times a vector [k].
+    """A rule for the FLOPs of a product with a vector [k].
 
-    `first` is the position of the matrix among the arguments. torch.utils.flop_counter has no such
-    rule.
+    The other operand is a matrix [m, k] or a vector [k]; `first` is its position among the
+    arguments. torch.utils.flop_counter has no such rule.
     """
     return lambda dims, _: 2 * elements(dims[first])
 
@@ -226,8 +226,8 @@ def _applications(points: list[int], weight: list[int]) -> int:
 def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
     """The FLOPs of the backward pass of a convolution, as in torch's conv_backward_flop.
 
-    They are the FLOPs of the forward pass, once for each gradient (of the input, of the weight).
-    `output_mask` says which of the two gradients are computed.
+    The FLOPs of the forward pass count once for each gradient that is computed. `output_mask` says
+    which of the gradients of input and weight are computed.
     """
     gradient, image, weight = dims[:3]
     gradients = arguments[10].strip("[]").split(", ")[:2].count("True")  # `output_mask`
@@ -255,8 +255,7 @@ def _attention(dims: Shapes, _: list[str]) -> int:
 def _attention_backward(dims: Shapes, _: list[str]) -> int:
     """The FLOPs of the backward pass of attention, as in torch's sdpa_backward_flop_count.
 
-    They are the FLOPs of computing the scores again, and of four gradients: those of the scores, of
-    the values, of the query and of the key.
+    The scores are computed again. Then four gradients are computed: of scores, values, query, key.
     """
     _gradient, query, key, value = dims[:4]
     (batch, heads, rows, width), columns = query, key[2]
@@ -264,9 +263,10 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 
 
 def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
-    """The FLOPs of the products that a causal mask leaves, or all FLOPs without such a mask.
+    """The FLOPs of a call of attention without the products that its mask makes unnecessary.
 
-    Row i of the scores, counted from 1, needs the first i columns, as in
+    `flops` are all FLOPs of the call. They are returned if the call has no causal mask. With a
+    causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
     torch.nn.functional.scaled_dot_product_attention.
     """
     dims: Shapes = decoded(events.texts[shapes])

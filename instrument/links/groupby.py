@@ -67,7 +67,8 @@ def distinct(values: Ints) -> Ints:
 class Groups:
     """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.
 
-    A row without a group has the number -1. The mask `where` must leave out such rows.
+    A row without a group has the number -1. At such rows, the argument `where` of a method must be
+    False.
     """
 
     of: Ints
@@ -79,11 +80,11 @@ class Groups:
         return np.bincount(self.of, minlength=self.count)
 
     def number(self, where: Flags) -> Ints:
-        """For each group, the number of its rows at which `where` is True."""
+        """For each group, how many of its rows have True in the mask `where`."""
         return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
-        """The sum of the values of each group; with `where`, only of rows at which it is True."""
+        """The sum of the values of each group; with `where`, only rows where it is True count."""
         of = self.of
         if where is not None and not where.all():
             of, values = of[where], values[where]
@@ -92,7 +93,7 @@ class Groups:
         return total
 
     def min(self, values: Ints) -> Ints:
-        """The least value of each group; the largest 64-bit integer for an empty group."""
+        """The smallest value of each group; the largest 64-bit integer for an empty group."""
         least = np.full(self.count, np.iinfo(np.int64).max)
         np.minimum.at(least, self.of, values)
         return least
@@ -120,7 +121,7 @@ class Groups:
         return Groups(number[self.of], self.count)
 
     def sorted_by(self, *values: Ints) -> SortedGroups:
-        """The rows of each group, sorted by the first array; the next array orders equal values."""
+        """The rows of each group, sorted by the first array, then by the second, and so on."""
         order = np.lexsort((*values[::-1], self.of))
         return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
 

@@ -38,9 +38,9 @@ class Timeline:
         return Groups(self.group, groups).sum(self.end_ns - self.start_ns, where)
 
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
-        """For each span from `start_ns` to `end_ns`, the time in the span that a mask selects.
+        """For each given span of time, how long the segments in a mask cover it.
 
-        The timeline must have only one group.
+        The spans last from `start_ns` to `end_ns`. The timeline must have only one group.
         """
         if not len(self.start_ns):
             return np.zeros(len(start_ns), np.int64)

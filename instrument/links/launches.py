@@ -1,4 +1,4 @@
-"""Which CPU call launched which device event: a kernel, a copy or a memset.
+"""Find the CPU call that launched each device event: each kernel, copy and memset.
 
 A trace links a device event to the CPU in two ways (both written by Kineto, torch's trace library):
 
@@ -114,10 +114,11 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
 
 
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
-    """A mask of the device events that ran before their stream's first event with a known launch.
+    """A mask of the device events that were probably launched before the recording began.
 
-    A stream runs its work in the order of the launches. So these events were probably launched
-    before the recording began. On a stream without any known launch, the mask is False.
+    Such an event has no known launch, and runs before the first event of its stream whose launch is
+    known, because a stream runs its work in the order of the launches. On a stream without any
+    known launch, the mask is False.
     """
     stream, start_ns = events.thread[device].astype(np.int64), events.start_ns[device]
     known = Groups(stream[is_known], len(events.threads))

@@ -86,12 +86,12 @@ class Links:
 
     @cached_property
     def spent_ns(self) -> Ints:
-        """The time of each node; time shared with a later sibling counts only for the sibling."""
+        """The duration of each node, without the time in which a later sibling overlaps it."""
         return self._end_ns - self.call_tree.start_ns
 
     @cached_property
     def counted_ns(self) -> Ints:
-        """How much of `spent_ns` lies in finished steps."""
+        """The part of `spent_ns` in finished steps; all of `spent_ns` if no step finished."""
         if not len(self.steps):
             return self.spent_ns
         return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._end_ns)
@@ -120,10 +120,10 @@ class Links:
 
     @cached_property
     def device_own_ns(self) -> Ints | None:
-        """For each node, the time of the device events that it launched itself.
+        """For each node, the time of the device events that it launched, without its descendants.
 
-        None if the trace has no device event. If the launch of a device event is not in the trace,
-        its time counts for no node.
+        The result is None if the trace has no device event. If the launch of a device event is not
+        in the trace, its time counts for no node.
         """
         return self._own_of_device(self.events.duration_ns[self.launches.device])
 

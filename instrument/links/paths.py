@@ -102,10 +102,10 @@ class Paths:
         return np.where((path >= 0) & (path <= other) & (other < after[path]), path, above[path])
 
     def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
-        """Pairs of item and group for which a sum over the outermost paths counts the item twice.
+        """Find the items that a sum over the outermost paths of a group counts twice.
 
         This happens if the two paths of the item lie at or below two different outermost paths of
-        the group.
+        the group. The result has one pair of item and group for each such case.
         """
         common = self.common(one, other)
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
@@ -119,10 +119,11 @@ class Paths:
         return pairs // len(self.names), pairs % len(self.names)
 
     def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
-        """For each item, the groups of its path and of the paths above it, below `end`.
+        """For each item, the groups of its path and of the ancestors of this path.
 
-        A pair of item and group is returned as one number: item * n + group, where n is the number
-        of paths. There are fewer groups than paths.
+        The search goes up and stops before the path `end`. A pair of item and group is returned as
+        one number: item * n + group, where n is the number of paths. This number identifies the
+        pair, because no group has a number of n or more.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():

@@ -22,7 +22,7 @@ def finished_steps(events: Events) -> Ints:
 
 
 def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """How much of each interval lies in steps; `steps` are sorted by start and do not overlap."""
+    """The part of each interval that lies in steps; `steps` are sorted and do not overlap."""
     starts, lengths = events.start_ns[steps], events.duration_ns[steps]
     before = np.concatenate([[0], np.cumsum(lengths)])
 
@@ -35,7 +35,7 @@ def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Int
 
 
 def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
-    """The step around each point in time, as an index into `steps`; -1 if no step is around it.
+    """For each point in time, the step in which it lies, as an index into `steps`; -1 if none.
 
     `steps` are sorted by start and do not overlap.
     """

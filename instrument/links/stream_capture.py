@@ -1,4 +1,4 @@
-"""The launches that were captured into CUDA graphs, and which launch became which node.
+"""Find the launches that were captured into CUDA graphs, and the node that each launch became.
 
 A program captures a graph once: between `cudaStreamBeginCapture` and `cudaStreamEndCapture`, the
 calls that launch work run on the CPU, inside their operators and ranges, and their work becomes
@@ -10,8 +10,9 @@ the order of the calls, on whatever streams they run. If a call makes a stream w
 stream, the graph has branches, and the order of the nodes is not known.
 
 No id in a trace joins a captured call to its node, so calls and nodes are joined by their order. A
-capture fits a graph only if its launches and the nodes have the same number, kinds and kernels.
-Kineto writes the name of the kernel on launches of ROCm, but not on launches of CUDA.
+capture fits a graph only if it has as many launches as the graph has nodes, and if the kinds and
+the kernels of launches and nodes are the same. Kineto writes the name of the kernel on launches of
+ROCm, but not on launches of CUDA.
 
 Without names of kernels, a capture can also fit a graph that it did not make, such as a graph that
 was captured before the recording. All graphs that one capture made run the same kernels. So if n
@@ -254,7 +255,7 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture. It can have made graphs that were launched at `since_ns` or later.
+        """Add a capture. It cannot have made a graph that was first launched before `since_ns`.
 
         `names` holds the operators of the capture, followed by its ranges.
         """
@@ -262,7 +263,7 @@ class _Alike:
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
 
     def until(self, launched_ns: int) -> int:
-        """The number of captures that can have made a graph which was launched at this time."""
+        """How many captures can have made a graph whose first launch was at `launched_ns`."""
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
@@ -284,16 +285,17 @@ _Levels = list[tuple[str, list[_Alike]]]
 
 
 class CapturedNames:
-    """Finds the names of the nodes of graphs in the captures of one or several traces.
+    """Finds the operators and ranges of graph nodes, using the captures of one or several traces.
 
     Cost: linear in the number of launches in the captures plus the number of nodes in the graphs.
     This holds if the captures of a trace have the names of all their kernels, or of none.
     """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
-        """Keep the captures of the trace that has the graphs, and the captures of other traces.
+        """Keep the captures.
 
-        A capture of the same trace fits a graph only if it ended before the graph was launched.
+        `own` are captures in the trace with the graphs. Such a capture fits a graph only if it
+        ended before the graph was launched. `others` are captures in other traces.
         """
         # The keys are the kinds of the launches, the positions of the kernels whose names are
         # known, and these names.
@@ -343,9 +345,9 @@ class CapturedNames:
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
         """Return the names of the nodes of each CUDA graph.
 
-        The names come from stream captures. A capture fits a graph if its launches and the nodes
-        have the same number, the same kinds and, where the kernels are known, the same kernels. If
-        several captures fit, only names that are the same in all of these captures are returned.
+        The names come from stream captures. A capture fits a graph if it has as many launches as
+        the graph has nodes, with the same kinds and, where the kernels are known, the same kernels.
+        If several captures fit, only names that are the same in all of these captures are returned.
 
         Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
         that it did not make. Only a comparison of all graphs shows this.
@@ -426,8 +428,8 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
     these graphs they made.
 
     Returns:
-        For captures that fit by order, the largest n for which the first n captures fit more than n
-            sequences of kernels; 0 if there is no such n.
+        For each list of captures that fit by order: the largest n for which the first n captures of
+            the list fit more than n sequences of kernels; 0 if there is no such n.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

@@ -4,10 +4,11 @@ The result is a list of edges. An edge leads from the device work to the event t
 
 A synchronising call, here called a wait, is a CPU call of one of these kinds:
 
-- `cudaDeviceSynchronize` returns after the work of a device has ended, `cudaStreamSynchronize`
-  after the work of a stream, and `cudaEventSynchronize` after the work before a CUDA event.
+- `cudaDeviceSynchronize` returns after the work of a device has ended.
+- `cudaStreamSynchronize` returns after the work of a stream has ended.
+- `cudaEventSynchronize` returns after the work before a CUDA event has ended.
 - A blocking copy returns after the copy has ended: `cudaMemcpy`, and `cudaMemcpyAsync` from the
-  device to pageable memory.
+  device to pageable memory. `cudaMemcpyAsync` from pageable memory to the device can block, too.
 - `cudaStreamWaitEvent` returns at once. The next work on the waiting stream starts after the work
   before the CUDA event has ended.
 
@@ -27,15 +28,15 @@ inferred from times, and only where the times show one cause:
 - A stream synchronisation waits for the stream whose last work ended at most 30 µs before the call
   returned. If there is no such stream, it waits for the last work of the stream on which its thread
   launched last. This work must have ended when the call returned.
-- An event synchronisation waits for the work that ended last, at most 30 µs before the call
-  returned. If no work ended during the call, there is no edge.
-- A call waits for its copy if the copy ended before the call returned, and if the call always
-  blocks (such as `cudaMemcpy`) or the memory is pageable.
-- Work B waits for work A on another stream if a thread called `cudaStreamWaitEvent` and then
-  launched B, with no other launch on B's stream in between. A must have been launched before this
-  call of `cudaStreamWaitEvent`. If the trace has calls that record CUDA events, A must also have
-  been launched before the last of them that precedes this call. A must have ended at most 30 µs
-  before B started, after B was launched, and after the work before B on B's stream had ended.
+- An event synchronisation waits for the work that ended last during the call. There is an edge only
+  if this work ended at most 30 µs before the call returned.
+- A copying call waits for its copy if the call always blocks (such as `cudaMemcpy`), or if the host
+  memory is pageable. There is an edge only if the copy ended before the call returned.
+- Work B waits for work A on another stream of the device if a thread called `cudaStreamWaitEvent`
+  and then launched B, with no other launch on B's stream in between. A must have been launched
+  before this call of `cudaStreamWaitEvent`. If the trace has calls that record CUDA events, the
+  last such call before `cudaStreamWaitEvent` counts: A must have been launched before it, too. Then
+  B was launched and its stream became free; after both, A ended, at most 30 µs before B started.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class Synchronisations:
         kind: an index into `KINDS`.
         wait: for each edge, its wait, as an index into `call`.
         earlier: the device event that has to end first, as a position among the events.
-        later: the event that waits, as a position among the events: the call, or for the kind
-            "stream wait" the device event.
+        later: the event that waits, as a position among the events. It is a device event if the
+            kind is "stream wait", else the call.
         recorded: a mask of the edges that the trace states; all other edges are inferred.
         waited_ns: how long the event in `later` waited because of this edge, until the earlier
             event ended. A call waits from its start. A device event waits from the time at which
@@ -166,7 +167,7 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
 class _Index:
-    """Rows in groups, sorted by time, to look up the rows before or after a time."""
+    """Looks up, in a group of rows, the last row before a given time or the first row after it."""
 
     def __init__(self, group: Ints, time_ns: Ints) -> None:
         self._order = np.lexsort((time_ns, group))
@@ -178,11 +179,11 @@ class _Index:
         return group * (len(self._times) + 1) + np.searchsorted(self._times, time_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each group and time, the last row before the time; -1 if there is none."""
+        """For each given group and time, the last row before the time; -1 if there is none."""
         return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)) - 1)
 
     def since(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each group and time, the first row at or after the time; -1 if there is none."""
+        """For each given group and time, the first row from this time on; -1 if there is none."""
         return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)))
 
     def _row(self, group: Ints, place: Ints) -> Ints:
@@ -193,12 +194,14 @@ class _Index:
 
 
 class _Latest:
-    """Finds the work of a group that ended last, among the work that was queued before a time.
+    """Looks up which work of a stream or a device is the last to end.
 
-    A group is a stream or a device. A row is a piece of device work. A stream runs its work in the
-    order of the launches. So on a stream, the work that ended last is the work that was launched
-    last. If several threads launch on one stream, the start times of the calls do not show which
-    work was launched last.
+    Only work that was queued before a given time is considered; it may end later than this time.
+    A group is a stream or a device. A row is a piece of device work.
+
+    A stream runs its work in the order of the launches, so its last work is the work that ends
+    last. The start times of the launching calls do not always show this order, because several
+    threads can launch on one stream.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
@@ -212,7 +215,10 @@ class _Latest:
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each group and time, the row that ended last; -1 if no row was queued before."""
+        """For each given group and time, the row that ended last, of the rows queued before it.
+
+        The result is -1 if the group has no row that was queued before the time.
+        """
         found: Ints = self._latest[self._index.before(group, time_ns)]
         return found
 
@@ -256,18 +262,18 @@ class _Work:
         self.by_end = np.argsort(self.end_ns, kind="stable")
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
-        """For each stream and time, the first row that was launched at or after the time.
+        """For each given stream and time, the first row that was launched from this time on.
 
-        The result is -1 if no row was launched then.
+        The result is -1 if no such row was launched.
         """
         found: Ints = np.append(self.first, -1)[self.by_launch.since(stream, time_ns)]
         return found
 
     def last_ended(self, after_ns: Ints, until_ns: Ints, accepts: Callable[[Ints], Flags]) -> Ints:
-        """For each span of time, the last row that ended in it and for which `accepts` is true.
+        """For each given span of time, the last row that ended in the span and that is accepted.
 
-        The result is -1 if there is no such row. `accepts` gets one row for each span and returns a
-        mask. In each span, only the last `_MOST_TRIED` rows are tried.
+        `accepts` gets one row for each span, and returns a mask of the accepted rows. In each span,
+        only the last `_MOST_TRIED` rows are tried. The result is -1 if none of them is accepted.
         """
         found = np.full(len(until_ns), -1)
         rows, ends = np.append(self.by_end, -1), np.append(self.end_ns[self.by_end], 0)
@@ -326,11 +332,12 @@ class _Waits:
         return np.flatnonzero((self.kind == kind) & (self.is_stated == stated))
 
     def _read_details(self, events: Events, work: _Work, is_call: Flags) -> None:
-        """Find the device and stream of each stated wait, and which work the wait waits for.
+        """Find the device and stream of each stated wait, and the work that the wait waits for.
 
-        This is the work that was launched on the stream `source` before the time `since_ns`, at
-        which the CUDA event was recorded. If this time is not known, `since_ns` is when the call
-        began, and `is_exact` is false. A stream or device on which no work ran is -1.
+        The wait is for the work that was launched on the stream `source` before the time
+        `since_ns`. This is the time at which the CUDA event was recorded. If it is not known,
+        `since_ns` is the start of the wait's call, and `is_exact` is false. A stream or device on
+        which no work ran is -1.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()
@@ -381,7 +388,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies that ended before their blocking call returned."""
+    """The rows of the copies by blocking calls. A copy is left out if it ended after its call."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]
@@ -510,9 +517,10 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _ended_within(
     work: _Work, waits: _Waits, wait: Ints, accepts: Callable[[Ints], Flags] | None = None
 ) -> Ints:
-    """For each wait, the last row that ended during the call, at most 30 µs before it returned.
+    """For each wait, the last row that ended during its call, at most 30 µs before the return.
 
-    The row was queued before the call began. The result is -1 if there is no such row.
+    Only rows are considered that were queued before the call began. The result is -1 if there is no
+    such row.
     """
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
 

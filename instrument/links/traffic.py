@@ -1,6 +1,6 @@
 """Count the bytes that an operator must read and write, from shapes and types in a trace.
 
-The count is the least possible traffic: each input is read once, and each output is written once.
+The count is the lower limit of the traffic: each input is read once, each output is written once.
 The bytes of a tensor are the number of its elements times the size of an element. A kernel moves
 more bytes if it reads an input again from the device's memory, and fewer if an input is in a cache.
 There are rules for matrix products, convolutions and attention.
@@ -72,9 +72,10 @@ _Rule = Callable[[_Call], int]
 
 
 def moved_bytes(name: str, shapes: bytes, types: bytes, arguments: bytes | None) -> int:
-    """The least traffic of a call in bytes; `UNKNOWN` without a rule, a shape or a known type.
+    """The number of bytes that a call must at least read and write.
 
-    `shapes`, `types` and `arguments` are items of `Events.texts`.
+    The result is `UNKNOWN` if there is no rule for the operator, or if a shape or type is not
+    known. `shapes`, `types` and `arguments` are items of `Events.texts`.
     """
     if (rule := _RULES.get(split_overload(name)[0])) is None:
         rule = _unknown

@@ -1,1 +1,1 @@
-"""Many captures: the windows and ranks of a run, their clocks, merged traces, timings files."""
+"""Read and compare the captures of a run's windows and ranks, merge traces, read timings files."""

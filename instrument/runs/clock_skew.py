@@ -33,10 +33,10 @@ CLOCKS: Schema = schema(
     "window",
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
-    uncertainty_ns="the median distance between the measured differences of the two clocks and the "
-    "differences that follow from `offset_ns` and `drift_ppm`. If the clock is measured through "
-    "other ranks, the largest uncertainty of these ranks is added. None if only one collective was "
-    "compared, or if the uncertainty of any of these ranks is None",
+    uncertainty_ns="how far a measured difference of the two clocks is from the difference "
+    "computed from `offset_ns` and `drift_ppm`: the median of these distances. If the clock is "
+    "compared with the clocks of other ranks than the lowest, the largest of their uncertainties "
+    "is added. None if only one collective was compared, or if one of these uncertainties is None",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
@@ -44,9 +44,10 @@ _Ends = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How far a clock is ahead at its time `at_ns`, and how much it gains in each second.
+    """The difference of a rank's clock to the lowest rank's clock, and how fast it changes.
 
-    Fields that are also columns of `CLOCKS` have the same meaning.
+    The clock is ahead by `offset_ns` when it shows `at_ns`. Fields that are also columns of
+    `CLOCKS` have the same meaning.
     """
 
     offset_ns: int
@@ -56,11 +57,11 @@ class Clock:
     at_ns: int = 0
 
     def ahead_ns(self, time_ns: int) -> int:
-        """How far the clock is ahead when it shows `time_ns`."""
+        """How far the clock is ahead of the lowest rank's clock when it shows `time_ns`."""
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
-        """The times of this clock as times of the lowest rank's clock, limited to ±`BEYOND_NS`."""
+        """Convert times of this clock to the lowest rank's clock, limited to ±`BEYOND_NS`."""
         times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
         shifted = times_ns - self.offset_ns
         gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
@@ -97,8 +98,8 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     uncertainty. If one of these uncertainties is None, so is the sum. If the rank has no collective
     in common with these ranks either, its clock is not known.
 
-    The last 128 collectives of a rank are compared: collectives on the device, or on the CPU if
-    there are none on the device.
+    The last 128 collectives of a rank are compared. They are collectives on the device, or on the
+    CPU if the rank has none on the device.
     """
     ends = _ends(collectives)
     found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
@@ -169,10 +170,10 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
 
 
 def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
-    """Compute a clock from the measured differences `ahead` at the times `times`.
+    """Compute a rank's clock from measured differences to clocks of other ranks.
 
-    The uncertainty is that of these differences. The uncertainty of the clocks that the clock was
-    compared with is not yet added.
+    When the rank's clock showed `times[k]`, it was ahead by `ahead[k]`. The uncertainty of the
+    other clocks is not added here.
     """
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:

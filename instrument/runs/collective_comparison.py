@@ -20,17 +20,18 @@ RANK_COLLECTIVES: Schema = schema(
     kind="all_reduce, all_gather, reduce_scatter, all_to_all or barrier",
     process_group="torch's name for the process group; None if it is not recorded",
     description="what the process group is for, such as default_pg",
-    ranks="the ranks of the group, as Kineto writes them; None if they are not recorded: then all "
-    "ranks count as one group",
+    ranks="the ranks of the group, as Kineto writes them. If they are not recorded, the value is "
+    "None, and all ranks count as one group",
     group_size="how many ranks the group has",
     runs_on="device, or CPU for gloo and MPI",
     recorded_ranks="how many ranks recorded the collectives",
-    calls="collectives that at least two ranks recorded, of the last 512 collectives of each rank",
+    calls="how many collectives at least two ranks recorded; only the last 512 collectives of each "
+    "rank are compared",
     bytes="the sizes of the messages as NCCL counts them, summed over the calls whose size is "
     "known",
-    duration_ns="the time of all calls, averaged over the ranks",
-    transfer_ns="the part of `duration_ns` that is transfer: for each call, the time on the rank "
-    "with the shortest time, because this rank waited least",
+    duration_ns="the total time of all calls, averaged over the ranks",
+    transfer_ns="the part of `duration_ns` that is transfer. For each call, this is the shortest "
+    "time of any rank, because that rank waited least",
     waiting_ns="the rest of `duration_ns`: waiting for other ranks, averaged over the ranks",
     waiting_share="`waiting_ns` divided by `duration_ns`",
     skew_ns="the mean time between the arrivals of the first and the last rank, on one clock (see "
@@ -50,7 +51,7 @@ RANK_COLLECTIVES: Schema = schema(
 def collectives(
     summaries: Sequence[RankSummary], found: MatchedCollectives, clocks: Sequence[Clock | None]
 ) -> Table:
-    """Return one row for each process group and kind of collective, the most waiting first.
+    """Return one row for each process group and kind of collective, longest waiting time first.
 
     See `RANK_COLLECTIVES`. A rank's time in a collective is the time from the start of its first
     kernel to the end of its last kernel. The rank that arrives last does not wait, so its time is
@@ -131,7 +132,7 @@ def _arrivals(
 def _last(
     summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
 ) -> dict[str, list[Any]]:
-    """The columns `last_…` of each group: the rank that caused the most waiting by coming last."""
+    """The columns `last_…`, which name the rank that caused the most waiting by coming last."""
     pair, of = groupby(groups.of[known] * len(summaries) + last[known])
     times, caused = of.size, of.sum(waiting[known])
     most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)

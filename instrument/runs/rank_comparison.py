@@ -41,8 +41,8 @@ RANKS: Schema = schema(
     host="the name of the rank's machine",
     steps="how many steps ended in the window",
     step_ns="the mean duration of a step",
-    own_ns="the mean duration of a step without waiting in communication: `step_ns` minus "
-    "`exposed_communication_ns`",
+    own_ns="the mean time of a step in which the rank does not wait in communication: `step_ns` "
+    "minus `exposed_communication_ns`",
     compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
     communication_ns="mean per step: time in which communication ran",
     exposed_communication_ns="mean per step: time in which communication ran, but no compute",
@@ -55,26 +55,27 @@ RANK_RANGES: Schema = schema(
     path="the path of the range",
     ranks="how many ranks recorded the range",
     calls="calls on all ranks together",
-    cpu_min_ns="the lowest CPU time per step of any rank",
+    cpu_min_ns="the lowest of the ranks' CPU times per step",
     cpu_median_ns="the median of the ranks' CPU times per step (the lower one of two middle "
     "values)",
-    cpu_max_ns="the highest CPU time per step of any rank",
+    cpu_max_ns="the highest of the ranks' CPU times per step",
     slowest="the rank with the most CPU time; the lowest rank if several are equal",
     spread="the difference of `cpu_max_ns` and `cpu_min_ns`, divided by `cpu_median_ns`",
-    device_min_ns="the lowest device time per step of any rank; None if there are no device events",
+    device_min_ns="the lowest of the ranks' device times per step; None if there are no device "
+    "events",
     device_median_ns="the median of the ranks' device times per step",
-    device_max_ns="the highest device time per step of any rank",
-    forward_min_ns="the lowest `forward_ns` per step of any rank",
+    device_max_ns="the highest of the ranks' device times per step",
+    forward_min_ns="the lowest of the ranks' `forward_ns` per step",
     forward_median_ns="the median of the ranks' `forward_ns` per step",
-    forward_max_ns="the highest `forward_ns` per step of any rank",
-    backward_min_ns="the lowest `backward_ns` per step of any rank; None if there is no backward",
+    forward_max_ns="the highest of the ranks' `forward_ns` per step",
+    backward_min_ns="the lowest of the ranks' `backward_ns` per step; None if there is no backward",
     backward_median_ns="the median of the ranks' `backward_ns` per step",
-    backward_max_ns="the highest `backward_ns` per step of any rank",
+    backward_max_ns="the highest of the ranks' `backward_ns` per step",
 )
 STRAGGLERS: Schema = schema(
     rank="the rank that other ranks wait for",
     host="the name of the rank's machine",
-    own_ns="the mean duration of the rank's steps without waiting in communication",
+    own_ns="the mean time of a step in which the rank does not wait in communication",
     median_own_ns="the median of `own_ns` over all ranks",
     excess="the fraction by which `own_ns` is above `median_own_ns`",
     exposed_communication_ns="how long the rank waits in communication per step",
@@ -192,10 +193,11 @@ class _Cells(NamedTuple):
 
 
 def ranges(summaries: Sequence[RankSummary]) -> Table:
-    """Return one row for each path of ranges, in the order of the first rank that has it.
+    """Return one row for each path of ranges; see `RANK_RANGES`.
 
-    See `RANK_RANGES`. Times are per step. For a rank on which no step ended, times are sums over
-    the whole window.
+    The paths of the first rank come first, in its order; then further paths of the next rank, and
+    so on. Times are per step. For a rank on which no step ended, times are sums over the whole
+    window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -236,7 +238,7 @@ def _spread(
 
 
 def stragglers(summaries: Sequence[RankSummary]) -> Table:
-    """Return the slow ranks for which other ranks wait, the slowest first, with the evidence.
+    """Return the slow ranks for which other ranks wait, the slowest first.
 
     In synchronous training, the steps of all ranks take equally long, because each rank waits in
     the collectives for the slowest rank. The slowest rank waits least. So ranks are compared by
@@ -282,7 +284,8 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
     """For each rank, the range whose self time is furthest above the median of the ranks.
 
-    The value of a rank is the path of the range, and the difference to the median in nanoseconds.
+    For each rank, the result holds the path of this range, and by how many nanoseconds its self
+    time is above the median.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[

@@ -1,6 +1,6 @@
-"""The summary of a capture: a small file, so that ranks are compared without reading their traces.
+"""The summary of a capture: a small file with the data that comparing ranks needs.
 
-A thousand summaries are read in seconds.
+So ranks are compared without reading their traces. A thousand summaries are read in seconds.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def rank_of(capture: Views) -> int | None:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    """The last collectives of kinds that end at the same moment on all ranks, and their groups."""
+    """The last collectives of those kinds that end on all ranks together, and their groups."""
     last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
     last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
     names = ("name", *OF_COLLECTIVE_GROUP)

@@ -59,10 +59,9 @@ class Run:
     def load(cls, *paths: str | PathLike[str]) -> Run:
         """Read captures and traces, or all captures below a folder.
 
-        If a folder holds no captures, the traces in it are read. At a URL such as
-        `s3://bucket/run`, if a capture has a summary, only the summary is downloaded. Missing
-        summaries, and the summaries of traces, are made from the events, in as many processes as
-        there are cores.
+        If a folder holds no captures, the traces in it are read. If a path is a URL such as
+        `s3://bucket/run`, and a capture has a summary, only the summary is downloaded. Traces, and
+        captures without a summary, are read completely, in as many processes as there are cores.
 
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
@@ -256,9 +255,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has each rank at most once.
 
     The captures of a window have the same phase and first step. Ranks may write into one folder or
-    into different folders. A capture with the same phase and first step belongs to another window,
-    and so to another run, if it began more than ten minutes earlier or later, or if the window
-    already has a capture of the same rank.
+    into different folders. Captures of different runs can also have the same phase and first step.
+    So a capture gets another window if it began more than ten minutes earlier or later, or if the
+    window already has a capture of the same rank.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -302,7 +301,7 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """A sentence on how ranks differ in a value, the most frequent value first.
+    """A sentence that lists the values of the ranks; the most frequent value comes first.
 
     The sentence is "" if all ranks have the same value.
     """

@@ -21,8 +21,8 @@ TIMINGS: Schema = schema(
     p50_ns="the median duration of a call, with an error of at most 2 %",
     p95_ns="the 95th percentile of the durations of the calls, with an error of at most 2 %",
     max_ns="the duration of the longest call",
-    device_calls="calls whose device time is known. If no device time is known, the device columns "
-    "are left out",
+    device_calls="how many calls have a known device time. If no device time is known, the device "
+    "columns are left out",
     device_mean_ns="the mean time of a call in the device's stream",
     device_p50_ns="the median time of a call in the device's stream, with an error of at most 2 %",
     device_p95_ns="the 95th percentile of the times in the device's stream, with an error of at "
@@ -53,7 +53,7 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a row for each range, the most time first; see `TIMINGS`.
+    """Return a row for each range, the longest total time first; see `TIMINGS`.
 
     The columns `device_…` are left out if no device time is known.
     """

@@ -62,7 +62,7 @@ class Cost(Struct):
 
 
 class Config(Struct):
-    """The options of the recording session that are needed to read the capture."""
+    """Those options of the recording session that are needed to read the capture."""
 
     activities: Any = None  # names, or mappings from a name to chosen types
     profile_memory: bool | None = None
@@ -123,8 +123,8 @@ class GarbageCollection(Struct):
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
-    `phase` is the phase in which this happened, such as "train" or "validation". `iterable` is
-    whether the dataset is an `IterableDataset`.
+    `phase` is the phase in which the program read them, such as "train" or "validation".
+    `iterable` is whether the dataset is an `IterableDataset`.
     """
 
     phase: str | None = None
@@ -152,7 +152,7 @@ class Hooks(Struct):
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
-    Settings have the values that they had when the window began, on the thread that began it.
+    Settings were read when the window began, on the thread that began the window.
     `allow_tf32` is for matrix products on CUDA. `dynamo` is None if torch.compile was never loaded.
     `loaders` is None if the session has seen no `DataLoader`.
     """

@@ -53,9 +53,9 @@ def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
 
 
 class Interned(dict[Any, int]):
-    """The distinct values so far, each with its position in their order of first use.
+    """A mapping from each distinct value to its code.
 
-    A code is such a position.
+    Codes count from 0, in the order in which the values are first used.
     """
 
     def __missing__(self, value: Hashable) -> int:

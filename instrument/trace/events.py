@@ -91,8 +91,8 @@ def is_blocking_copy(name: str) -> bool:
 def split_overload(name: str) -> tuple[str, str]:
     """Split the name of an operator: `aten::add.Tensor` gives `aten::add` and `Tensor`.
 
-    The default overload is "". A user's range can have the category of an operator. Its name is
-    split too if the name has this form.
+    The default overload is "". A user's range can have the category of an operator. The name of
+    such a range is split too if it looks like the name of an overload.
     """
     found = _WITH_OVERLOAD.fullmatch(name)
     return (found[1], found[2]) if found else (name, "")
@@ -221,8 +221,8 @@ class Events:
     Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
     columns is much faster.
 
-    The columns do not hold flows, thread labels, and arguments of events that have neither a column
-    here nor a field in `Details`.
+    The columns do not hold flows and thread labels. They hold only those arguments of an event for
+    which there is a column here or a field in `Details`.
 
     Attributes:
         categories, names: the distinct categories and names. The name of an MTIA copy ends with the

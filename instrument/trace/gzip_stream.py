@@ -26,8 +26,8 @@ def chunks(path: Path) -> Iterator[bytes]:
 
     The first bytes of a file show whether it is gzip; its name does not matter. isal or zlib-ng
     decompresses the file if one of them is installed, else the standard library. A file is refused
-    once its plain bytes exceed both 32 MiB and 200 times the compressed bytes read so far.
-    INSTRUMENT_MAX_INFLATION sets another ratio than 200.
+    when its decompressed bytes exceed both 32 MiB and 200 times the compressed bytes read so far.
+    INSTRUMENT_MAX_INFLATION replaces the ratio 200.
 
     Raises:
         TraceError: the file is missing, cannot be read, is damaged gzip, or exceeds the ratio.
@@ -51,9 +51,9 @@ def chunks(path: Path) -> Iterator[bytes]:
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """Yield the chunks of `source`; a thread reads them ahead.
+    """Yield the chunks of `source`. A thread reads the next chunks while the caller works.
 
-    The thread does not slow down the caller, because reading and unpacking release the GIL.
+    The thread does not slow down the caller, because reading and decompressing release the GIL.
     """
     with ThreadPoolExecutor(1) as thread:
         try:

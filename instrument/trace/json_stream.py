@@ -326,10 +326,7 @@ def cut_short(path: Path, *, gzip: bool = False) -> TraceError:
 
 
 def _items(found: Any, kind: type[Any]) -> list[Any]:
-    """The items of type `kind` among the first 1,000 items of a list.
-
-    The result is empty if `found` is not a list.
-    """
+    """Of the first 1,000 items of `found`, those of type `kind`; empty if `found` is no list."""
     items = found[:_MOST_ITEMS] if isinstance(found, list) else []
     return [item for item in items if isinstance(item, kind)]
 

@@ -4,9 +4,9 @@ A compiled module fills the columns from the text (`scanner`). If the module is 
 does not understand the text, the text is decoded as JSON (`schema`). Events with a duration and
 memory events become columns. All other events are only counted.
 
-Cost: with the compiled module, half of the time that msgspec takes to decode the same text into
-typed objects; without the module, 2.5 times as long as msgspec. Peak memory is twice the size of
-the columns, which take about 105 bytes for each event.
+Cost: with the compiled module, reading takes half as long as msgspec takes to decode the same text
+into typed objects. Without the module, it takes 2.5 times as long as msgspec. Peak memory is twice
+the size of the columns, which take about 105 bytes for each event.
 
 Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
 Below 2**43 µs a float is exact to the nanosecond: half the distance between two floats is 0.488 ns.
@@ -315,7 +315,7 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """The events whose times are in range, and how many of these events end before they begin.
+    """Keep the events whose times are in range, and count those of them that end before they begin.
 
     Raises:
         OverflowError: the sum of the durations is out of range.

@@ -5,9 +5,9 @@ module, each piece is decoded as JSON (`schema`). The result is the same, but it
 times as long.
 
 Most events of a trace differ only in their numbers and long texts. So `_scanner` divides each event
-into its numbers and long texts, and its kind. The kind is the JSON text of all other values of the
-event that are kept. A trace has few kinds, and each kind is decoded only once. An event gets the
-columns of its kind, with its own numbers and long texts.
+into three parts: its numbers, its long texts, and its kind. The kind is the JSON text of all other
+values that become columns. A trace has few kinds, and each kind is decoded only once. The columns
+of an event come from its kind, its own numbers and its own long texts.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Kinds:
     def columns_at(self, kind: Codes, rows: NDArray[Any]) -> Columns:
         """Return the columns of events.
 
-        A column that `rows` has is taken from `rows`, any other column from the kinds of the
+        If a column is in `rows`, it is taken from there. Otherwise it is made from the kinds of the
         events. `kind` is the index of each event's kind.
         """
         own = set(rows.dtype.names or ())
@@ -137,8 +137,8 @@ class Scanner:
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
 
-        Returns None if the text must be decoded as JSON, because the compiled module is missing or
-        does not understand the text, or because a kind cannot be decoded.
+        Returns None if the text must be decoded as JSON. This is so if the compiled module is
+        missing or does not understand the text, or if a kind cannot be decoded.
         """
         found = compiled.scan(text, begin, end) if compiled else None
         if found is None:

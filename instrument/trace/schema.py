@@ -33,7 +33,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     "waits_for_stream": "wait_on_stream", "waits_for_event": "wait_on_cuda_event_id",
     "launched_kernel": "kernel", "annotation_name": "name", "annotation_text": "str",
 }):  # fmt: skip
-    """The arguments of an event that become columns."""
+    """Those arguments of an event that become columns."""
 
     external_id: int | None = 0
     old_external_id: int | None = 0  # torch 1.9 writes this on kernels and runtime calls
@@ -114,7 +114,7 @@ class Begin(_Timed, tag_field="ph", tag="B"):
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of the event that began last among the unfinished events of its thread."""
+    """The end of an event. It belongs to the last `Begin` of its thread that has no end yet."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
