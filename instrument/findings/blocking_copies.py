@@ -3,15 +3,15 @@
 The check looks at copies from the CPU to a device: the calls that launch them, and the calls inside
 the same operator that wait for them, such as cudaStreamSynchronize inside aten::to. It measures the
 CPU time of these calls during which no kernel runs. There is a finding if this time is 2 % of the
-step. Many programs have 1 %, and can save little.
+step. Many programs spend 1 % of the step this way, and can save little.
 
 There are two causes. The driver copies pageable memory in pieces through a buffer of its own, and
 the call returns only after the last piece is copied. And torch waits for the copy if `non_blocking`
 is not set. The simulation lets these calls return at once, and the copies run entirely beside the
 computation.
 
-The check cannot see whether a kernel needs the copied data at once; overlap then saves nothing.
-Copies to the CPU belong to the check `synchronizing-calls`.
+The check cannot see whether a kernel needs the copied data at once. If one does, overlap saves
+nothing. Copies to the CPU belong to the check `synchronizing-calls`.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ class Diagnosis:
         passed: the codes of the checks that found nothing in any capture.
         not_checked: a sentence for each check that could not run, with what to record for it.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the longest simulated step without changes of all captures; None if no step could
-            be simulated.
+        step_ns: the median recorded step of the capture in which it is longest; None if no step
+            could be simulated.
     """
 
     captures: tuple[str, ...]

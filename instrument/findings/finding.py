@@ -24,7 +24,7 @@ class NotRecorded(CaptureError):  # noqa: N818
 
 
 class Evidence(NamedTuple):
-    """Events that show a problem: equal events in one place, as one row.
+    """Events of one name that show a problem, as one row.
 
     Attributes:
         name: the name of the events, such as "aten::item".

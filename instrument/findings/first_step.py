@@ -4,12 +4,12 @@ The check compares the first finished step of the window with the median of the 
 must be at least three other steps. There is a finding if the first step takes twice this median and
 at least 10 ms more; a smaller difference does not disturb the measurement.
 
-The cause is the part on which the first step spends more time than the median of the other steps.
-It is one of the kinds of `capture.interruptions`, such as compilation or the loader. If no kind
-explains enough, it is the operator, call or range with the most additional time. If cuDNN searches
-for its fastest algorithms (`torch.backends.cudnn.benchmark` in `capture.json`), the time of a
-convolution counts as this search. A cause is named if it explains at least 20 % of the additional
-time.
+The additional time of a part is its time in the first step, minus its median time in the other
+steps. The check first compares the kinds of `capture.interruptions`, such as compilation or the
+loader. The cause is the kind with the most additional time, if this is at least 20 % of the
+additional time of the step. Otherwise, the cause is an operator, a call or a range, by the same
+rule. If cuDNN searches for its fastest algorithms (`torch.backends.cudnn.benchmark` in
+`capture.json`), the time of a convolution counts as this search.
 
 There is no saving: the simulation leaves the first step out, and in a long run the first step
 hardly matters. But all sums over the steps of the window contain it.
@@ -86,7 +86,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """The kind of interruption that explains most of the additional time, or else the event."""
+    """The kind of interruption with the most additional time; else the operator, call or range.
+
+    The result is None if neither explains enough of the additional time.
+    """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
         if found is not None and found.more_ns >= _LEAST_CAUSE * more_ns:

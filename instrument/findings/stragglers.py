@@ -59,7 +59,7 @@ def find(ranks: Ranks) -> Iterator[Finding]:
 
 
 def _excess(row: Any) -> str:
-    """How much more own work a straggler has; empty if the median rank has none of its own."""
+    """Text: how much more own work a straggler has; empty if the median rank has no own work."""
     if row.excess is None:
         return ""
     return (

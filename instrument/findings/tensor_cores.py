@@ -168,7 +168,10 @@ def _change_of_float32(device: Device | None) -> str:
 
 
 def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
-    """The operator and the input shapes with the most time in some kernels, if recorded."""
+    """A row of evidence: the operator and the input shapes that take the most time in some kernels.
+
+    Empty if no shapes were recorded.
+    """
     events, tree = capture.events, capture.links.call_tree
     device, launcher = capture.links.launched
     launcher = launcher[np.isin(device, kernels)]
