@@ -128,7 +128,7 @@ def _names(capture: Views) -> Iterator[_Cause]:
 
 
 def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int) -> Ints:
-    """For each group of events, its additional time in the first step, as `_additional`.
+    """For each group of events, its additional time in the first step; see `_additional`.
 
     Most names occur in few of the steps, so a table of all names and steps would be nearly empty.
     Only the steps in which a group has events are stored; its time in all others is 0.
@@ -143,7 +143,7 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """The value of each group at a rank among all later steps, from 0."""
+        """For each group, its time at this rank, from 0, among its sorted times in later steps."""
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)
         found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]

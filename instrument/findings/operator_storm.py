@@ -164,7 +164,7 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
-    """The operators and ranges outside all operators, in order, and the parent of each.
+    """The operators and ranges that lie in no operator, in order; and the parent of each of them.
 
     Operators and ranges inside a backward node are left out.
     """

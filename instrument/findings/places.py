@@ -401,7 +401,7 @@ def evidence_by_name(
 
 
 def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """The rows with the names of operators without their overload."""
+    """Remove the overload from the operator's name in each row."""
     return tuple(row._replace(name=split_overload(row.name)[0]) for row in rows)
 
 

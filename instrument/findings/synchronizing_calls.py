@@ -172,7 +172,13 @@ def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
 
 
 def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
-    """The outermost operator around each call, inside its range; "" for none."""
+    """The name of the outermost operator around each call; "" for none.
+
+    Operators outside the innermost range around the call do not count.
+
+    Returns:
+        The distinct names, and for each call the index of its name.
+    """
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR) & ~events.named(is_step) & ~is_backward(events)
     tops = np.append(tree.top_of_chain(is_operator[tree.index]), -1)

@@ -123,7 +123,7 @@ class _Found:
         self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
 
     def _add_arc(self, arc: int, total_ns: int) -> None:
-        """Add the time of one arc: device work, unexplained time, and the rest as a wait."""
+        """Split the time of one arc into device work, unexplained time and a wait, and add them."""
         model, arcs, events = self._model, self._model.arcs, self._model.links.events
         kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
         if row >= 0:

@@ -289,8 +289,8 @@ class Model:
         Returns:
             The moments, sorted by step; the steps; and the index of the first moment of each step.
 
-        Work is left out if other work of the same step follows on its stream. It is kept if the
-        work that follows can begin before this work ends.
+        Work is left out if other work of the same step follows on its stream. But it is kept if the
+        work that follows can begin before it ends.
         """
         arcs, row_of = self.arcs, np.full(len(self.moments.time_ns), -1)
         row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))

@@ -280,7 +280,7 @@ class _Chains:
         return offset, demand
 
     def segments(self) -> list[tuple[int, int, bool]]:
-        """The instructions cut into segments whose sources lie in earlier segments.
+        """Cut the instructions into segments, so that all sources lie in earlier segments.
 
         Returns:
             The first instruction of each segment, the index after its last instruction, and whether
