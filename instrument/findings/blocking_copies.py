@@ -109,7 +109,7 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
 
 
 def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
-    """The copies by name with their sizes, then the calls by name."""
+    """Rows of evidence: first the copies by name with their sizes, then the calls by name."""
     events, work = capture.events, capture.work
     call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))
     moved = moved_bytes(events, copies, np.array([call_of[k] for k in copies.tolist()], np.int64))

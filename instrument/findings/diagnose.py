@@ -98,7 +98,7 @@ class Diagnosis:
     Attributes:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
-        passed: the codes of the checks that found nothing in any capture.
+        passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: a sentence for each check that could not run, with what to record for it.
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step of the capture in which it is longest; None if no step
@@ -147,7 +147,7 @@ def diagnose(
 
 @dataclass(slots=True)
 class _Problem:
-    """One problem over the captures: its largest finding, and where it was found."""
+    """One problem in one or several captures: its largest finding, and where it was found."""
 
     largest: Finding
     windows: set[Any] = field(default_factory=set)

@@ -76,8 +76,8 @@ class Check(NamedTuple):
 
     Attributes:
         code: as in `Finding`.
-        find: yields the findings of one capture. Its arguments are the capture and the scenario
-            without edits of `instrument.whatif`. It raises `NotRecorded` if it cannot tell.
+        find: yields the findings of one capture. Its arguments are the capture and the capture's
+            scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
     """
 
     code: str
@@ -89,8 +89,8 @@ class RanksCheck(NamedTuple):
 
     Attributes:
         code: as in `Finding`.
-        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if it
-            cannot tell.
+        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if the
+            captures lack what it needs.
     """
 
     code: str

@@ -108,7 +108,7 @@ def _called(capture: Views, collections: Ints) -> bool | None:
 
 def _change(called: bool | None) -> str:
     seldom = (
-        "Call gc.freeze() after the set-up and gc.disable(), and gc.collect() every few hundred "
+        "Call gc.freeze() and gc.disable() after the set-up, and gc.collect() every few hundred "
         "steps."
     )
     if called is None:

@@ -9,7 +9,7 @@ KiB; 100,000 such steps add 24 GiB.
 The evidence lists the operators whose memory was allocated after the first step and is still in use
 at the end of the last step. Its last row is the owner of the most memory at the peak.
 
-No saving is simulated: growing memory does not slow the steps, but ends a run.
+No saving is simulated: growing memory does not slow the steps, but in the end the run fails.
 
 Not found: memory on the CPU that no tensor uses. For example, a kept loss keeps the nodes of its
 graph, about 500 bytes each. The backward has freed the tensors that the nodes saved, and no memory

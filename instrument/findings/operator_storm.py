@@ -8,7 +8,7 @@ such loop: their patterns are longer, or each layer has a range of its own name.
 
 There is a finding if such loops, with the short gaps between the operators, take 5 % of the steps,
 and the simulation saves at least 2 % of a step. In the simulation, one round does the work of all
-rounds. If the device is busy during the loop, tiny launches cost nothing.
+rounds. If the device is busy during the loop, the many launches cost nothing.
 
 Not found: loops whose rounds differ, and loops inside backward nodes. A loop in the backward
 follows from a loop in the forward, so one finding is enough.

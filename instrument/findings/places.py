@@ -81,7 +81,7 @@ def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[
 def common_place(
     capture: Views, events: Ints, weight_ns: Ints | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range and the source that at least 90 % of the events' time have in common.
+    """Return the range and the source to which at least 90 % of the events' time belongs.
 
     Of several such ranges, the innermost is returned. A value is None if there is no such range or
     source.

@@ -142,7 +142,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
 
 
 def _device(capture: Views, kernels: Ints) -> Device | None:
-    """The device that ran the first of some kernels."""
+    """The device that ran the first of the given kernels."""
     process, _ = capture.events.threads[capture.events.thread[kernels[0]]]
     return capture.events.device_of(process)
 

@@ -76,7 +76,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _inside(
     capture: Views, is_around: Callable[[str], bool], is_wanted: Callable[[str], bool]
 ) -> Ints:
-    """The outermost events of some names inside events of other names, sorted by start."""
+    """The outermost events with a wanted name inside events with a given name, sorted by start."""
     events, tree = capture.events, capture.links.call_tree
     around = tree.nearest(events.named(is_around)[tree.index]) >= 0
     wanted = events.named(is_wanted)[tree.index] & around

@@ -31,7 +31,8 @@ _LEAST_SHARE = 0.002
 
 CAUSAL_PROFILE: Schema = schema(
     kind="range (with all that runs inside it, its backward and its device work), operator (with "
-    "the same), or kernel (device work with this name, without template arguments)",
+    "all that runs inside it and its device work), or kernel (device work with this name, without "
+    "template arguments)",
     name="the path of the range, or the name",
     cpu_ns="CPU time of the row in one step, on average, after the edits of the scenario; waits do "
     "not count",
