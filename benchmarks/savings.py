@@ -1,7 +1,8 @@
-"""The savings that findings predict beside what the fixes really save, on the twins of the tests; run by `make bench`.
+"""Compare the savings that findings predict with those of the real fixes; run by `make bench`.
 
-A twin is a step with a problem and the same step without it (`tests/findings/`). Slow and fixed steps take turns inside
-one recording. What the finding predicts from the slow steps alone is compared with the difference of the medians.
+A twin is a step with a problem, and the same step without it (`tests/findings/`). Slow and fixed
+steps are recorded in turns. The finding predicts a saving from the slow steps alone. The measured
+saving is the difference between the medians of the slow and the fixed steps.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from findings.twins import Twin, all_twins, found, predicted_ns, recorded
 
 warnings.simplefilter("ignore")
-ROUNDS = 5  # recordings of each twin, whose median counts: other programs disturb some of them
+# Each twin is recorded this often, and the medians count: other programs disturb some recordings.
+ROUNDS = 5
 MEDIAN_AT_MOST = 0.2
 
 
 class Compared(NamedTuple):
-    """One twin: its slow step and both savings in nanoseconds; the prediction is None if there is none."""
+    """One twin: its slow step, the measured and the predicted saving, in nanoseconds.
+
+    The predicted saving is None if a recording has no prediction.
+    """
 
     twin: Twin
     slow_ns: float
@@ -35,7 +40,7 @@ class Compared(NamedTuple):
 
     @property
     def error(self) -> float | None:
-        """How far the prediction is from the measured saving, as a share of that."""
+        """The predicted minus the measured saving, as a share of the measured saving."""
         if self.predicted_ns is None:
             return None
         return (self.predicted_ns - self.measured_ns) / abs(self.measured_ns)
@@ -46,7 +51,7 @@ class Compared(NamedTuple):
 
 
 def compared(twin: Twin) -> Compared:
-    """Record a twin some times; each figure is the median of these recordings."""
+    """Record a twin `ROUNDS` times, and return the medians of these recordings."""
     slow, saved, predicted = [], [], []
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +69,11 @@ def compared(twin: Twin) -> Compared:
 
 
 def report(rows: list[Compared]) -> bool:
-    """Print the table; whether the median error is small enough and no sign is wrong."""
+    """Print the table.
+
+    Returns:
+        Whether the median error is small enough, and no predicted saving has the wrong sign.
+    """
     print(f"\nSavings, predicted and measured: torch {torch.__version__}, medians of steps")
     print(f"{'finding':<28}{'twin':<40}{'step':>12}{'predicted':>12}{'measured':>12}{'error':>9}")
     for row in rows:

@@ -1,7 +1,10 @@
-"""What simulating a step costs, beside reading its trace, and how well the edits meet reality; run by `make bench`.
+"""Measure what a simulation costs, and compare simulated steps with real ones; run by `make bench`.
 
-The costs are measured on the real traces of INSTRUMENT_TRACES and on a million events made of one of them. The edits are
-those of `tests/whatif/measured_edits.py`: programs that were run with and without what the edit changes.
+The cost of a simulation is compared with the cost of reading the trace. It is measured on real
+traces from the folder INSTRUMENT_TRACES, and on a million events: copies of one of these traces.
+
+The edits are those of `tests/whatif/measured_edits.py`. Each edit has a program, which is recorded
+with and without the change that the edit simulates.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ _IDS = ("correlation", "External id", "Sequence number")
 
 
 def repeated(source: Path, target: Path) -> Path:
-    """Write a trace that is another one several times in a row, until it has `EVENTS` events."""
+    """Write copies of a trace one after the other, until there are at least `EVENTS` events."""
     document = json.loads(gzip.decompress(source.read_bytes()))
     events = document["traceEvents"]
     lasting = [event for event in events if event.get("ph") == "X"]
@@ -73,14 +76,14 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def simulated(capture: Views) -> Scenario:
-    """The model of a capture, after it has simulated the recording, which builds what it keeps."""
+    """Return the scenario of a capture, with the model that its first simulation has built."""
     found = scenario(capture)
     _ = found.baseline_ns
     return found
 
 
 def costs(name: str, path: Path) -> list[Row]:
-    """Reading, building the model, one edit, and the causal profile, in turns."""
+    """Measure by turns how long it takes to read, to build the model, to edit, and to profile."""
     times: dict[str, list[float]] = {"read": [], "build": [], "edit": [], "profile": []}
     for _ in range(ROUNDS):
         times["read"].append(timed(lambda: reader.read(path)))
@@ -104,8 +107,12 @@ def costs(name: str, path: Path) -> list[Row]:
 
 
 def reality() -> bool:
-    """Print what each edit predicts beside what was measured; whether all errors are small enough."""
-    print(f"\nEdits beside programs in which they were made: torch {torch.__version__}")
+    """Print the predicted and the measured step of each edit.
+
+    Returns:
+        Whether all errors are small enough.
+    """
+    print(f"\nSimulated edits, compared with the changed programs: torch {torch.__version__}")
     print(f"{'edit':<36}{'step':>12}{'predicted':>12}{'measured':>12}{'error of the step':>20}")
     reached = True
     for twin, edit in EDITS:
@@ -114,14 +121,13 @@ def reality() -> bool:
             with tempfile.TemporaryDirectory() as folder:
                 both = recorded(twin, Path(folder))
                 rounds.append((both.slow_ns, both.fixed_ns, edit(both.slow.whatif).step_ns))
-        # The recording that other programs disturbed least.
+        # Other programs disturbed the fastest recording least.
         slow, fixed, predicted = min(rounds)
         error = (predicted - fixed) / slow
         reached &= abs(error) <= MOST_OFF
         times = "".join(f"{ns / 1e6:>9.3f} ms" for ns in (slow, predicted, fixed))
-        print(
-            f"{twin.name:<36}{times}{error:>19.2%}  {'reached' if abs(error) <= MOST_OFF else 'MISSED'}"
-        )
+        verdict = "reached" if abs(error) <= MOST_OFF else "MISSED"
+        print(f"{twin.name:<36}{times}{error:>19.2%}  {verdict}")
     return reached
 
 
@@ -140,7 +146,8 @@ def main() -> int:
         )
         for name in TRACES:
             rows += costs(name, Path(folder, f"{name}.json.gz"))
-    return 0 if report("Simulating a step, beside reading its trace", rows) and reached else 1
+    is_fast = report("Simulating a step, compared with reading its trace", rows)
+    return 0 if is_fast and reached else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The operators that make a node of the autograd graph, and the nodes that a backward runs.
 
 While gradients are recorded, torch writes a number on every operator: the number that the next node
-of the thread will get. It does so even if the operator makes no node. If an operator with a higher
-number follows on the thread, the last operator with a number made the node with this number. The
-event of the backward node has the same number.
+of the thread will get. It does so even if the operator makes no node. So several operators in a row
+can have the same number. If the next operator of the thread has a higher number, the last of them
+made the node. The event of the backward node has the same number.
 """
 
 from __future__ import annotations

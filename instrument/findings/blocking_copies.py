@@ -3,15 +3,15 @@
 The check looks at copies from the CPU to a device: the calls that launch them, and the calls inside
 the same operator that wait for them, such as cudaStreamSynchronize inside aten::to. It measures the
 CPU time of these calls during which no kernel runs. There is a finding if this time is 2 % of the
-step. Many programs have 1 %, and can save little.
+step. Many programs spend 1 % of the step this way, and can save little.
 
 There are two causes. The driver copies pageable memory in pieces through a buffer of its own, and
 the call returns only after the last piece is copied. And torch waits for the copy if `non_blocking`
 is not set. The simulation lets these calls return at once, and the copies run entirely beside the
 computation.
 
-The check cannot see whether a kernel needs the copied data at once; overlap then saves nothing.
-Copies to the CPU belong to the check `synchronizing-calls`.
+The check cannot see whether a kernel needs the copied data at once. If one does, overlap saves
+nothing. Copies to the CPU belong to the check `synchronizing-calls`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
 
 
 def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
-    """The copies by name with their sizes, then the calls by name."""
+    """Rows of evidence: first the copies by name with their sizes, then the calls by name."""
     events, work = capture.events, capture.work
     call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))
     moved = moved_bytes(events, copies, np.array([call_of[k] for k in copies.tolist()], np.int64))

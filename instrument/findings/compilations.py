@@ -31,7 +31,7 @@ def compilations(capture: Views) -> Ints:
 
 
 def frames_compiled_again(capture: Views) -> Ints:
-    """The notes of frames that torch.compile compiles again because a guard has failed."""
+    """The positions of torch's notes that a frame is compiled again, because a guard has failed."""
     events = capture.events
 
     def is_again(name: str) -> bool:

@@ -1,9 +1,10 @@
 """Find convolutions with a bias that the batch norm after them removes again.
 
-From the shapes of operators (`record_shapes`): a convolution whose third input, the bias, has a
-shape, and the next `aten::batch_norm` on the thread, whose input has the shape of the convolution's
-output. Between the two, only operators whose tensors have no dimensions may run, such as the one
-that counts batches. Batch norm subtracts the mean of each channel, so a bias has no effect.
+The check reads the shapes of operators (`record_shapes`). It looks for a convolution whose third
+input, the bias, has a shape. The next `aten::batch_norm` on the thread must have an input with the
+shape of the convolution's output. Between the two, only operators whose tensors have no dimensions
+may run, such as the one that counts batches. Batch norm subtracts the mean of each channel, so a
+bias has no effect.
 
 The cost of the bias is visible only if the bias has operators of its own. With cuDNN, these are an
 addition in the forward, a sum in the backward, and the node that accumulates the sum. Some
@@ -117,7 +118,7 @@ def _before_norm(capture: Views) -> Ints:
 
 
 def _output(shapes: list[list[int] | None], values: list[Any]) -> list[int] | None:
-    """The shape of a convolution's output; None without a bias, or if it is not known."""
+    """The shape of a convolution's output; None if it is not known, or there is no bias."""
     try:
         (batch, _, *sizes), (channels, _, *kernel), bias = (shape or [] for shape in shapes[:3])
         stride, padding, dilation = map(_numbers, values[3:6])
@@ -149,14 +150,14 @@ def _numbers(value: Any) -> list[int]:
 
 
 def _values(events: Events, event: int) -> list[Any]:
-    """The inputs of an operator that are no tensors; empty if they were not recorded."""
+    """The recorded values of an operator's inputs, in order; empty if they were not recorded."""
     code = int(events.concrete[event])
     found = decoded(events.texts[code]) if code >= 0 else None
     return found if isinstance(found, list) else []
 
 
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
-    """The operators that add biases of convolutions, and those that sum their gradients.
+    """The operators that add the biases of convolutions, and those that sum the biases' gradients.
 
     A backward node has the sequence number of its convolution.
     """

@@ -1,4 +1,4 @@
-"""The cost of calls: the device time of the work that they launched, else their CPU time."""
+"""The cost of calls: the time of their device work; their CPU time if the trace has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from instrument.trace.events import Ints
 
 
 def costs(capture: Views, nodes: Ints) -> Ints:
-    """The cost of each call in nanoseconds: see `cost_share`."""
+    """The cost of each call in nanoseconds; `cost_share` explains the cost."""
     if not len(capture.work.event):
         return capture.links.spent_ns[nodes]
     device, around = launched_by(capture, nodes)
@@ -35,7 +35,7 @@ def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
 def evidence_of_nodes(
     capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name of some calls, those with the highest cost first."""
+    """Make one row of evidence for each name of the calls, the name with the highest cost first."""
     events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
     text = ", ".join(filter(None, [what, detail]))

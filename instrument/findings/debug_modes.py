@@ -1,4 +1,4 @@
-"""Find debugging modes of torch that were left on: anomaly detection.
+"""Find a debugging mode of torch that was left on: anomaly detection.
 
 The check reads `anomaly_mode` in `capture.json`. If this is missing, it looks for the effect of the
 mode: after each backward node, the engine searches the gradients for NaN with `aten::isnan`,
@@ -7,8 +7,9 @@ directly inside the event of the node. The mode has two costs:
 - In the backward, the engine searches each gradient, and waits for the device each time.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
   about 100 µs. The trace has no event for this time: it is part of the operator's own time. So the
-  time is estimated: the 25th percentile of the own times of these operators, minus the median of
-  the operators that make no node. The simulation subtracts this time from each of these operators.
+  time is estimated: the 25th percentile of the own times of these operators, minus the median own
+  time of the operators that make no node. The simulation subtracts the estimated time from each
+  operator that makes a node.
 
 There is no threshold, because the mode is only meant for the search for errors.
 """
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
 
 _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
 _FIRST = "aten::isnan"
-# The mode is on if a larger share of the backward nodes is searched. A user's hook may search some.
+# If a larger share of the backward nodes has a search, the mode is on. A user's hook may search
+# some gradients too.
 _LEAST_SEARCHED = 0.5
-# The percentile of operators that calculate next to nothing themselves, such as views.
+# At this percentile of the own times are operators that compute almost nothing, such as views.
 _CHEAP = 25
 
 
@@ -76,7 +78,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _search(capture: Views) -> tuple[Ints, bool]:
-    """The calls that search gradients for NaN, and whether most backward nodes are searched."""
+    """The calls that search gradients for NaN, and whether most backward nodes have such calls."""
     events, tree = capture.events, capture.links.call_tree
     node = is_backward(events)[tree.index] & (events.sequence >= 0)[tree.index]
     outer = node & ~np.append(node, False)[tree.parent]

@@ -110,7 +110,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
-    """The thread that launched the work after each gap; after all work, the last such thread."""
+    """For each gap, the thread that launches the work after it.
+
+    A gap after all work gets the thread with the last launch.
+    """
     events = capture.events
     calls = capture.work.call[capture.work.call >= 0]
     last = events.thread[calls[np.argmax(events.start_ns[calls])]] if len(calls) else -1

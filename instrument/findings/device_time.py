@@ -41,9 +41,10 @@ class LaunchGaps:
 
     Attributes:
         start_ns: the start of each gap.
-        queued_ns: when the CPU had launched the work that ends the gap.
-        call: the CPU call that launched this work; -1 for a gap after all work.
-        wait_ns: the time of the gap before `queued_ns` and inside the measured steps, without
+        queued_ns: when the call that launched the work after the gap returned, but at most the end
+            of the gap. For a gap after all work, it is the end of the gap.
+        call: the CPU call that launched the work after the gap; -1 for a gap after all work.
+        wait_ns: the time from the start to `queued_ns` inside the measured steps, without
             interruptions that have findings of their own.
         waiting: the intervals of this time for all gaps, including gaps that `only` left out.
     """
@@ -108,13 +109,13 @@ def launch_gaps(capture: Views) -> LaunchGaps:
 
 
 def device_share(capture: Views, time: Measured, events: Ints) -> float:
-    """The share of the measured steps in which any of some device events runs."""
+    """The share of the measured steps in which at least one of the given device events runs."""
     table = capture.events
     return time.covered(table.start_ns[events], table.end_ns[events])
 
 
 def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
-    """The device events that some calls launched, directly or in calls inside them.
+    """The device events that the given calls launched, directly or in calls inside them.
 
     Args:
         capture: the capture.
@@ -138,9 +139,10 @@ def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
 def by_operator(
     capture: Views, calls: Ints, time_ns: Ints, detail: str, most: int = 5
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each operator around some calls, with a time of each call.
+    """Make one row of evidence for each operator that contains some of the given calls.
 
-    `detail` says what the time is. A call outside all operators has a row with its own name.
+    `time_ns` is a time for each call, and `detail` says what this time is. A call outside all
+    operators has a row with its own name.
     """
     operator, _ = callers(capture.links, calls)
     name = np.where(operator >= 0, operator, capture.events.name[calls])

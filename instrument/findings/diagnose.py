@@ -101,11 +101,11 @@ class Diagnosis:
     Attributes:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
-        passed: the codes of the checks that found nothing in any capture.
+        passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: a sentence for each check that could not run, with what to record for it.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the longest simulated step without changes of all captures; None if no step could
-            be simulated.
+        step_ns: the median recorded step of the capture in which it is longest; None if no step
+            could be simulated.
         unexplained: the largest share of the time of a capture in which device work began late for
             an unknown reason; None if no step could be simulated.
     """
@@ -166,7 +166,7 @@ def diagnose(
 
 @dataclass(slots=True)
 class _Problem:
-    """One problem over the captures: its largest finding, and where it was found."""
+    """One problem in one or several captures: its largest finding, and where it was found."""
 
     largest: Finding
     windows: set[Any] = field(default_factory=set)

@@ -30,10 +30,10 @@ def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
 def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario | None:
     """Return the simulation in which each of some operators takes `each_ns` less time.
 
-    All operators of a name are multiplied by one factor, so that the operator with the median
-    duration takes `each_ns` less. So operators that waited for a CPU, and took longer, lose more
-    time. Only the ten names with the most operators are shortened. The result is None if the
-    capture cannot be simulated.
+    One factor multiplies the times of all operators of a name, so that an operator with the median
+    duration takes `each_ns` less. An operator that took longer, for example because it waited for a
+    CPU, loses more time. Only the ten names with the most operators are shortened. The result is
+    None if the capture cannot be simulated.
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
@@ -49,7 +49,7 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps that CPU events take, or that their device work takes if it is more.
+    """The share of the steps that CPU events take, or their device work if that takes more.
 
     Overlapping times on several threads or streams count once.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.05
 _MOST_ROWS = 5
-# The change for each library, by a name that occurs only if this library started communication.
+# For each library: event names that occur only if the library communicates, and the change.
 _CHANGES = (
     (
         re.compile(r"DistributedDataParallel"),
@@ -101,7 +101,7 @@ def exposed_on_device(capture: Views, time: Measured) -> int:
 
 
 def _on_cpu(capture: Views) -> int:
-    """The same for collectives on the CPU."""
+    """The time in which collectives on the CPU ran and no thread ran an operator."""
     per_step = cpu_waits(capture.links).get("exposed_communication_ns")
     if per_step:
         return int(sum(per_step[1:] or per_step))
@@ -114,7 +114,11 @@ def _change(capture: Views) -> str:
 
 
 def _launches(capture: Views, chosen: Ints) -> Ints:
-    """Communication whose place in the program is known: what a call launched, or the CPU's own."""
+    """The communication of which the place in the program is known.
+
+    The place is known if the communication runs on the CPU, or if the call that launched it is in
+    the trace.
+    """
     device, node = capture.links.launched
     known = np.isin(chosen, device[node >= 0]) | ~np.isin(chosen, device)
     return chosen[known]

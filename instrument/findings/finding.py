@@ -24,7 +24,7 @@ class NotRecorded(CaptureError):  # noqa: N818
 
 
 class Evidence(NamedTuple):
-    """Events that show a problem: equal events in one place, as one row.
+    """Events of one name that show a problem, as one row.
 
     Attributes:
         name: the name of the events, such as "aten::item".
@@ -78,8 +78,8 @@ class Check(NamedTuple):
 
     Attributes:
         code: as in `Finding`.
-        find: yields the findings of one capture. Its arguments are the capture and the scenario
-            without edits of `instrument.whatif`. It raises `NotRecorded` if it cannot tell.
+        find: yields the findings of one capture. Its arguments are the capture and the capture's
+            scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
     """
 
     code: str
@@ -91,8 +91,8 @@ class RanksCheck(NamedTuple):
 
     Attributes:
         code: as in `Finding`.
-        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if it
-            cannot tell.
+        find: yields the findings of one window on all its ranks. It raises `NotRecorded` if the
+            captures lack what it needs.
     """
 
     code: str

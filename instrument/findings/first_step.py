@@ -4,12 +4,12 @@ The check compares the first finished step of the window with the median of the 
 must be at least three other steps. There is a finding if the first step takes twice this median and
 at least 10 ms more; a smaller difference does not disturb the measurement.
 
-The cause is the part on which the first step spends more time than the median of the other steps.
-It is one of the kinds of `capture.interruptions`, such as compilation or the loader. If no kind
-explains enough, it is the operator, call or range with the most additional time. If cuDNN searches
-for its fastest algorithms (`torch.backends.cudnn.benchmark` in `capture.json`), the time of a
-convolution counts as this search. A cause is named if it explains at least 20 % of the additional
-time.
+The additional time of a part is its time in the first step, minus its median time in the other
+steps. The check first compares the kinds of `capture.interruptions`, such as compilation or the
+loader. The cause is the kind with the most additional time, if this is at least 20 % of the
+additional time of the step. Otherwise, the cause is an operator, a call or a range, by the same
+rule. If cuDNN searches for its fastest algorithms (`torch.backends.cudnn.benchmark` in
+`capture.json`), the time of a convolution counts as this search.
 
 There is no saving: the simulation leaves the first step out, and in a long run the first step
 hardly matters. But all sums over the steps of the window contain it.
@@ -86,7 +86,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """The kind of interruption that explains most of the additional time, or else the event."""
+    """The kind of interruption with the most additional time; else the operator, call or range.
+
+    The result is None if neither explains enough of the additional time.
+    """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
         if found is not None and found.more_ns >= _LEAST_CAUSE * more_ns:
@@ -125,7 +128,7 @@ def _names(capture: Views) -> Iterator[_Cause]:
 
 
 def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int) -> Ints:
-    """For each group of events, its additional time in the first step, as `_additional`.
+    """For each group of events, its additional time in the first step; see `_additional`.
 
     Most names occur in few of the steps, so a table of all names and steps would be nearly empty.
     Only the steps in which a group has events are stored; its time in all others is 0.
@@ -140,7 +143,7 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """The value of each group at a rank among all later steps, from 0."""
+        """For each group, its time at this rank, from 0, among its sorted times in later steps."""
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)
         found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]

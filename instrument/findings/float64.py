@@ -5,10 +5,10 @@ keeps their type. The check reads the input types of operators (`record_shapes`)
 if its first input is a float64 tensor; a number beside a float32 tensor does not count. The finding
 needs 10 % of the steps in such operators.
 
-The saving is that of operators which take half the time: float32 has half the bytes, and twice as
+The simulation lets these operators take half the time: float32 has half the bytes, and twice as
 many numbers fit into a register of the CPU. Operators on a few numbers save less than that.
 
-It cannot see whether a program needs the precision. On a device, `tensor-cores` looks at the
+The check cannot see whether a program needs the precision. On a device, `tensor-cores` looks at the
 kernels instead.
 """
 
@@ -67,7 +67,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _in_float64(capture: Views) -> Ints:
-    """The positions of the operators in float64 within the steps, without those inside of others."""
+    """The positions of the outermost operators in float64 within the steps."""
     events, tree = capture.events, capture.links.call_tree
     operators = tree.index[events.among(OPERATOR)[tree.index]]
     codes = np.unique(events.types[operators])

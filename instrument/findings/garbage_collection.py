@@ -6,7 +6,7 @@ experimental option `record_python_gc_info`. Without these events, it reads the 
 
 The collector visits every object that can be part of a cycle, and all threads wait for it. There is
 a finding if it takes 2 % of the time. In usual training, it takes well under 1 %, because a step
-keeps few new objects, and Python starts a full collection only after many.
+keeps few new objects, and Python starts a full collection only after many new objects.
 
 Not found: why the collector ran. If the trace has Python frames, the finding distinguishes
 collections that the program started with `gc.collect()` from those that Python started.
@@ -109,7 +109,7 @@ def _called(capture: Views, collections: Ints) -> bool | None:
 
 def _change(called: bool | None) -> str:
     seldom = (
-        "Call gc.freeze() after the set-up and gc.disable(), and gc.collect() every few hundred "
+        "Call gc.freeze() and gc.disable() after the set-up, and gc.collect() every few hundred "
         "steps."
     )
     if called is None:

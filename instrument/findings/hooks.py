@@ -100,7 +100,7 @@ def _calls(capture: Views) -> Ints:
 
 
 def _with_operators(capture: Views, calls: Ints) -> Ints:
-    """The frames, and the operators and calls inside them."""
+    """The given frames, with the operators and calls inside them."""
     frames, tree = capture.links.frames, capture.links.call_tree
     is_call = np.isin(frames.index, calls)
     nearest = np.append(frames.nearest(is_call), -1)

@@ -115,7 +115,10 @@ def _conversions(
 
 
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
-    """The outermost calls of these operators that copy, within one device, in the measured steps."""
+    """The outermost calls of the named operators that copy data within one device, as nodes.
+
+    Calls outside the measured steps are left out.
+    """
     events, tree = capture.events, capture.links.call_tree
     named = events.named(lambda name: split_overload(name)[0] in names) & events.among(OPERATOR)
     other = events.named(lambda name: split_overload(name)[0] in (_CASTS | _COPIES) - names)

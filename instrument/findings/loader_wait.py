@@ -9,9 +9,9 @@ needs no data.
 There is a finding if the waits take 5 % of the steps. With enough workers, the waits take 1 % or
 less. The threshold is higher because more worker processes also cost memory and CPU time.
 
-Not found: a loader that is neither torch's nor given to a session. The trace does not show what
-worker processes do: neither how long they need for a batch, nor what they wait for. So the saving
-is not known if worker processes load already.
+Not found: a loader of another library, if the program does not give it to a session. The trace does
+not show what worker processes do: neither how long they need for a batch, nor what they wait for.
+So the saving is not known if worker processes load already.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def waits_for_data(capture: Views) -> Ints:
 
 
 def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:
-    """The time in which the steps waited and, if a device was recorded, the device was idle."""
+    """The time in which the steps waited; if a device was recorded, only while it was idle."""
     events, device = capture.events, capture.links.launches.device
     timeline = sweep(
         [
@@ -133,7 +133,7 @@ def _loader(capture: Views) -> Loader | None:
 
 
 def _workers(capture: Views, present: int | None) -> int:
-    """The number of workers to try: each process of the job gets its part of the CPUs."""
+    """The number of workers to try: the share of this process in the CPUs of the machine."""
     environment = capture.about.environment
     threads = environment.threads if environment else None
     if threads is None or threads.cpus is None:
@@ -145,7 +145,7 @@ def _workers(capture: Views, present: int | None) -> int:
 def _saving(
     capture: Views, whatif: Scenario, span: Measured, waits: Ints, kind: _Kind, workers: int
 ) -> Scenario | None:
-    """The step with this number of workers; None if workers load already."""
+    """Simulate the step with this number of workers; None if worker processes load already."""
     if kind == "workers":
         return None
     if kind == "process":

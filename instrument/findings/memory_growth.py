@@ -9,7 +9,7 @@ KiB; 100,000 such steps add 24 GiB.
 The evidence lists the operators whose memory was allocated after the first step and is still in use
 at the end of the last step. Its last row is the owner of the most memory at the peak.
 
-No saving is simulated: growing memory does not slow the steps, but ends a run.
+No saving is simulated: growing memory does not slow the steps, but in the end the run fails.
 
 Not found: memory on the CPU that no tensor uses. For example, a kept loss keeps the nodes of its
 graph, about 500 bytes each. The backward has freed the tensors that the nodes saved, and no memory
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LEAST_BYTES = 256 * 1024
 _LEAST_STEPS = 3
 _MANY_STEPS = 100_000
-# A range is named if it holds at least this share of what was added.
+# A range is named if it holds at least this share of the added memory.
 _MOSTLY = 0.9
 
 
@@ -77,9 +77,11 @@ def _finding(capture: Views, device: str, added: int, steps: int) -> Finding:
 
 
 def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
-    """The names that hold more memory after the last step than after the first: name, bytes, calls.
+    """The names that hold more memory after the last step than after the first step.
 
-    The name with the largest difference comes first. Empty if the trace has no addresses.
+    Returns:
+        For each name: the name, the additional bytes, and the additional allocations. The name with
+            the most additional bytes comes first. Empty if the trace has no addresses.
     """
     memory, steps = capture.memory, capture.links.steps
     if by not in memory.kinds:
@@ -101,7 +103,7 @@ def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
 
 
 def _mostly(rows: list[tuple[str, int, int]], added: int) -> str | None:
-    """The range that holds 90 % of what was added; None if there is none."""
+    """The range that holds at least 90 % of the added memory; None if there is none."""
     if not rows or rows[0][0].startswith("[") or rows[0][1] < _MOSTLY * added:
         return None
     return rows[0][0]

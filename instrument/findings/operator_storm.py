@@ -3,12 +3,12 @@
 In a loop over rows, time steps or parameters, each operator has so little work that most of the
 time is the cost of the call. The check looks at the sequence of operators and ranges directly
 inside a range. A loop is a pattern of at most 16 of them that repeats at least 32 times without a
-break, if their median duration is at most 50 µs. The layers of a model are no such loop: their
-patterns are longer, or each layer has a range of its own name.
+break. The median duration of the calls in it must be at most 50 µs. The layers of a model are no
+such loop: their patterns are longer, or each layer has a range of its own name.
 
 There is a finding if such loops, with the short gaps between the operators, take 5 % of the steps,
-and the simulation without them saves at least 2 % of a step. If the device is busy during the loop,
-tiny launches cost nothing.
+and the simulation saves at least 2 % of a step. In the simulation, one round does the work of all
+rounds. If the device is busy during the loop, the many launches cost nothing.
 
 Not found: loops whose rounds differ, and loops inside backward nodes. A loop in the backward
 follows from a loop in the forward, so one finding is enough.
@@ -165,7 +165,7 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
-    """The operators and ranges outside all operators, in order, and the parent of each.
+    """The operators and ranges that lie in no operator, in order; and the parent of each of them.
 
     Operators and ranges inside a backward node are left out.
     """
@@ -185,9 +185,10 @@ def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
 
 
 def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
-    """The first place, the place after the last one, and the length of the pattern of each loop.
+    """For each loop: its first place, the place after its last one, and the length of its pattern.
 
-    A place belongs to one loop only. If patterns of several lengths fit, the shortest is used.
+    A place is an index into `name`. It belongs to one loop only. If patterns of several lengths
+    fit, the shortest is used.
     """
     taken = np.zeros(len(name), np.bool_)
     found = []
@@ -206,12 +207,12 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 
 
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
-    """The step if one round did the work of all rounds of its loop.
+    """Simulate the step if one round did the work of all rounds of its loop.
 
-    The first `_CALL_NS` of each call are the cost of the call, and are removed. The time of the
-    median call above `_CALL_NS` is its work, and stays. If the loops take at least half of their
-    range, the whole range is scaled, so that the time between the calls and the backward are saved
-    too. Otherwise, only the time inside the calls is saved.
+    `_CALL_NS` of each call are its cost, which only one round keeps. If the median call takes
+    longer, the rest of its time is work, which stays for all rounds. If the loops take at least
+    half of their range, the whole range is scaled. This also saves the backward, and the time
+    between the calls. Otherwise, only the time inside the calls is saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

@@ -2,7 +2,7 @@
 
 Events are given as positions in `capture.events`, as everywhere in this package.
 
-The line of a source is that of the trace. In a trace with Python frames, it is the first line of
+The line of a source comes from the trace. In a trace with Python frames, it is the first line of
 the function; torch does not record the line of the call.
 """
 
@@ -56,7 +56,7 @@ def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[
     Args:
         capture: the capture.
         events: the positions of the events.
-        weight_ns: the time that each of them counts; their durations if not given.
+        weight_ns: a time for each event; by default, its duration.
     """
     weight_ns = capture.events.duration_ns[events] if weight_ns is None else weight_ns
     paths, (sources, texts) = range_codes(capture, events), source_codes(capture, events)
@@ -81,7 +81,7 @@ def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[
 def common_place(
     capture: Views, events: Ints, weight_ns: Ints | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range and the source that at least 90 % of the events' time have in common.
+    """Return the range and the source to which at least 90 % of the events' time belongs.
 
     Of several such ranges, the innermost is returned. A value is None if there is no such range or
     source.
@@ -206,7 +206,7 @@ def has_sources(capture: Views) -> bool:
 
 
 def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
-    """The time that a thread spent in each function of the user within some spans, in ns.
+    """The time that a thread spent in each function of the user within the given spans, in ns.
 
     A function's time includes what it calls in torch and other libraries. Empty if the trace has no
     Python frames as events.
@@ -242,7 +242,7 @@ def _source_of_frames(links: Links, events: Ints) -> Ints:
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost frame of the user's code at each time on a thread, by name; -1 if none."""
+    """For each thread and time: the name of the innermost frame of the user's code; -1 for none."""
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
     node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
@@ -363,7 +363,7 @@ def evidence(
 ) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of the events, the names with the most time first.
 
-    `detail` is that of every row. At most `most` rows are returned.
+    Every row gets the same `detail`. At most `most` rows are returned.
     """
     table = capture.events
     return evidence_by_name(
@@ -374,10 +374,16 @@ def evidence(
 def evidence_by_name(
     capture: Views, name: Codes | Ints, events: Ints, time_ns: Ints, most: int = 5, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name that is given to events, with a time of each event.
+    """Group events by the given names, and make one row of evidence for each name.
 
-    `name` is an index into the names of the events. The names with the most time come first, and
-    `start_ns` is that of the event with the most time.
+    Args:
+        capture: the capture.
+        name: for each event, the name of its row, as an index into `events.names`.
+        events: the positions of the events.
+        time_ns: the time of each event. The names with the most time come first, and `start_ns` of
+            a row is that of its event with the most time.
+        most: the largest number of rows.
+        detail: the detail of every row.
     """
     names, groups = groupby(name.astype(np.int64))
     total_ns = groups.sum(time_ns)
@@ -395,7 +401,7 @@ def evidence_by_name(
 
 
 def without_overloads(rows: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """The rows with the names of operators without their overload."""
+    """Remove the overload from the operator's name in each row."""
     return tuple(row._replace(name=split_overload(row.name)[0]) for row in rows)
 
 
@@ -405,10 +411,10 @@ def percent(share: float) -> str:
 
 
 def evidence_span(events: Events, evidence: Evidence) -> tuple[int, int] | None:
-    """The start and end of the event that starts at `evidence.start_ns`; None without such an event.
+    """The start and the end of the event that starts at `evidence.start_ns`; None if none does.
 
-    Of several events, one whose name begins with the name of the evidence is preferred, then the
-    longest.
+    If several events start then, those whose name begins with the name of the evidence come first.
+    Of these, the longest is returned.
     """
     if evidence.start_ns is None:
         return None

@@ -3,8 +3,8 @@
 The check reads torch's events around each compilation in all finished steps except the first. The
 first step of a window may compile code that every run compiles once; the check `first-step` reports
 this. A compilation in a later step usually is a recompilation: a guard has failed, because a shape,
-a number or an object has changed. A compilation is a recompilation if the number of its frame's
-compilation in torch's notes is above 0.
+a number or an object has changed. torch numbers the compilations of each frame from 0 and writes
+the number into the trace. A compilation with a number above 0 is a recompilation.
 
 There is a finding if compilations take 1 % of the steps, because a warm program compiles nothing.
 

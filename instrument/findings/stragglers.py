@@ -61,7 +61,10 @@ def find(ranks: Ranks) -> Iterator[Finding]:
 
 
 def _excess(row: Any) -> str:
-    """How much more own work a straggler has; empty if the median rank has none of its own."""
+    """A text that says how much more own work a straggler has than the median rank.
+
+    The text is empty if the median rank has no own work.
+    """
     if row.excess is None:
         return ""
     return (

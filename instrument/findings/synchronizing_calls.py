@@ -2,7 +2,7 @@
 
 `.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
 `torch.cuda.synchronize()` return after the device has finished its work. Only then can the CPU
-launch more work, and until then the device is idle. The check finds the runtime calls that wait
+launch more work, and the device is idle until it does. The check finds the runtime calls that wait
 (`instrument.links.synchronisation`). It measures the idle time of the device that begins inside
 such a call and ends when the next launch has returned.
 
@@ -147,7 +147,7 @@ def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
 
 
 def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
-    """One row for each operator and place, those that leave the device idle longest first."""
+    """One row for each operator and place, the one with the most idle time of the device first."""
     events, paths = capture.events, capture.links.scopes.paths.texts
     names, operator = _operators(capture, calls)
     path, (source, sources) = range_codes(capture, calls), source_codes(capture, calls)
@@ -173,7 +173,13 @@ def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
 
 
 def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
-    """The outermost operator around each call, inside its range; "" for none."""
+    """The name of the outermost operator around each call; "" for none.
+
+    Operators outside the innermost range around the call do not count.
+
+    Returns:
+        The distinct names, and for each call the index of its name.
+    """
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR) & ~events.named(is_step) & ~is_backward(events)
     tops = np.append(tree.top_of_chain(is_operator[tree.index]), -1)

@@ -143,7 +143,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
 
 
 def _device(capture: Views, kernels: Ints) -> Device | None:
-    """The device that ran the first of some kernels."""
+    """The device that ran the first of the given kernels."""
     process, _ = capture.events.threads[capture.events.thread[kernels[0]]]
     return capture.events.device_of(process)
 
@@ -169,7 +169,10 @@ def _change_of_float32(device: Device | None) -> str:
 
 
 def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
-    """The operator and the input shapes with the most time in some kernels, if recorded."""
+    """A row of evidence: the operator and the input shapes that take the most time in some kernels.
+
+    Empty if no shapes were recorded.
+    """
     events, tree = capture.events, capture.links.call_tree
     device, launcher = capture.links.launched
     launcher = launcher[np.isin(device, kernels)]

@@ -83,7 +83,7 @@ def _divided(capture: Views) -> tuple[Ints, float]:
 
 
 def _workers(environment: Environment) -> int:
-    """The number of worker processes that load at the same time: the most of any phase."""
+    """The number of worker processes in the phase that has the most of them."""
     of_phase: dict[str | None, int] = {}
     for loader in environment.loaders or ():
         of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)

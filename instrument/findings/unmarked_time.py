@@ -1,9 +1,10 @@
 """`unmarked-time`: time of the steps that lies in no range, so that no table can assign it.
 
-The time of a step on its own thread is marked while a range is open on this thread, while the
-autograd engine works for a range on any thread, and while the loader loads. All other time is
-unmarked. Part of the unmarked time also lies outside all operators on the thread of the step. This
-is the time of Python code, or of code that torch does not record.
+The time of a step is marked in three cases: a range is open on the thread of the step, the autograd
+engine runs the backward of a range on any of its threads, or the step waits for the loader. All
+other time is unmarked. Part of the unmarked time also lies outside all operators on the thread of
+the step and on the engine's threads. This is the time of Python code, or of code that torch does
+not record.
 
 There is a finding if a fifth of the steps is unmarked. Losses, metrics and logging between the
 ranges rarely take more.
@@ -121,7 +122,7 @@ def _joined(*parts: Intervals) -> Intervals:
 
 
 def _function(capture: Views, span: Measured, source: str, time_ns: int) -> Evidence:
-    """The time that a function spends outside of all ranges and operators."""
+    """A row of evidence: the time that a function spends outside of all ranges and operators."""
     calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
     return Evidence(source, calls, time_ns, detail="outside of operators")
 

@@ -55,8 +55,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     numbers = ran(capture)
     if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
         raise NotRecorded(
-            "The backward of this window belongs to a forward before it, so that its own forward "
-            "may have a backward later: record more steps, with a larger profiler.active."
+            "The backward in this window belongs to a forward before the window, so the backward "
+            "of the forward in this window may come later: record more steps, with a larger "
+            "profiler.active."
         )
     has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)
     paths, path = links.scopes.paths, range_codes(capture, made)
@@ -69,7 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     time, most_ns = measured(capture), _most_ns(capture, outermost)
     for k in np.flatnonzero(outermost).tolist():
         if time.share(int(most_ns[k])) < _LEAST_SHARE:
-            continue  # `share_of` reads the whole call tree: not for each of thousands of ranges
+            continue  # `share_of` reads the whole call tree, so only large ranges use it
         calls = links.scopes.ranges.index[links.scopes.opened == k]
         share = share_of(capture, calls)
         if share >= _LEAST_SHARE:

@@ -7,8 +7,8 @@ it. So the simulation removes the fills, and the additions in the nodes that acc
 It removes only the additions of the first backward after the fills: one addition for each filled
 gradient. Later backward passes, as in gradient accumulation, must add.
 
-There is a finding if this work takes 1 % of the step, and the simulation finds a saving. The device
-may do this work while nothing waits for it.
+There is a finding if this work takes 1 % of the step, and the simulation saves at least 0.5 %. It
+saves nothing if the device does this work while nothing waits for it.
 
 Not found: `module.zero_grad(set_to_none=False)`, which opens no range; the additions after a fill
 of all gradients in one call, because the trace does not show their number; and the memory that the
@@ -77,7 +77,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _inside(
     capture: Views, is_around: Callable[[str], bool], is_wanted: Callable[[str], bool]
 ) -> Ints:
-    """The outermost events of some names inside events of other names, sorted by start."""
+    """The outermost events with a wanted name inside events with a given name, sorted by start."""
     events, tree = capture.events, capture.links.call_tree
     around = tree.nearest(events.named(is_around)[tree.index]) >= 0
     wanted = events.named(is_wanted)[tree.index] & around
@@ -88,8 +88,8 @@ def _inside(
 def _additions(capture: Views, fills: Ints) -> Ints:
     """The additions that would not run if gradients were set to None instead of filled.
 
-    After each group of fills, these are the next additions, as many as the group has fills, up to
-    the next group.
+    After each group of n fills, these are the next n additions. If the next group begins earlier,
+    they are the additions before it.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)

@@ -1,8 +1,8 @@
 """Simulate a recorded window to find how long a step takes if a part is faster or removed.
 
-- `model`: the moments of a window, which other moments each of them waits for, and how long.
+- `model`: the moments of a window; for each moment, the moments that it waits for, and how long.
 - `builder`: finds these moments and waits in a trace.
-- `cpu_time`: the time of the threads as an axis on which waits have no length.
+- `cpu_time`: the time of all threads on one axis, and the CPU time between two positions.
 - `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the computation of when each moment happens.
 - `selection`: the CPU time and the device work that an edit changes.

@@ -1,27 +1,28 @@
 """`build_model`: find the moments of a recorded window, and which moments each of them waits for.
 
-A moment is a point in time: the start or the end of an event. A thread has moments only where it
-affects something outside the thread, or the reverse: where the thread launches work, where a wait
-ends, where another thread takes over, and where a step begins or ends. Each device event has a
-moment at its end, and one at its start if another moment waits for the start. An arc leads from a
-moment to a later one that waits for it. There are these arcs:
+A moment is a point in time: the start or the end of an event. A thread does not have a moment for
+each of its events. It has moments where it launches work, where a wait ends, where another thread
+takes over, and where a step begins or ends. Each device event has a moment at its end. It also has
+one at its start if another moment waits for the start. An arc leads from a moment to a later moment
+that waits for it. There are these arcs:
 
 - A CPU moment follows the moment before it on its thread, after the CPU time between the two
   (`cpu_time`).
-- A device event starts after its launch and the usual delay, after its predecessor on the stream
-  and the usual gap, and after the work of another stream for which its stream has to wait.
+- A device event starts after its launch plus the usual delay. It also starts after the end of its
+  predecessor on the stream plus the usual gap. If its stream waits for another stream, it starts
+  after that stream's work, too.
 - A wait ends after the device work that it waits for (`instrument.links.synchronisation`).
 - A launch waits while `FULL_QUEUE` earlier launches of its stream have not started on the device.
-- The autograd engine's thread works while the thread that called the engine waits. This thread goes
-  on when the engine's thread has ended its work. The same holds for any other pair of threads if
-  one has no events until just after the other has ended its work.
+- The main thread waits while the autograd engine's thread works, and goes on when the engine's
+  thread has ended its work. The same holds for any other thread, if the main thread has no events
+  until just after the other thread has ended its work.
 - Workers of a data loader run in other processes. So a batch arrives at the same time as in the
   recording.
 
-The usual delays and gaps are medians of the trace. A device event can start later than these delays
-and gaps explain. The difference is the residue of the event. With all residues, the model repeats
-the recording exactly, so the agreement does not show that the model is right. `Model.typical`
-leaves the residues out.
+The usual delays and gaps are medians over the trace. A device event can start later than these
+delays and gaps explain. The difference is the residue of the event. With all residues, the model
+repeats the recording exactly. So this agreement does not show that the model is right.
+`Model.typical` leaves the residues out.
 
 Daydream (Zhu et al., USENIX ATC 2020) edits a dependency graph of kernels and launches in the same
 way. This model adds the queue, the threads and the loader.
@@ -69,8 +70,8 @@ _STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
 # can be full more often. So launches get an arc if a tenth of the queue was in use in the
 # recording.
 _FILLED = FULL_QUEUE // 10
-# A thread takes over from another one if it begins at most this long after the other has ended, or
-# at most this share of its own wait later. On a loaded machine, threads wake up late.
+# A waiting thread goes on at most this long after the other thread has ended its work, or at most
+# this share of its wait later. On a loaded machine, threads wake up late.
 _WAKES_NS, _WAKES_SHARE = 200_000, 0.1
 # A thread without events waits for another thread only if the other thread works for at least this
 # share of that time.
@@ -83,13 +84,13 @@ _READY_NS = 200_000
 _LONGEST_DELAY_NS = 1_000_000
 # The largest number of pairs of a synchronisation and a stream.
 _MOST_PAIRS = 1 << 20
-# With fewer events than this, a single exception can change the median.
+# With fewer values than this, one exceptional value can change the median.
 _FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
 class _Builder:
-    """Collects moments and arcs while the model is built."""
+    """Collect moments and arcs while the model is built."""
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
@@ -122,7 +123,7 @@ class _Builder:
         event: Ints | int = -1,
         typical_ns: Ints | int | None = None,
     ) -> None:
-        """Add arcs; `typical_ns` replaces `fixed_ns` in the costs without residues."""
+        """Add arcs. `typical_ns` is their fixed time in `Model.typical`, by default `fixed_ns`."""
         columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
         self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
         typical = fixed_ns if typical_ns is None else typical_ns
@@ -143,10 +144,10 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     Args:
         links: the relations of the trace.
         work: the device work of the trace.
-        meets: the device rows of the collectives that other ranks of the window have, too; see
-            `window`.
+        meets: the device rows of collectives in which other ranks of the window take part; see
+            `window`. Each of them gets a moment at its start.
 
-    Cost: some hundred array operations on the launches, the waits, the device events and the call
+    Cost: a few hundred array operations on the launches, the waits, the device events and the call
     tree.
 
     Raises:
@@ -232,10 +233,10 @@ def _finish(
 
 
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
-    """The program and its arcs.
+    """Make the program and its arcs.
 
-    A moment can be left without arcs, because the clocks of the trace contradict all of them. Such
-    a moment happens at the same time as in the recording.
+    The clocks of the trace can contradict all arcs that end at a moment. The moment then happens at
+    the same time as in the recording.
     """
     arcs = made.columns()
     kept = in_order(order, arcs.target, arcs.source)
@@ -252,7 +253,7 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
 
 
 def _residues(found: Model) -> Ints:
-    """How much later each device event started than its arcs explain, in nanoseconds."""
+    """For each device event: its start minus the start that its arcs explain, in nanoseconds."""
     arcs, moments, work = found.arcs, found.moments, found.work
     into = np.flatnonzero(
         np.isin(arcs.kind, (LAUNCH, STREAM, CROSS, ORIGIN))
@@ -275,7 +276,13 @@ def _threads(links: Links) -> Ints:
 
 
 def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, bool]:
-    """The thread and time of the starts and ends of the steps, and the step of each device row."""
+    """Find the steps; if no step finished, the whole time of the main thread is one step.
+
+    Returns:
+        Four values: the thread and the time of each step's start; the thread and the time of each
+            step's end; for each device row, the step that launched it, or -1; and whether a step
+            finished.
+    """
     events, links = made.events, made.links
     index = links.steps
     if len(index):
@@ -317,7 +324,7 @@ def _axis(made: _Builder) -> CpuTime:
 
 
 def _hand_overs(made: _Builder) -> None:
-    """Add moments and arcs where the main thread and another thread wait for each other."""
+    """Add moments and arcs where the main thread waits for another thread, or the reverse."""
     links, tree = made.links, made.links.call_tree
     if not len(tree):
         return
@@ -337,12 +344,13 @@ def _hand_overs(made: _Builder) -> None:
 def _hand_over(
     made: _Builder, main: int, bounds: Ints, other: int, busy: Intervals, *, is_engine: bool
 ) -> None:
-    """Connect the main thread with another thread, where the main thread waits for the other.
+    """Connect the main thread with another thread for which it waits.
 
-    The main thread has no events between two consecutive `bounds`. It waits there if the other
-    thread ends its work in this time. If the other thread is the engine's, no more is needed. For
-    any other thread, there are two more conditions: the main thread goes on just after the end of
-    this work, and the other thread works for most of the time.
+    `bounds` are the times at which events of the main thread start or end. The main thread waits
+    between two consecutive bounds if the other thread ends its work in this time, and does not work
+    at the second bound. If the other thread is not the engine's, there are three more conditions.
+    The time between the bounds is at least 50 µs. The other thread works for most of this time. And
+    the main thread goes on just after the end of this work.
     """
     start, end = busy
     gap = np.searchsorted(bounds, end)
@@ -425,8 +433,9 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     """Add a moment at the end of each launch that may find a full queue.
 
     Returns:
-        Five arrays: the moment of each launch; the device row whose start the launch waits for; the
-            time from this start to the end of the call; the usual such time; and the call.
+        Five values for each of these launches: the moment; the device row for whose start the
+            launch waits; the time from this start to the end of the call; the usual length of this
+            time; and the call.
     """
     events, work = made.events, made.work
     none = np.zeros(0, np.int64)
@@ -445,8 +454,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
         return none, none, none, none, none
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
-    # At least _FILLED launches were in the queue if the launch that is _FILLED launches earlier had
-    # not started when this call began.
+    # When a call begins, at least _FILLED launches are in the queue if the work of the launch that
+    # came _FILLED launches before it has not started.
     nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
     near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
     near &= started <= returned
@@ -462,7 +471,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
     moments = made.add(_returns(called, returned), thread_of[call], returned, call)
-    # A call that did not wait in the recording may wait in a scenario, but not longer than this.
+    # A call that did not wait in the recording may wait in a scenario. Its usual time is at most
+    # the recorded time, so that it does not wait in the simulated recording.
     after = returned - started
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)
@@ -471,7 +481,7 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The phase of each call's end; a call without a duration must return after it has begun."""
+    """The phase of each call's end; a call without a duration must end after it begins."""
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
@@ -494,8 +504,8 @@ class _WaitMoments:
         call: the call.
         row: the device row that the call waits for.
         lag_ns: the time from the end of the device work to the end of the call.
-        usual_ns: the usual such time.
-        unknown_ns: the total time of the calls that wait for unknown work.
+        usual_ns: the usual length of this time.
+        unknown_ns: the total time of the calls that wait for unknown device work.
     """
 
     moment: Ints
@@ -507,7 +517,7 @@ class _WaitMoments:
 
 
 def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
-    """Add a moment at the end of each call that waits for known work."""
+    """Add a moment at the end of each call that waits for known device work."""
     events, found, work = made.events, made.links.synchronisations, made.work
     row_of = np.full(len(events) + 1, -1)
     row_of[work.event] = np.arange(len(work.event))
@@ -529,7 +539,7 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
         after = duration - np.clip(work_end - start, 0, duration)
         free = int(np.median(duration[ready])) if ready.any() else int(after[same].min())
         own[same] = np.minimum(duration[same], free)
-        # The lag follows only from calls that took longer than they do without a wait.
+        # Only calls that took longer than a call without a wait show the lag.
         held = same & waited & (duration > own)
         lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
     waited &= duration > own
@@ -550,11 +560,11 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
 
 
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
-    """The edges, and further edges of device synchronisations.
+    """Return the edges from `row` to `wait`, and more edges to device synchronisations.
 
-    A further edge comes from work that an earlier device synchronisation already waited for. It has
-    no effect until an edit lets the earlier synchronisation return at once. In a trace with very
-    many synchronisations and streams, the further edges are left out.
+    Each added edge leads to a device synchronisation from work that an earlier one already waited
+    for. It has no effect until an edit lets the earlier synchronisation return at once. In a trace
+    with very many synchronisations and streams, no edges are added.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
     on_device = found.kind[wait] == DEVICE_WAIT
@@ -567,7 +577,7 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
     by_end = np.argsort(work.end_ns[rows], kind="stable")
     # For each synchronisation and stream, the last row that the synchronisation waits for. If it
-    # waits for no row of the stream, the nearest earlier synchronisation that does gives the row.
+    # waits for no row of the stream, the nearest earlier synchronisation with such a row counts.
     own = np.full((len(waits), len(streams)), -1)
     own[rank[nth[by_end]], column[by_end]] = rows[by_end]
     last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
@@ -596,7 +606,7 @@ def _wait_arcs(made: _Builder, waits: _WaitMoments, end_of: Ints) -> None:
 
 
 def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
-    """Add what each device event waits for: its launch, its stream, and other streams."""
+    """Add the arcs of each device event: from its launch, its stream, and other streams."""
     events, work = made.events, made.work
     count = len(work.event)
     if not count:
@@ -663,7 +673,7 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
 
 
 def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
-    """Pairs of device rows on two streams: the row that ends first, and the row that waits."""
+    """Pairs of device rows on two streams: the earlier row, and the later row that waits for it."""
     found, work = made.links.synchronisations, made.work
     row_of = np.full(len(made.events) + 1, -1)
     row_of[work.event] = np.arange(len(work.event))
@@ -678,13 +688,15 @@ def _usual_delays(
 ) -> tuple[Ints, Ints]:
     """The usual delay and the usual gap before each device event starts.
 
-    The delay is the time from the launch to the start: the median over the events whose stream was
-    free at their launch, for each name of a launching call. The gap is the time from the end of the
-    predecessor on the stream to the start: the median over the events that were launched before
-    their predecessor had ended, for each stream. An event with the same launching call as its
-    predecessor, as in a CUDA graph, counts for a separate median of its stream. Events that wait for another stream are in no
-    median. If an event began before its predecessor had ended, its gap is negative and stays as
-    recorded.
+    The delay is the time from the launch to the start. Each name of a launching call has a median.
+    It is taken over the events whose stream was free at their launch, and that started within 1 ms.
+
+    The gap is the time from the end of the predecessor on the stream to the start. Each stream has
+    two medians. One is taken over the events that were launched before their predecessor ended. The
+    other is for events with the same launching call as their predecessor, as in a CUDA graph.
+
+    Events that wait for another stream are in no median. If an event began before its predecessor
+    ended, its gap is negative and stays as recorded.
     """
     events, work = made.events, made.work
     launched = work.call >= 0
@@ -703,10 +715,11 @@ def _usual_delays(
 
 
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
-    """For each row, the median of the chosen values of its group.
+    """For each row: the median of the values that are chosen in its group.
 
-    In a group with few chosen values, one event with an unknown wait could change the median. So
-    such a group gets its least value. A group without chosen values gets the median of all groups.
+    If the group has fewer than `_FEW` chosen values, one exceptional value could change the median.
+    The result is then the smallest of these values. If the group has no chosen values, the result
+    is the median of the chosen values of all groups.
     """
     rows = np.flatnonzero(chosen)
     if not len(rows):

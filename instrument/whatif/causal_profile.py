@@ -1,9 +1,10 @@
 """The causal profile: how much shorter a step is if a range, an operator or a kernel is faster.
 
 A faster kernel does not always make the step shorter: the kernel may run beside slower work. So the
-simulation makes each range, operator and kernel 10, 25, 50 and 100 % faster, and compares the
-simulated step with the step as it is. Coz (Curtsinger and Berger, SOSP 2015) measures the same
-while the program runs, by slowing down the rest of the program. Here, one recording is enough.
+simulation lets each range, operator and kernel take 10, 25, 50 and 100 % less time, and compares
+the simulated step with the step before this change. Coz (Curtsinger and Berger, SOSP 2015) measures
+the same while the program runs, by slowing down the rest of the program. Here, one recording is
+enough.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ _LEAST_SHARE = 0.002
 
 CAUSAL_PROFILE: Schema = schema(
     kind="range (with all that runs inside it, its backward and its device work), operator (with "
-    "the same), or kernel (device work with this name, without template arguments)",
+    "all that runs inside it and its device work), or kernel (device work with this name, without "
+    "template arguments)",
     name="the path of the range, or the name",
-    cpu_ns="CPU time of one step after the edits, on average, without waits for the device",
-    device_ns="time of the device work of one step after the edits, on average; None without device "
-    "work",
-    saving_10_ns="how much shorter a step would be if the row took 10 % less time; see `Scenario.saving_ns`",
+    cpu_ns="CPU time of the row in one step, on average, after the edits of the scenario; waits do "
+    "not count",
+    device_ns="time of the row's device work in one step, on average, after the edits of the "
+    "scenario; None if the trace has no device work",
+    saving_10_ns="how much shorter a step would be if the row took 10 % less time; see "
+    "`Scenario.saving_ns`",
     saving_25_ns="the same for 25 % less time",
     saving_50_ns="the same for half the time",
     saving_100_ns="the same if the row took no time",
@@ -51,15 +55,19 @@ class _Part(NamedTuple):
 
 
 def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Table:
-    """Return the causal profile, sorted by the saving at half the time; see `CAUSAL_PROFILE`.
+    """Return how much shorter a step is if a range, an operator or a kernel is faster.
+
+    `CAUSAL_PROFILE` explains the columns. The row with the largest `saving_50_ns` comes first.
 
     Args:
         window: the window.
-        costs: the costs of each rank in the scenario with which the savings are compared.
-        rows: how many ranges, operators and kernels are tried: of each kind, those that spend the
-            most, since nothing can win more than it spends.
+        costs: the costs of each rank, after the edits of the scenario. The savings are relative to
+            a step with these costs.
+        rows: how many ranges, operators and kernels of each rank are simulated. Of each kind, these
+            are the ones that take the most time, because they can save the most.
 
-    Cost: for each row, some sums over the arcs, and one pass over the moments for all rows together.
+    Cost: for each row, some array operations on all arcs, and four simulations. As many rows as fit
+    into 256 MiB of memory are simulated together.
     """
     tried = _tried(window, rows)
     base = window.weights(costs)
@@ -96,12 +104,15 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     return Table.of(CAUSAL_PROFILE, cells)
 
 
-# The part of each rank; the key is the index of the rank's model.
+# A range, operator or kernel on all ranks. The key is the index of the rank's model.
 _Chosen = dict[int, _Part]
 
 
 def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
-    """The ranges, operators and kernels with the most time, and the part of each on each rank."""
+    """The ranges, operators and kernels that take the most time on a rank.
+
+    The key is the kind and the name; the value is the part on each rank.
+    """
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):
         for kind, find in (("range", _ranges), ("operator", _operators), ("kernel", _kernels)):
@@ -116,7 +127,7 @@ def _counted(steps_ns: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _bounds(model: Model) -> Ints:
-    """The start and the end of each step, on the axis of each thread."""
+    """For each thread: the positions of the starts and the ends of all steps on the axis."""
     moments, axis = model.moments, model.axis
     threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))
     bounds = moments.time_ns[np.stack([moments.step_start, moments.step_end])] + axis.begin_ns
@@ -126,7 +137,11 @@ def _bounds(model: Model) -> Ints:
 def _spent(
     window: Window, costs: Sequence[Costs], chosen: _Chosen, bounds: Sequence[Ints]
 ) -> tuple[int, int | None]:
-    """The average CPU and device time of a selection for one step and rank, after edits."""
+    """The CPU time and the device time of a range, operator or kernel, after edits.
+
+    Both are averages over the steps and the ranks. The device time is None if no rank has device
+    work.
+    """
     cpu = device = 0
     for rank, own in chosen.items():
         model, places, edited = window.models[rank], bounds[rank], costs[rank]
@@ -156,7 +171,7 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 
 
 def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
-    """The operators that do not lie inside another operator."""
+    """The operator names with the most time. Only calls outside all other operators count."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
     is_top = is_operator & ~tree.inside(is_operator)
@@ -192,7 +207,7 @@ def _kernels(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 
 
 def _largest(bound: Ints, rows: int) -> list[int]:
-    """The rows with the most time, without rows below `_LEAST_SHARE` of the largest one."""
+    """The indices of the `rows` largest times, except times below `_LEAST_SHARE` of the largest."""
     order = np.argsort(-bound, kind="stable")[:rows]
     found: list[int] = order[bound[order] > bound.max(initial=0) * _LEAST_SHARE].tolist()
     return found

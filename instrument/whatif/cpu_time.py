@@ -1,4 +1,4 @@
-"""The time of all threads on one axis, and the CPU time between positions on this axis.
+"""The time of all threads on one axis, and the CPU time between two positions on this axis.
 
 Each thread has its own part of the axis. Waits do not count as CPU time. An edit multiplies the CPU
 time in some intervals by a factor. For example, a range that is twice as fast has the factor 0.5 on
@@ -18,8 +18,8 @@ from instrument.links.intervals import Intervals, merged, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Flags, Ints
 
-# Intervals on the axis and the factor that multiplies the time in them. The intervals of an edit are
-# sorted and do not overlap. Where edits overlap, all their factors apply.
+# Each edit has intervals on the axis, and a factor that multiplies the CPU time in them. The
+# intervals of one edit are sorted and do not overlap. Where two edits overlap, both factors apply.
 Edits = Sequence[tuple[Intervals, float]]
 
 
@@ -43,12 +43,14 @@ class CpuTime:
         return found
 
     def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
-        """The CPU time of each position's thread until this position, after edits, without waits.
+        """For each position: the CPU time that its thread has used until then.
+
+        Edits are applied. Waits do not count.
 
         Args:
             at: positions on the axis.
-            edits: the edits; where several apply, their factors are multiplied.
-            inside: if given, only the time in these intervals counts.
+            edits: the edits. Where several edits overlap, their factors are multiplied.
+            inside: intervals on the axis. If they are given, only CPU time inside them counts.
 
         Cost: a sort of all intervals, and a binary search for each position.
         """
@@ -74,7 +76,7 @@ class CpuTime:
 
 
 def axis_of(events: Events) -> tuple[int, int]:
-    """The start and the length of each thread's part of the axis.
+    """The time at which each thread's part of the axis starts, and its length, in nanoseconds.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.
@@ -90,7 +92,10 @@ def axis_of(events: Events) -> tuple[int, int]:
 
 
 def within(intervals: Intervals, start: Ints, end: Ints) -> Ints:
-    """How much of each span lies in `intervals`, which are sorted and do not overlap."""
+    """For each span from `start` to `end`: how much of it lies in `intervals`.
+
+    The intervals must be sorted and must not overlap.
+    """
     return _covered(intervals, end) - _covered(intervals, start)
 
 
@@ -106,6 +111,9 @@ def _covered(intervals: Intervals, at: Ints) -> Ints:
 
 
 def joined(start: Ints, end: Ints, chosen: Flags | None = None) -> Intervals:
-    """Intervals sorted and merged; those without a duration are left out."""
+    """Sort intervals, and merge those that overlap or touch.
+
+    Intervals without a duration are left out, and so are those that `chosen` does not select.
+    """
     keep = end > start if chosen is None else chosen & (end > start)
     return merged(start[keep], end[keep])

@@ -26,20 +26,22 @@ from instrument.whatif.window import Window
 CRITICAL_PATH: Schema = schema(
     kind="CPU; kernel, communication, copy or memset (work of the device); launch (from the call "
     "until the device begins), stream (between two kernels), other stream, wait (until a call "
-    "returns after the work has ended), full queue, hand-over (between threads), loader (a batch of "
-    "worker processes), other ranks; or unexplained: a device event began late without a known cause",
+    "returns after the work has ended), full queue, hand-over (between threads), loader (a batch "
+    "of worker processes), other ranks; or unexplained: a device event began late without a known "
+    "cause",
     name="for CPU time, the path of the range; for device work, its name; for a wait, the call; "
     "None if there is none",
     rank="the rank, if the scenario has several; None for the transfer of a collective",
-    total_ns="time on the critical path, from the end of the first finished step to the end of the "
-    "last one; if only one step finished, from the start of this step",
+    total_ns="time on the critical path between the end of the first finished step and the end of "
+    "the last one; if only one step finished, the time within this step",
     step_ns="`total_ns` for one step, on average",
     share="`total_ns` as a share of the whole critical path",
 )
 SLACK: Schema = schema(
     name="the path of the range",
-    slack_ns="how much longer a call of the range, or its device work, could take before a step "
-    "takes longer; the call with the least slack counts; None if no step depends on the range",
+    slack_ns="how much longer the range or its device work could take before a step takes longer; "
+    "of several calls, the one with the smallest slack counts; None if no step depends on the "
+    "range",
 )
 _UNEXPLAINED = "unexplained"
 # A position after the end of the axis.
@@ -50,7 +52,8 @@ def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
     The sum of all rows is the time from the end of the first step to the end of the last one. So
-    the time between steps counts too. If no step finished, the whole window counts as one step.
+    the time between steps counts too. With only one step, the sum is the duration of this step. If
+    no step finished, the whole window counts as one step.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)
@@ -74,7 +77,7 @@ def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _step_ends(window: Window, times: Ints) -> Ints:
-    """For each step, the moment at which the last rank ends the step; see `Model.ends_ns`."""
+    """For each step, the last moment at which a rank ends the step; see `Model.ends_ns`."""
     found: list[Ints] = []
     for model, first in zip(window.models, window.first_moment):
         moments, own = model.moments, times[first : first + len(model.moments.time_ns)]
@@ -96,7 +99,7 @@ def _step_ends(window: Window, times: Ints) -> Ints:
 
 
 class _Found:
-    """The time on a path between two points in time, by rank, kind and name."""
+    """The time on a path between `begin` and `end`, summed by rank, kind and name."""
 
     def __init__(
         self, window: Window, costs: Sequence[Costs], path: Path, begin: int, end: int
@@ -120,7 +123,7 @@ class _Found:
         self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
 
     def _add_arc(self, arc: int, total_ns: int) -> None:
-        """Add the time of one arc: the device work at its end, and the wait before this work."""
+        """Split the time of one arc into device work, unexplained time and a wait, and add them."""
         model, arcs, events = self._model, self._model.arcs, self._model.links.events
         kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
         if row >= 0:
@@ -143,7 +146,7 @@ class _Found:
             self.total_ns[key] = self.total_ns.get(key, 0) + total_ns
 
     def _add_cpu(self, arc: Ints, total_ns: int) -> None:
-        """Add the CPU time of some arcs to the ranges that the time belongs to."""
+        """Add the CPU time of some arcs to the ranges in which it was spent."""
         model, scopes = self._model, self._model.links.scopes
         target, source = model.arcs.target[arc], model.arcs.source[arc]
         places, axis = model.places, model.axis
@@ -176,7 +179,7 @@ def _with(one: Intervals, other: Intervals) -> Intervals:
 
 
 def slack(window: Window, costs: Sequence[Costs]) -> Table:
-    """Return how much longer each range could take, the least first; see `SLACK`."""
+    """Return the slack of each range, the smallest slack first; see `SLACK`."""
     weights = window.weights(costs)
     times = window.program.run(weights)
     late = window.program.slack(weights, _step_ends(window, times))
@@ -196,14 +199,17 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _slack_of_paths(model: Model, late: Ints) -> Ints:
-    """The least slack of each path of ranges; `_FAR` if no step depends on the range."""
+    """For each path of a range, the smallest slack of its calls and their device work.
+
+    `late` is the slack of each moment. The result is `_FAR` if no step depends on the range.
+    """
     scopes, axis, places = model.links.scopes, model.axis, model.places
     nodes, paths = scopes.nodes, scopes.paths
     order = np.argsort(places, kind="stable")
     found = np.full(len(paths.names), _FAR)
     if len(nodes):
-        # The work of a range ends at a moment inside the range, or at the next moment of its
-        # thread.
+        # The work of a range ends at a moment inside the range, or at the first moment after it on
+        # the same thread.
         first = np.searchsorted(places[order], axis.place(nodes.thread, nodes.start_ns), "right")
         last = np.searchsorted(places[order], axis.place(nodes.thread, nodes.end_ns))
         values = np.append(late[order], [_FAR, _FAR])

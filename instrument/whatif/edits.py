@@ -1,8 +1,8 @@
-"""The edits: each takes the costs of a scenario and returns those of the scenario with the edit.
+"""The edits. Each takes the costs of a scenario, and returns the costs after the edit.
 
 An edit multiplies CPU time by a factor, changes the duration of device work, or removes the arcs of
 waits. If the effect of an edit is uncertain, the edit has two forms. The expected form gives the
-estimate. The modest form assumes a smaller effect, and gives a bound of the saving.
+estimate of the saving. The modest form assumes a smaller effect, and gives a bound of the saving.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
 
 
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
-    """The costs with other durations of device work.
+    """Replace the durations of device work.
 
-    One assumption is that the other ranks do not change. They then begin their collectives at the
-    recorded times. A transfer that takes less time still ends earlier on all ranks.
+    Under one assumption, the other ranks do not change (`others_stay`). A collective then has an
+    earliest end, which moves by the change of the collective's duration.
     """
     meets, row = model.ranks_arcs
     fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
@@ -47,7 +47,11 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
 
 
 def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
-    """Remove CPU time with its waits, and device work with its launches and the gaps before it."""
+    """Remove a selection.
+
+    CPU time is removed with the waits in it. Device work is removed with its launches and with the
+    gaps before it.
+    """
     scaled = scale(model, costs, _with_launches(model, chosen), by=0.0)
     arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()
     of_rows = np.append(chosen.rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
@@ -78,7 +82,10 @@ def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
 
 
 def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
-    """Let copies run entirely beside the computation; in the modest form, calls still wait."""
+    """Let copies run entirely beside the computation.
+
+    In the modest form, the calls that launch the copies still wait for them.
+    """
     arcs, rows = model.arcs, chosen.rows
     device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
     device_ns[rows] = 0
@@ -91,12 +98,12 @@ def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = Fal
 
 
 def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
-    """Do the work of each range with one operator for each operator name.
+    """Fuse the operators of the same name in each call of a range.
 
-    In each call of a range, the first operator of each name stays as it is. Each other operator
-    loses its overhead, which is the shortest time of any operator of the same name. The time
-    between the operators and the gaps between their kernels are removed. The modest form keeps the
-    time between the operators.
+    In each call of a range, the first operator of each name stays as it is. The other operators
+    lose their overhead: each becomes shorter by the shortest time of an operator of its name. The
+    time between the operators and the gaps between their kernels are removed. The modest form keeps
+    the time between the operators.
     """
     tree, events = model.links.call_tree, model.links.events
     start, end = model.node_spans
@@ -149,7 +156,7 @@ def _graph_launch_ns(model: Model) -> int:
 
 
 def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -> Costs:
-    """Multiply the bandwidth of some communication; waits for other ranks do not change.
+    """Multiply the bandwidth of the selected communication; waits for other ranks do not change.
 
     The transfer time of a collective is the shortest time of a kernel with the same name and size.
     The rest of its time is a wait.
@@ -178,7 +185,7 @@ def workers(
 
 
 def balance(model: Model, costs: Costs, by: float) -> Costs:
-    """Multiply all CPU time and all device time, except that of communication."""
+    """Multiply all CPU time, and the time of all device work except communication."""
     device_ns = costs.device_ns.copy()
     computes = model.work.kind != COMMUNICATION
     device_ns[computes] = np.rint(device_ns[computes] * by)
@@ -197,7 +204,7 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of arcs, without the gaps and the residues before some device rows."""
+    """The fixed times of arcs, without the gaps and the residues before the given device rows."""
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     # Launch arcs keep their usual delay, because the first row still has to be launched.

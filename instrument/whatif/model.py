@@ -1,4 +1,4 @@
-"""`Model`: the moments of a recorded window, which moments each of them waits for, and how long.
+"""`Model`: the moments of a recorded window; for each, the moments that it waits for, and how long.
 
 A moment is the start or the end of an event. An arc says that a moment, the target, happens at
 least a given time after another moment, the source. A device row is a row of `Work`: a kernel, a
@@ -107,7 +107,7 @@ class Arcs:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The times from which the weights of the arcs are computed in a scenario.
+    """The times of a scenario. `Model.weights` computes the weights of the arcs from them.
 
     Attributes:
         cpu: intervals on the axis of CPU time, and the factor that multiplies the time in them.
@@ -138,7 +138,7 @@ class Model:
         has_steps: whether a step finished; otherwise the whole window counts as one step.
         launcher: for each device row, the node of the call tree that launched it; -1 for none.
         step_of: for each device row, the step that launched it; -1 for none.
-        unknown_wait_ns: the total time of the calls that wait for unknown work.
+        unknown_wait_ns: the total time of the calls that wait for unknown device work.
     """
 
     links: Links
@@ -192,10 +192,10 @@ class Model:
         return weights
 
     def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
-        """How much the weights change if some CPU time and some device work take no time.
+        """How much the weights change if the given CPU time and device rows take no time.
 
-        The result equals the weights after `edits.scale` by 0, minus the weights before. Computing
-        it here takes less time.
+        The result equals the weights after `edits.scale` by 0, minus the weights before. This
+        method is faster.
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
@@ -209,9 +209,12 @@ class Model:
         return change
 
     def _of_arcs(self, spent_ns: Ints) -> Ints:
-        """The CPU time of each CPU arc; `spent_ns` is that of its thread until its target."""
+        """The CPU time of each CPU arc.
+
+        `spent_ns` is the CPU time that the arc's thread has used until the target of the arc.
+        """
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
-        # The arc to the first moment of a thread has all the CPU time of the thread until then.
+        # The arc to the first moment of a thread has all CPU time of the thread before this moment.
         return spent_ns - np.where(self.arcs.source[self._cpu_arcs] >= 0, before, 0)
 
     @cached_property
@@ -224,7 +227,7 @@ class Model:
     def _cpu_arcs(self) -> Ints:
         """The CPU arcs, sorted by the positions of their targets on the axis.
 
-        So the arc before each arc is the one that ends at its source.
+        In this order, each arc of a thread starts where the arc before it ends.
         """
         arcs = np.flatnonzero(self.arcs.kind == CPU)
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
@@ -264,8 +267,8 @@ class Model:
         """The time at which each step ends.
 
         A step ends when the CPU has ended the step and the device has ended the work that the step
-        launched. So the slower of the two decides, also if the CPU runs ahead of the device. The
-        result has one row for each scenario if there are several.
+        launched. The later of these two ends counts. The result has one row for each scenario if
+        there are several.
 
         Args:
             times: the times of the moments.
@@ -281,13 +284,13 @@ class Model:
 
     @cached_property
     def _last(self) -> tuple[Ints, Ints, Ints]:
-        """The ends of device work that can be the last end in their step.
+        """The moments at the end of device work that can be the last work of its step to end.
 
         Returns:
-            The ends, sorted by step; the steps; and the index of the first end of each step.
+            The moments, sorted by step; the steps; and the index of the first moment of each step.
 
-        Work is left out if other work of the same step follows on its stream. It is kept if the
-        work that follows can begin before this work ends.
+        Work is left out if other work of the same step follows on its stream. But it is kept if the
+        work that follows can begin before it ends.
         """
         arcs, row_of = self.arcs, np.full(len(self.moments.time_ns), -1)
         row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
@@ -330,7 +333,7 @@ class Model:
 
     @cached_property
     def unexplained(self) -> float:
-        """The share of the time in which a device event was late for an unknown reason."""
+        """The share of the window in which a device event was late for an unknown reason."""
         late = np.maximum(self.residue_ns, 0)
         starts, ends = joined(self.work.start_ns - late, self.work.start_ns)
         return float((ends - starts).sum() / self.span_ns) if self.span_ns else 0.0

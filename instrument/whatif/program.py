@@ -9,7 +9,7 @@ Without other arcs, each moment of a chain would happen at a fixed time after th
 the chain. This time is the moment's offset. Each other arc demands that the chain is late by some
 time, and the chain never gets less late. So the lateness at a moment is the largest demand of all
 arcs up to this moment. numpy computes this running maximum for a whole segment of a chain. A
-segment ends where an arc begins in a segment that is not computed yet.
+segment ends before the first arc whose source lies in a segment that is not computed yet.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Path:
 class Times:
     """The times of the moments in several scenarios; `times[moments]` has a row for each scenario.
 
-    There are very many times, and the caller needs only few. So times are computed when they are
-    read. `Program.run_many` explains the attributes.
+    There are very many times, and the caller needs only few. So a time is computed when it is read.
+    `Program.run_many` explains the scenarios.
     """
 
     chains: _Chains
@@ -79,8 +79,8 @@ class Program:
             whose time is 0.
         kept: a mask of the arcs that the program uses; see `in_order`.
         chain: the number of each moment's thread or stream.
-        follows: a mask of arcs that may link a moment to the one before it on its chain. No scenario
-            gives them the weight `NEVER`, and at most one of them ends at a moment.
+        follows: a mask of arcs that may link a moment to the one before it on its chain. No
+            scenario gives them the weight `NEVER`, and at most one of them ends at a moment.
     """
 
     moment_order: Ints
@@ -121,7 +121,7 @@ class Program:
         return Times(self._chains, own, offsets, shares, late)
 
     def _late(self, demand: NDArray[Any]) -> NDArray[Any]:
-        """How late the chain is at each instruction in each scenario, from the arcs' demands."""
+        """For each scenario and instruction: how late the chain is, from the arcs' demands."""
         late = np.zeros_like(demand)
         source = self._chains.source
         for begin, end, is_first in self._segments:
@@ -261,7 +261,7 @@ class _Chains:
         return cls(place, link, np.flatnonzero(link < 0), arcs, at, start, decided, source)
 
     def split(self, of_arcs: Ints) -> tuple[Ints, Ints]:
-        """Split the weights of arcs into an offset for each place and a demand for each instruction.
+        """Split the weights of arcs into an offset of each place and a demand of each instruction.
 
         Both are sums and differences of weights. So a change of the weights can be split alone, and
         its offsets and demands can be added to those of the weights.
@@ -280,15 +280,15 @@ class _Chains:
         return offset, demand
 
     def segments(self) -> list[tuple[int, int, bool]]:
-        """The instructions cut into segments whose sources lie in earlier segments.
+        """Cut the instructions into segments, so that all sources lie in earlier segments.
 
         Returns:
             The first instruction of each segment, the index after its last instruction, and whether
                 the segment begins a chain.
 
-        A chain is cut at the first arc that starts at a place which no segment contains yet. It
-        goes on when a segment of the other chain contains this place. The arcs from each other
-        chain are searched for the first arc of this kind.
+        A chain is cut before the first arc whose source lies in no segment yet. The chain goes on
+        when a segment of another chain contains this source. For each pair of chains, the arcs
+        between them are searched for the first such arc.
 
         Cost: about 5 µs for each segment.
         """
@@ -301,7 +301,8 @@ class _Chains:
         waits, pair = waits[order], pair[order]
         first = np.flatnonzero(np.append(True, np.diff(pair) != 0)[: len(pair)])
         nth = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(pair))))
-        # For each arc between two chains, the latest place at which it or an earlier arc starts.
+        # For each arc between two chains, the latest start of this arc and of the arcs between the
+        # same chains before it.
         needs = np.maximum.accumulate(self.start[waits] + nth * count) - nth * count
         at = self.at[waits]
         pair_from = first.tolist()

@@ -31,15 +31,14 @@ if TYPE_CHECKING:
 
 #: If a larger part of the window is unexplained, the scenario has a note.
 MOST_UNEXPLAINED = 0.05
-# If calls wait for unknown work in a larger part of the window, the scenario has a note.
+# If calls wait for unknown device work in a larger part of the window, the scenario has a note.
 _MOST_UNKNOWN = 0.05
 # If the saving and the change of the median step differ by a larger part of a step, the scenario
 # has a note.
 _UNLIKE = 0.02
-# The largest factor that is not a mistake, and the largest time that is far from the limit of 64
-# bits.
+# A factor above the first is a mistake. A time below the second is far from the limit of 64 bits.
 _MOST_FACTOR, _LATEST_NS = 1_000_000, 2**58
-# The functions that find the parts of a model that a glob matches; the keys are the keywords.
+# For each keyword, the function that selects the parts of a model that a glob matches.
 _SELECT = {
     "range": selection.by_range,
     "operator": selection.by_operator,
@@ -52,7 +51,7 @@ _SELECT = {
 class _Variant:
     """The edits under one assumption.
 
-    The least and the largest saving of all variants are the bounds of the saving.
+    The smallest and the largest saving of all variants are the bounds of the saving.
 
     Attributes:
         costs: the costs of each rank.
@@ -97,12 +96,12 @@ class Scenario:
 
     @property
     def step_ns(self) -> int:
-        """The median simulated step, without the first step."""
+        """The median duration of the simulated steps except the first, in nanoseconds."""
         return int(median(self.steps[_counted(self.steps)]))
 
     @cached_property
     def baseline_ns(self) -> int:
-        """The median recorded step, without the first step."""
+        """The median duration of the recorded steps except the first, in nanoseconds."""
         steps = self.window.recorded_steps(0)
         return int(median(steps[_counted(steps)]))
 
@@ -119,7 +118,7 @@ class Scenario:
 
     @cached_property
     def _savings(self) -> list[int]:
-        """The saving under each assumption."""
+        """The saving of each variant, in nanoseconds."""
         others = [
             self._saved(each.assumption, self.window.simulated(each.costs))
             for each in self.variants[1:]
@@ -127,7 +126,7 @@ class Scenario:
         return [self.saving_ns, *others]
 
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
-        """The saving of a step, if the steps take the durations `after`; see `saving_ns`."""
+        """The saving of a step if the steps take `after` nanoseconds each; see `saving_ns`."""
         before = self.window.recorded_steps(assumption)
         counted = _counted(before)
         share = 1 - sum(after[counted]) / max(sum(before[counted]), 1)
@@ -135,12 +134,12 @@ class Scenario:
 
     @property
     def low_ns(self) -> int:
-        """The least saving of all assumptions; `notes` gives the reasons."""
+        """The smallest saving under all assumptions, in nanoseconds; `notes` gives the reasons."""
         return min(self._savings)
 
     @property
     def high_ns(self) -> int:
-        """The largest saving of all assumptions."""
+        """The largest saving under all assumptions, in nanoseconds."""
         return max(self._savings)
 
     @property
@@ -196,7 +195,7 @@ class Scenario:
     def profile(self, rows: int = 12) -> Table:
         """How much shorter a step is if a range, an operator or a kernel is faster.
 
-        See `instrument.whatif.causal_profile`.
+        `rows` is how many of each are simulated; see `instrument.whatif.causal_profile`.
         """
         from instrument.whatif.causal_profile import causal_profile
 
@@ -220,14 +219,15 @@ class Scenario:
             range: ranges by name or path, with all that runs inside, their backward pass, and the
                 device work that they launch. A glob that begins with `/`, such as
                 `/train/forward`, must match the whole path.
-            operator: operators or runtime calls by name, with all that runs inside, and the device
-                work that they launch.
+            operator: operators by name, with all that runs inside, and the device work that they
+                launch; or runtime calls by name, without device work.
             kernel: kernels, copies and memsets by name.
             thread: threads as process/thread, and the device work that they launch.
             by: the factor, at least 0; 0.5 is twice as fast.
 
         Raises:
-            ConfigError: not exactly one glob is given, it matches nothing, or `by` is negative.
+            ConfigError: not exactly one glob is given, it matches nothing, or `by` is negative or
+                too large.
         """
         self._check_factor("by", by, least=0.0)
         chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
@@ -236,14 +236,16 @@ class Scenario:
     def scale_events(self, positions: Ints, by: float) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
-        For a CPU event, this includes all that runs inside it and the device work that it launches.
+        A CPU event includes all that runs inside it, and the device work that it launches. A
+        runtime call does not include its device work.
 
         Args:
             positions: positions in `capture.events`.
             by: the factor; 0 removes the events, with the waits inside them.
 
         Raises:
-            ConfigError: `by` is negative.
+            ConfigError: `by` is negative or too large.
+            CaptureError: the scenario has several ranks.
         """
         self._check_factor("by", by, least=0.0)
         chosen = [selection.of_events(self._only_model, positions)]
@@ -334,7 +336,7 @@ class Scenario:
         """Load batches in `count` worker processes; see `edits.workers`.
 
         Raises:
-            ConfigError: `count` is not positive.
+            ConfigError: `count` is below 1 or too large.
             CaptureError: no loader works in the training process.
         """
         if not 1 <= count <= _MOST_FACTOR:
@@ -349,7 +351,7 @@ class Scenario:
         """Multiply the bandwidth between ranks; see `edits.bandwidth`.
 
         Raises:
-            ConfigError: `factor` is not positive.
+            ConfigError: `factor` is below 0.000001 or too large.
             CaptureError: the capture has no communication.
         """
         self._check_factor("bandwidth", factor, least=1e-6)
@@ -362,8 +364,8 @@ class Scenario:
 
         The work of a rank is its time without the waits in collectives. If a rank has more work
         than the average, its CPU and device times are multiplied so that it has the average. The
-        other
-        ranks do not change: they would do additional work while they now wait.
+        other ranks do not change: they would do the additional work in the time in which they now
+        wait.
 
         Raises:
             CaptureError: the scenario has one rank, or its ranks have no collective in common.
@@ -420,10 +422,10 @@ class Scenario:
         return replace(self, edits=(*self.edits, printable(text)), variants=tuple(changed))
 
     def _each(self, find: Callable[..., Any], *arguments: str) -> list[Any | None]:
-        """What `find` chooses on each rank; None if it finds nothing on the rank.
+        """For each rank, what `find` returns; None if it finds nothing on this rank.
 
         Raises:
-            InstrumentError: it finds nothing on any rank; the error is that of the first rank.
+            InstrumentError: `find` finds nothing on all ranks; the error is that of the first rank.
         """
         found: list[Any | None] = []
         errors: list[InstrumentError] = []
@@ -461,7 +463,7 @@ def scenario(capture: Views) -> Scenario:
 
 
 def joint_scenario(ranks: Ranks) -> Scenario:
-    """Return the scenario without edits of several ranks, which wait for each other.
+    """Return a scenario of several ranks that wait for each other, without edits.
 
     The capture of one rank does not show when the other ranks begin a collective. The captures of
     several ranks do.
@@ -502,7 +504,7 @@ def joint_scenario(ranks: Ranks) -> Scenario:
 
 
 def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
-    """The device rows of communication with these times; -1 where there is none."""
+    """For each start and end: the device row of the communication at this time, or -1."""
     work = capture.work
     rows = np.flatnonzero(work.kind == COMMUNICATION)
     times = zip(work.start_ns[rows].tolist(), work.end_ns[rows].tolist())
@@ -538,5 +540,5 @@ def _unedited(window: Window, losses: tuple[str, ...]) -> Scenario:
 
 
 def _counted(steps: Sequence[int]) -> slice:
-    """All steps except the first; if there is only one step, this step."""
+    """A slice of all steps except the first; if there is only one step, of this step."""
     return slice(1, None) if len(steps) > 1 else slice(None)

@@ -1,4 +1,4 @@
-"""`Selection`: the CPU time and the device work that an edit changes, found by name or by position."""
+"""`Selection`: the CPU time and the device work that an edit changes, by name or by position."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class Selection:
 
 
 def by_range(model: Model, pattern: str) -> Selection:
-    """Ranges by path or name, with all that runs inside, their backward, and their device work.
+    """Select ranges by path or name.
 
-    A pattern that begins with "/" must match the whole path, from the root on. Any other pattern
-    can match the name or the path of a range.
+    The selection contains all that runs inside the ranges, their backward, and their device work. A
+    pattern that begins with "/" must match the whole path, from the root on. Any other pattern can
+    match the name or the path of a range.
 
     Raises:
         ConfigError: no range matches.
@@ -64,7 +65,7 @@ def by_range(model: Model, pattern: str) -> Selection:
 
 
 def of_paths(model: Model, chosen: Flags) -> Selection:
-    """Some ranges by their paths; see `by_range`."""
+    """Select ranges by a mask of the paths; see `by_range`."""
     scopes = model.links.scopes
     below = np.append(scopes.paths.at_or_below(chosen), False)
     inside = np.append(below[scopes.enclosing] | below[scopes.attributed], False)
@@ -72,7 +73,7 @@ def of_paths(model: Model, chosen: Flags) -> Selection:
 
 
 def by_operator(model: Model, pattern: str) -> Selection:
-    """Operators, runtime calls and backward nodes by name, with all that runs inside.
+    """Select operators, runtime calls and backward nodes by name, with all that runs inside.
 
     The selection contains the device work that an operator launches. For a runtime call, it
     contains only the CPU time.
@@ -89,9 +90,9 @@ def by_operator(model: Model, pattern: str) -> Selection:
 
 
 def by_kernel(model: Model, pattern: str) -> Selection:
-    """Kernels, copies and memsets by name; their launches are not part of the CPU time.
+    """Select kernels, copies and memsets by name, without the CPU time of their launches.
 
-    The pattern fits the whole name of a kernel, or its name without template arguments.
+    The pattern must match the whole name of a kernel, or its name as `short_name` returns it.
 
     Raises:
         ConfigError: no device event matches.
@@ -100,7 +101,7 @@ def by_kernel(model: Model, pattern: str) -> Selection:
 
 
 def by_copy(model: Model, pattern: str) -> Selection:
-    """Copies by name; see `by_kernel`.
+    """Select copies by name; see `by_kernel`.
 
     Raises:
         ConfigError: no copy matches.
@@ -109,7 +110,7 @@ def by_copy(model: Model, pattern: str) -> Selection:
 
 
 def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Selection:
-    """Device work of some kinds, by name."""
+    """Select device work of the given kinds by name."""
     events, event = model.links.events, model.work.event
     of_kind = np.isin(model.work.kind, kinds)
     names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
@@ -123,7 +124,7 @@ def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> 
 
 
 def by_thread(model: Model, pattern: str) -> Selection:
-    """All CPU time of threads, given as process/thread, and the device work that they launch.
+    """Select threads as process/thread: all their CPU time, and the device work that they launch.
 
     Raises:
         ConfigError: no thread matches.
@@ -146,14 +147,14 @@ def by_thread(model: Model, pattern: str) -> Selection:
 
 
 def of_events(model: Model, positions: Ints) -> Selection:
-    """CPU events by position, with all that runs inside them, and device events by position."""
+    """Select events by position; a CPU event includes all that runs inside it."""
     chosen = np.zeros(len(model.links.events), np.bool_)
     chosen[positions] = True
     return _of_mask(model, chosen)
 
 
 def _of_mask(model: Model, chosen: Flags) -> Selection:
-    """The events of a mask; see `of_events`."""
+    """Select events by a mask; see `of_events`."""
     events, tree = model.links.events, model.links.call_tree
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
@@ -166,7 +167,7 @@ def _of_mask(model: Model, chosen: Flags) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Device work, and the calls that launched only this work; no CPU time."""
+    """Select device work, and the calls that launched nothing else; no CPU time is selected."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
     chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)
@@ -174,7 +175,7 @@ def of_rows(model: Model, rows: Flags) -> Selection:
 
 
 def communication(model: Model) -> Selection:
-    """All communication of the devices.
+    """Select all communication of the devices.
 
     Raises:
         CaptureError: there is none.
@@ -186,10 +187,10 @@ def communication(model: Model) -> Selection:
 
 
 def loading(model: Model) -> Selection:
-    """The waits for batches of data loaders that work in the training process.
+    """Select the loading of batches by data loaders that work in the training process.
 
     Raises:
-        CaptureError: there are none.
+        CaptureError: there is no such loader.
     """
     events = model.links.events
     calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
@@ -202,7 +203,7 @@ def loading(model: Model) -> Selection:
 
 
 def launching(model: Model, pattern: str) -> Selection:
-    """Ranges that launch device work; the pattern is as for `by_range`.
+    """Select ranges that launch device work; the pattern is as for `by_range`.
 
     Raises:
         ConfigError: no range matches.
@@ -217,7 +218,7 @@ def launching(model: Model, pattern: str) -> Selection:
 
 
 def calls_named(model: Model, pattern: str) -> Ints:
-    """The waiting calls whose name matches, or that lie inside an operator whose name matches.
+    """The calls that wait for the device, by their name or by the name of an operator around them.
 
     Raises:
         ConfigError: no waiting call matches.
@@ -257,7 +258,7 @@ def short_name(name: str) -> str:
 
 
 def _below(model: Model, nodes: Flags) -> Selection:
-    """Nodes of the call tree, and all that runs inside them."""
+    """Select nodes of the call tree, and all that runs inside them."""
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.nearest(nodes) >= 0, False)
     # The time of a node contains the time of the nodes inside it.

@@ -1,9 +1,8 @@
 """`Window`: the models of one or several ranks as one program.
 
 A synchronising collective joins the ranks that take part. It begins when the last rank has begun
-its kernel, and ends on all ranks after the transfer. The transfer time is the duration of the
-shortest
-kernel of the collective on any rank: the rank that comes last does not wait. For Megatron on eight
+its kernel, and ends on all ranks after the transfer. The rank that comes last does not wait. So the
+transfer time is the duration of the shortest of the collective's kernels. For Megatron on eight
 A100, the simulated ends are within 25 µs of the measured ends. `instrument.runs.clock_skew` gives
 the differences between the ranks' clocks.
 """
@@ -27,7 +26,7 @@ from instrument.whatif.program import NEVER, Floats, Program, Times, in_order
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """The collectives that join ranks, as one row for each rank that takes part.
+    """The collectives that join ranks: one row for each collective and each of its ranks.
 
     Attributes:
         collective: the number of the collective, from 0.
@@ -69,10 +68,11 @@ class Window:
 
     @cached_property
     def assumptions(self) -> tuple[tuple[Costs, ...], ...]:
-        """The costs without edits under two or three assumptions.
+        """The costs without edits: an entry for each assumption.
 
-        These are the recorded costs; the usual costs; and the recorded costs if the other ranks do
-        not change. The third applies only to the capture of one rank that communicates with others.
+        The first assumption is that all times are as recorded. The second is that they are the
+        usual ones. The third is that the other ranks do not change; it applies only to the capture
+        of one rank that communicates with others.
         """
         found = [self.measured, self.typical]
         if len(self.models) == 1 and (self.models[0].work.kind == COMMUNICATION).any():
@@ -92,7 +92,7 @@ class Window:
         return found
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
-        """The costs if the kernels of joining collectives take only their transfer time."""
+        """The costs in which the kernels of joining collectives take only their transfer time."""
         if self.meetings is None:
             return tuple(costs)
         found = []
@@ -106,7 +106,7 @@ class Window:
         return tuple(found)
 
     def _transfers(self, rank: int) -> Flags:
-        """A mask of a rank's arcs from the start of a joining collective's kernel to its end.
+        """A mask of a rank's arcs from the start to the end of a joining collective's kernel.
 
         The collective decides when such a kernel ends, so these arcs are removed.
         """
@@ -122,7 +122,7 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program, and the time that each arc from a collective has besides the transfer."""
+        """The program; and for each arc from a collective, its time besides the transfer."""
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
         first, meetings = self.first_moment, self.meetings
@@ -169,12 +169,12 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """The number of the first arc of each rank, then of the first arc of the collectives."""
+        """For each rank, the number of its first arc; then that of the collectives' first arc."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """The number of the first moment of each rank, and then of the first collective."""
+        """For each rank, the number of its first moment; then that of the first collective."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -195,7 +195,7 @@ class Window:
 
     @cached_property
     def _transfer_ns(self) -> Ints:
-        """The shortest time of each collective on any rank."""
+        """For each collective, the duration of its shortest kernel on any rank."""
         assert self.meetings is not None
         lasts = np.zeros_like(self.meetings.row)
         for rank, model in enumerate(self.models):
@@ -228,7 +228,7 @@ class Window:
         return np.concatenate([*found, np.zeros_like(transfers), transfers + self._built[1]])
 
     def change(self, costs: Sequence[Costs], parts: Mapping[int, tuple[Intervals, Flags]]) -> Ints:
-        """How much the weights of all arcs change if some parts of the ranks take no time.
+        """How much the weights of all arcs change if the given parts of ranks take no time.
 
         Args:
             costs: the costs of each rank.
@@ -255,7 +255,7 @@ class Window:
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
     def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
-        """For each row of `meetings`, the value of its device row."""
+        """For each row of `meetings`, the entry of its device row in `device_ns` of its rank."""
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
         for rank, each in enumerate(device_ns):
@@ -271,10 +271,10 @@ class Window:
     def steps_ns(self, times: Ints | Times) -> Floats:
         """The duration of each step.
 
-        A step ends when all ranks have ended it. It begins when the CPU of the first rank begins
-        it,
-        or when the step before it ends, if this is later: a device can still work for the step
-        before. The result has one row for each scenario if there are several.
+        A step ends when all ranks have ended it. It begins when the first rank begins it on the
+        CPU. If the step before it ends later than this, it begins at that end, because a device can
+        still work for the step before. The result has one row for each scenario if there are
+        several.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
