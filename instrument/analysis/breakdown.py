@@ -42,8 +42,8 @@ class Work:
     `event` is the position of the device event in `Events`, and `kind` an index into `KINDS`.
     `call` is the position of the CPU call that launched the work; -1 if the trace does not hold
     this call. `operator` is the position of the operator that launched the work, according to the
-    trace; -1 if the trace does not hold this operator. See `Launches`. Other device events (copies
-    of annotations, counters, synchronisations) are left out.
+    trace; -1 if the trace does not hold this operator. See `Launches`. Other device events are
+    left out: counters, synchronisations, and annotations on the timelines of devices.
     """
 
     event: Ints
@@ -122,7 +122,7 @@ def device_work(
 
 
 def breakdown(work: Work) -> Table:
-    """Return one row for the whole trace, all devices and streams together; see `BREAKDOWN`."""
+    """Return one row for the whole trace; all devices count together. See `BREAKDOWN`."""
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table.of(
         BREAKDOWN, {name: v.tolist() if len(work.event) else [None] for name, v in found.items()}
@@ -132,7 +132,8 @@ def breakdown(work: Work) -> Table:
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
     """The columns of `BREAKDOWN` for each group of device events.
 
-    `group` is the number of each event's group. Events with the number -1 are left out.
+    `group` holds the number of the group of each device event. Events with the number -1 are left
+    out. `groups` is how many groups there are.
     """
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
@@ -149,7 +150,7 @@ def layers_of(work: Work) -> list[Intervals]:
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """For each column of `BREAKDOWN`, a mask of the segments of time that count for the column.
+    """For each column of `BREAKDOWN`, a mask of the time segments that the column counts.
 
     The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: a row for each
     layer, and in it a flag for each segment of time. Its first three rows must be the layers that

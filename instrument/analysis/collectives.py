@@ -84,9 +84,9 @@ COLLECTIVES: Schema = schema(
     **_GROUP,
     element_type="the types of the elements, by torch's names",
     calls="how many collectives there were",
-    bytes="the sizes of the messages as NCCL counts them, summed over the calls whose size is "
-    "known: for all_gather the gathered output, for reduce_scatter the whole input, else the data "
-    "of one rank",
+    bytes="the sizes of the messages, summed over the calls whose size is known. As in NCCL's "
+    "tests, the size is the gathered output for all_gather, the whole input for reduce_scatter, "
+    "and the data of one rank for all other kinds",
     duration_ns="the time of all calls, including the time of waiting for other ranks",
     min_ns="the duration of the shortest call",
     mean_ns="the mean duration of a call",
@@ -94,14 +94,14 @@ COLLECTIVES: Schema = schema(
     exposed_ns="the part of `duration_ns` in which no device ran compute; for collectives on the "
     "CPU, the part in which no thread ran an operator",
     exposed_share="`exposed_ns` divided by `duration_ns`",
-    algorithm_bytes_per_second="bytes divided by time, over the calls whose size and time are "
-    "known; a lower bound, because the time includes waiting for other ranks",
+    algorithm_bytes_per_second="the sum of sizes divided by the sum of times, for the calls whose "
+    "size and time are known; a lower bound, because the times include waiting for other ranks",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor for `kind` and "
     "`group_size`; a lower bound. Compare this column with the rate of the link",
     largest_message_bytes="the size of the largest message whose time is known",
     largest_message_calls="the number of calls with a message of `largest_message_bytes`",
-    largest_message_bus_bytes_per_second="`bus_bytes_per_second` of the calls with the largest "
-    "message alone. Latency affects large messages least",
+    largest_message_bus_bytes_per_second="like `bus_bytes_per_second`, but only for the calls with "
+    "the largest message. Latency affects large messages least",
 )
 COLLECTIVE_CALLS: Schema = schema(
     name="the kernel's name without its parameters, or the annotation's name, or the name in "
@@ -161,7 +161,7 @@ def bandwidths(
 
 
 def message_bytes(kind: str | None, details: Details) -> int | None:
-    """Return the size of a message as NCCL counts it: the rank's input or output, the larger one.
+    """Return the size of a message as NCCL counts it: the larger of the rank's input and output.
 
     Input and output are equal for most kinds. In an all-gather, the output is larger than the
     input. In a reduce-scatter, the input is larger than the output. The result is None for a
@@ -265,7 +265,7 @@ def _is_collective_record(details: Details) -> bool:
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each span from `start_ns` to `end_ns`, the time outside of all intervals."""
+    """For each span from `start_ns` to `end_ns`, the part of the span outside of all intervals."""
     timeline = sweep([intervals])
     return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
 
@@ -408,7 +408,7 @@ def collectives(calls: Table) -> Table:
 def _rates(
     distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
 ) -> list[tuple[int | None, int | None]]:
-    """The bandwidths of each group, over the rows at which `where` is True."""
+    """The bandwidths of each group. Only rows at which `where` is True count."""
     kind, count = (_OF_GROUP.index(name) for name in ("kind", "group_size"))
     sums = zip(groups.sums(size, where), groups.sums(duration, where))
     return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]
@@ -417,9 +417,9 @@ def _rates(
 def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
-    The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed at
-    the times at which no thread runs an operator. Operators that start a collective, run it or wait
-    for it do not count here. The result is empty if no process group worked on the CPU.
+    The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
+    while no thread runs an operator. Operators that start a collective, run it or wait for it are
+    not considered. The result is empty if no process group worked on the CPU.
     """
     events = links.events
     if not is_on_cpu(events).any():
@@ -436,7 +436,7 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
 
 
 def exposed_on_cpu(links: Links) -> Intervals:
-    """When process groups worked on the CPU and no thread ran an operator; see `cpu_waits`."""
+    """The times of exposed communication of process groups on the CPU; see `cpu_waits`."""
     communicating, working = (timeline := sweep(_cpu_sides(links))).active
     return timeline.merged(communicating & ~working)
 

@@ -72,7 +72,7 @@ _COUNTS = "Record counts:"
 
 
 class Part(NamedTuple):
-    """The cells of a row of the coverage, without its name; see `COVERAGE`."""
+    """A row of the coverage without the cell `name`; see `COVERAGE`."""
 
     share: float | None
     covered_ns: int | None = None
@@ -105,7 +105,7 @@ def coverage(capture: Views) -> Table:
 def part(capture: Views, name: str) -> Part | None:
     """Return the cells of one row; None if the row does not apply to the capture.
 
-    Each row is computed once for a capture.
+    Each row of a capture is computed only once.
     """
     known = capture.coverage_parts
     if name not in known:
@@ -114,18 +114,18 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the rows of the coverage in `names` that are losses with a share below `ENOUGH`.
+    """Return the rows of the coverage that tell of a loss.
 
-    A loss whose share cannot be known is returned too. A row that does not describe a loss is never
-    returned. Only the named rows are computed. For the losses of one view, `names` is
-    `VIEWS[view].coverage`.
+    A row tells of a loss if its share is below `ENOUGH`, or cannot be known. Rows whose `is_loss`
+    is False are never returned. `names` are the names of the rows to compute. For the losses that
+    matter to one view, give `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
 
 
 def line(capture: Views, names: Iterable[str] = rows.TABLES) -> str:
-    """Return a line that lists the losses among the named rows; "" if there are none."""
+    """Return one line that lists the rows of `incomplete`; "" if nothing is missing."""
     found = [
         f"{row.name} {'unknown' if row.share is None else _percent(row.share)}"
         for row in incomplete(capture, names)
@@ -194,7 +194,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """How many launches have device work. The trace does not show how much device time is lost."""
+    """The part of the launches that have device work; the lost device time is not known."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None
@@ -216,7 +216,7 @@ def _launches(capture: Views) -> Part | None:
     elif 2 * at_end > total - covered:
         why += (
             f"; {at_end} of these came after the last launch that has device work. The recording "
-            "ended before the device had done this work, or the profiler's buffer was full: "
+            "ended before the device had done their work, or the profiler's buffer was full: "
             "synchronize before the end of the window, or record fewer steps."
         )
     else:
@@ -325,9 +325,9 @@ def _in_operator(capture: Views) -> Part | None:
     length, known = _durations(capture.work), _has_launch(capture.work)
     inside = capture.links.launched[1] >= 0
     why = (
-        "launched device time was launched outside of all operators and ranges. Either torch did "
-        "not record the operators of the launching thread, or a library launches work by itself: "
-        "mark this code with @profiled, or record all threads "
+        "device time comes from launches outside of all operators and ranges. Either torch did not "
+        "record the operators of the launching thread, or a library launches work by itself: mark "
+        "the launching code with @profiled, or record all threads "
         "(experimental_config.profile_all_threads)."
     )
     return _time(int(length[known & inside].sum()), int(length[known].sum()), why)
@@ -353,9 +353,10 @@ def _in_order(capture: Views) -> Part | None:
     overtakes[order] = (before >= 0) & (called[by_call[before]] > returned[order])
     bad = overtakes | (start < called)
     why = (
-        "device time runs before its launch, or after work that was launched later on the same "
-        "stream. Both are impossible: the clocks of CPU and device disagree, or the trace joins "
-        "launches to the wrong work. Do not trust delays and the causes of idle time."
+        "device time belongs to work that starts before its launch, or after work that was "
+        "launched later on the same stream. Both are impossible: the clocks of CPU and device "
+        "disagree, or the trace joins launches to the wrong work. Do not trust delays and the "
+        "causes of idle time."
     )
     return _time(int(length[~bad].sum()), int(length.sum()), why)
 

@@ -61,22 +61,22 @@ ROWS = {
         "there is no device work"
     ),
     IN_OPERATOR: Row(
-        "the part of the device time with a launch that an operator or a range launched. The "
-        "profiler records the launches of all threads, but the operators of only some threads. "
-        "Left out if there are no launches"
+        "the part of the device time of work whose launch is inside an operator or a range. Only "
+        "work with a launch in the trace counts. The profiler records the launches of all threads, "
+        "but the operators of only some threads. Left out if there are no launches"
     ),
     IN_ORDER: Row(
-        "the part of the device time with a launch that ran in a possible order: after its launch "
-        "has begun, and before the work that was launched later on the same stream. Left out if "
-        "there are no launches"
+        "the part of the device time of work in a possible order: the work starts after its launch "
+        "began, and before work that was launched later on the same stream. Only work with a "
+        "launch in the trace counts. Left out if there are no launches"
     ),
     OUTSIDE_GRAPHS: Row(
         "the part of the device time that no CUDA graph launched. Left out if there are no CUDA "
         "graphs"
     ),
     DEVICE_IN_STEPS: Row(
-        "the part of the device time that was launched in finished steps. If the launch of work "
-        "is not in the trace, the start of the work decides. Left out if no steps are marked"
+        "the part of the device time of work that was launched in finished steps. If the launch is "
+        "not in the trace, the start of the work decides. Left out if no steps are marked"
     ),
     CPU_IN_STEPS: Row(
         "the part of the CPU time of all threads that is in finished steps. Calls that only wait "
@@ -92,20 +92,23 @@ ROWS = {
         is_loss=False,
     ),
     TIMED_RANGES: Row(
-        "the part of the names of called ranges for which the trace has times. For the other "
-        "ranges, torch.compile removed the marks. Left out if it removed none"
+        "the part of the called ranges for which the trace has times; ranges with the same name "
+        "count as one. torch.compile removed the marks of the other ranges. Left out if it removed "
+        "no marks"
     ),
     JOINED: Row(
-        "the part of the CPU time of the backward for which the forward operator is known. Left "
-        "out if there is no backward"
+        "the part of the CPU time of the backward for which the forward operator is known. "
+        "Gradient accumulation has no forward operator, and counts as known. Left out if there is "
+        "no backward"
     ),
     OWNED: Row(
         "the part of the allocated bytes that was allocated in an operator or a range. Left out "
         "if there are no allocations"
     ),
     NESTED: Row(
-        "the part of the duration of all CPU slices that is in slices that nest. A slice nests if "
-        "it lies wholly inside or wholly outside of each earlier slice of its thread. Perfetto "
+        "the time of the CPU slices that nest, as a part of the time of all CPU slices. A slice "
+        "nests if it lies wholly inside or wholly outside of each earlier slice of its thread. "
+        "Perfetto "
         "drops most slices that do not nest, or moves them to another track. No table depends on "
         "this row. Left out if there are no slices"
     ),
@@ -119,9 +122,9 @@ ROWS = {
         "not known. Left out for a trace without a capture.json"
     ),
     UNDISTURBED: Row(
-        "the median time of a step before the window, as a fraction of the median time of a "
-        "recorded step; None if fewer than 10 steps ran before the window. Left out if the steps "
-        "were not timed",
+        "the median duration of the steps before the window, as a fraction of the median duration "
+        "of the recorded steps; None if fewer than 10 steps ran before the window. Left out if the "
+        "steps were not timed",
         is_loss=False,
     ),
 }

@@ -44,7 +44,7 @@ CUDA_GRAPHS: Schema = schema(
     "launched the graph",
     steps="the number of finished steps that launched the graph; None if no step is finished, or "
     "if the trace holds no launch of the graph",
-    replays="launches of the graph whose work is in the trace",
+    replays="how many replays of the graph the trace holds",
     nodes="the number of kernels, copies and memsets in a replay; the median if replays differ",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
     idle_ns="time between start and end of a replay in which no node of the replay ran, summed "
@@ -56,9 +56,9 @@ CUDA_GRAPHS: Schema = schema(
     median_replay_ns="the median time from start to end of a replay",
     max_replay_ns="the longest time from start to end of a replay",
     streams="the number of streams on which the replays ran",
-    names_from="how the nodes were joined to the launches of a capture: by `kernel names`, or "
-    "only by `order` if the trace does not name the kernels of captured launches; None if the "
-    "nodes have no operators and ranges",
+    names_from="how the nodes were joined to the captured launches: by `kernel names`, or only by "
+    "`order` if the trace does not name the kernels of captured launches; None if the nodes have "
+    "no operators and ranges",
     no_names="why operators and ranges of nodes are missing; None if none is missing. `no "
     "capture`: the traces hold no capture from before the launch. `other launches`: the captured "
     "launches and the nodes differ in number or kinds. `other kernels`: the captured launches and "
@@ -182,10 +182,10 @@ class _Nodes:
         of: the node of each device event.
         first: a device event of each node, as an index into the columns of `_Replays`.
         graph: the graph of each node.
-        position: the number of each node in its graph; -1 if it is not known.
-        in_order: whether the replays of each graph start the nodes in one order.
-        is_alike: whether the replays of each graph run the same kernels, in any order.
-        longest: for each graph, its replay with the most device events.
+        position: the number of each node in its graph; -1 if the order is not known.
+        in_order: for each graph, whether all its replays start the nodes in the same order.
+        is_alike: for each graph, whether all its replays run the same kernels, in any order.
+        longest: for each graph, the replay with the most device events.
     """
 
     of: Groups
@@ -278,9 +278,9 @@ def _node_kinds(events: Events, event: Ints, kind: Ints) -> Ints:
 def _graphs(
     events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
 ) -> tuple[Groups, list[int | None], list[str]]:
-    """Find the graph of each replay. Returns the graphs, and each graph's id and label.
+    """Group the replays by graph, the costliest graph first.
 
-    The costliest graph comes first.
+    Returns the groups, the id of each graph, and the label of each graph.
     """
     first, last = replays.first, replays.first + replays.size
     by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
@@ -316,7 +316,8 @@ def _sorted_names(replays: _Replays) -> Ints:
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     """Tell the nodes of each graph apart: by ids, or else by order, or else by kernel names.
 
-    The order is that of the longest replay of a graph, because the window can cut off a replay.
+    The order is taken from the longest replay of a graph, because the window can cut off other
+    replays.
     """
     graph, name = graphs.of[replays.replay], replays.name
     by_graph = Groups(graph, graphs.count)
@@ -367,7 +368,7 @@ def _longest(
 
 
 def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) -> list[NodeNames]:
-    """The operators and ranges of the nodes in the longest replay of each graph."""
+    """For each graph, the operators and ranges of the nodes in its longest replay."""
     usable = [ran.in_order or alike for ran, alike in zip(longest, is_alike.tolist())]
     found = iter(captures.of([ran for ran, is_usable in zip(longest, usable) if is_usable]))
     return [
@@ -406,7 +407,10 @@ def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
 
 
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
-    """The columns of numbers; None for a graph whose replays cannot be told apart in the trace."""
+    """The columns with counts and times of each graph.
+
+    Counts and times of replays are None if the trace does not tell the graph's replays apart.
+    """
     is_one = graphs.number(~replays.is_one) == 0
     start, end = events.start_ns[replays.event], events.end_ns[replays.event]
     began = start[replays.first]
@@ -443,7 +447,11 @@ def _node_table(
     graphs: list[tuple[str, GraphNodes, NodeNames]],
     node_ids: list[int],
 ) -> CudaGraphNodeTable:
-    """The table of the nodes; `graphs` has each graph's label, longest replay and names."""
+    """The table of the nodes.
+
+    `graphs` holds for each graph the label, the nodes of the longest replay, and their operators
+    and ranges.
+    """
     first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
     kernels = [events.names[k] for k in events.name[event].tolist()]
     # If the order of the nodes is not known, all nodes of a kernel have one operator and range.

@@ -41,20 +41,20 @@ EFFICIENCY: Schema = schema(
     device_ns="device time of the work that the calls launched; None if the calls launched no "
     "work, or if the trace lacks a part of this work",
     flops_per_second="`flops` divided by `device_ns`",
-    bound_by="compute if `flops` take longer at the device's peak than `moved_bytes`, else "
-    "bandwidth; None if a peak is not known",
+    bound_by="what limits the operator: compute if `flops` at the peak FLOP/s take at least as "
+    "long as `moved_bytes` at the peak bandwidth, else bandwidth; None if a peak is not known",
     bound_share="`bound_ns` divided by `device_ns`: how close the operator comes to the peak that "
     "limits it (above 1 if the data was in a cache)",
     bytes_per_second="`moved_bytes` divided by `device_ns`",
     intensity="`flops` divided by `moved_bytes`",
-    flops="floating-point operations of the calls. With a causal mask, only the operations that "
-    "the mask leaves count; the column `flops` of `operators` counts all operations",
-    moved_bytes="the least traffic of the calls: the bytes of all inputs and outputs, each once; "
-    "None if it is not known",
+    flops="floating-point operations of the calls, without operations that a causal mask makes "
+    "unnecessary; the column `flops` of `operators` counts these operations too",
+    moved_bytes="the bytes that the calls must move at least: all inputs and outputs, each once; "
+    "None if they are not known",
     peak_share="`flops_per_second` as a fraction of the device's peak; None if the peak is not "
     "known",
-    bound_ns="the shortest possible device time: for compute, `flops` at the peak; for bandwidth, "
-    "`moved_bytes` at the peak",
+    bound_ns="the shortest possible device time: the time for `flops` at the peak FLOP/s, or the "
+    "time for `moved_bytes` at the peak bandwidth, whichever is longer",
     device_number="the device that ran the work of the calls, as the trace numbers it; None if no "
     "device or several devices ran the work",
 )
@@ -63,17 +63,17 @@ EFFICIENCY_STEPS: Schema = schema(
     duration_ns="the duration of the step on the CPU",
     busy_ns="time in which work that the step launched ran on any device; None if the trace "
     "has no device events",
-    flops="floating-point operations of the step's calls of operators in `efficiency`; if the "
-    "trace has a device, only of the calls that launched work",
+    flops="floating-point operations of the operators in `efficiency` that the step called; if the "
+    "trace has device events, only calls that launched work count",
     recomputed_flops="the part of `flops` that activation checkpointing computed again",
     precision="the precision of most of `flops`; None if it is not known",
-    peak_flops_per_second="the peak of this precision, summed over the devices that ran work of "
-    "these calls; None if it is not known",
-    mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by the peak and by "
-    "the longer time of `duration_ns` and `busy_ns`; a lower bound if `flops_covered` is below 1; "
-    "None if `flops_covered` is below 0.5",
-    flops_covered="share of the time of the step's kernels, without communication, that belongs to "
-    "operators with known FLOPs",
+    peak_flops_per_second="the peak FLOP/s in the precision of the column `precision`, summed over "
+    "the devices that ran `flops`; None if it is not known",
+    mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by "
+    "`peak_flops_per_second` and by the longer one of `duration_ns` and `busy_ns`; a lower bound "
+    "if `flops_covered` is below 1; None if `flops_covered` is below 0.5",
+    flops_covered="the time of kernels from operators with known FLOPs, as a share of the time of "
+    "all kernels of the step; communication does not count",
 )
 
 # The names of kernels that multiply float32 operands as TF32, and of kernels that multiply them in
@@ -101,7 +101,7 @@ class EfficiencyTable(Table):
     inside such an operator is not counted again. The table is empty if the trace has no input
     shapes.
 
-    `flops` and `moved_bytes` are the least that the operator must compute and move. A kernel may
+    `flops` and `moved_bytes` are the minimum that the operator must compute and move. A kernel may
     compute and move more. So `flops_per_second` is the rate of useful work, and not the rate at
     which kernels execute instructions. `bound_share` above 1 means that the data was in a cache.
 
@@ -123,9 +123,9 @@ class _Calls:
     """The calls of operators with known FLOPs, as parallel columns.
 
     Attributes:
-        node: the node of the call tree.
-        flops: the least FLOPs of the call.
-        moved_bytes: the least traffic of the call; `UNKNOWN` if it is not known.
+        node: the node of the call in the call tree.
+        flops: the FLOPs that the call must compute at least.
+        moved_bytes: the bytes that the call must move at least; `UNKNOWN` if they are not known.
         dtype: an index into `dtypes`.
         precision: an index into `precisions`.
         device: an index into `rates`; `_NO_DEVICE` if the call used no device, `_SEVERAL` if it
@@ -212,7 +212,7 @@ def _quantities(
     rates: PeakRates,
     precision: str | None,
 ) -> dict[str, Any]:
-    """The columns of numbers in one row of `EFFICIENCY`."""
+    """The numbers in one row of `EFFICIENCY`."""
     peak = rates.flops(precision)
     seconds = device_ns / 1e9 if has_device and device_ns else None
     bound_by, bound_ns = None, 0.0
@@ -279,10 +279,10 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
 
 
 def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
-    """Find the traffic and the operand types of each call.
+    """Find the moved bytes and the operand types of each call.
 
-    Returns the traffic, an index into the distinct operand types, and these types as text and as
-    lists.
+    Returns the moved bytes of each call, for each call an index into the distinct operand types,
+    these types as text, and these types as lists.
     """
     columns = (events.name, events.shapes, events.concrete, events.types)
     keys = np.stack([column[index] for column in columns])
@@ -339,9 +339,9 @@ def _one_device(launched: Groups, process: Ints) -> Ints:
 
 
 def _said(events: Events) -> Ints:
-    """For each name, what the name says about the kernel's precision: a sum of `_SAYS_…` flags.
+    """For each event name, what it says about a kernel's precision: a sum of `_SAYS_…` flags.
 
-    The sum is 0 for names that are not names of device events.
+    The sum is 0 if no device event has the name.
     """
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
     device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
@@ -431,7 +431,8 @@ def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
 def _recomputed(links: Links, node: Ints) -> Flags:
     """A mask of the calls that repeat a forward pass.
 
-    Such a call is inside a backward node, and records gradients; see `instrument.links.autograd`.
+    A call repeats a forward pass if it is inside a backward node and autograd records it; see
+    `instrument.links.autograd`.
     """
     events, call_tree = links.events, links.call_tree
     backward = call_tree.nearest(is_backward(events)[call_tree.index])[node]
@@ -441,7 +442,7 @@ def _recomputed(links: Links, node: Ints) -> Flags:
 
 
 def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
-    """The share of the time of each step's kernels that belongs to calls with known FLOPs."""
+    """For each step, the column `flops_covered`; None if the step has no kernels."""
     computes = (work.kind == KERNEL) & (step >= 0)
     groups = Groups(step, steps)
     duration = work.end_ns - work.start_ns

@@ -102,7 +102,8 @@ def interruptions(events: Events) -> Table:
 
     See `INTERRUPTIONS`. A trace holds garbage collections only if it was recorded with Python
     stacks and torch's experimental option `record_python_gc_info`. A trace holds module loading
-    only as overhead that CUPTI reports. So if a kind has no row, perhaps it was not recorded.
+    only if the driver's calls were recorded, or if CUPTI reports it as overhead. So if a kind has
+    no row, perhaps it was not recorded.
 
     Limit: the table does not tell whether the training thread waited. A call on another thread,
     such as an allocation by the thread that pins memory, may have interrupted nothing.
@@ -175,9 +176,10 @@ def kinds_of(events: Events) -> Ints:
 def _in_steps(
     start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, the time inside of steps, and the number of steps overlapped.
+    """For each group of intervals, their time inside steps, and how many steps they overlap.
 
-    Intervals of a group may overlap. Steps are sorted by start; time in two steps counts twice.
+    Intervals of a group may overlap. The steps are sorted by start. If two steps overlap, the time
+    in both of them counts twice.
 
     Cost: some sorts of the intervals and of the steps. Memory grows with the number of intervals
     and of steps, not with the number of their pairs.
@@ -204,7 +206,7 @@ def _in_steps(
 
 
 def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each point in time, the total time of all steps before this point."""
+    """For each point in time, the total duration of steps before this point."""
     times = np.concatenate([begun, ended])
     order = np.argsort(times, kind="stable")
     at_ns = times[order]
@@ -220,7 +222,7 @@ def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
 def _smaller(values: Ints, first: Ints, limit: Ints) -> Ints:
     """For each query k, count the values in `values[: first[k]]` that are smaller than `limit[k]`.
 
-    `values` are the numbers from 0 to `len(values) - 1` in any order. The method cuts
+    `values` are the numbers from 0 to `len(values) - 1` in any order. This function cuts
     `values[: first[k]]` into sorted blocks whose sizes are powers of two.
     """
     found, size = np.zeros(len(first), np.int64), 1

@@ -23,9 +23,9 @@ KERNELS: Schema = schema(
     launch_ns="CPU time of the calls that launched the kernel; a call that launches several "
     "kernels, such as the launch of a CUDA graph, counts only for the first of these kernels; None "
     "if the trace holds no launch of the kernel",
-    short_calls="calls that took less device time than their launch took CPU time; if a launch "
-    "starts several kernels, their device times are summed; None if the trace holds no launch of "
-    "the kernel",
+    short_calls="the number of calls whose device time is shorter than the CPU time of their "
+    "launch; if a launch starts several kernels, their device times are summed; None if the trace "
+    "holds no launch of the kernel",
     grid="blocks in each dimension, for the longest call; None if the grid was not recorded. On "
     "ROCm, for some kernels these are threads and not blocks",
     block="threads of a block in each dimension, for the longest call; None if the block was not "
@@ -34,8 +34,8 @@ KERNELS: Schema = schema(
     "not recorded",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the time "
     "of the calls that have an estimate",
-    occupancy_covered="share of the kernel's time for which there is an estimate. Kineto makes no "
-    "estimate for many kernels, such as the kernels of cuBLAS and NCCL",
+    occupancy_covered="the time of the calls that have an estimate, as a share of the time of all "
+    "calls. Kineto makes no estimate for many kernels, such as the kernels of cuBLAS and NCCL",
 )
 COPIES: Schema = schema(
     name='the kind of copy or memset, such as "Memcpy HtoD (Pinned -> Device)"',
@@ -52,24 +52,25 @@ COPIES: Schema = schema(
 LAUNCHES: Schema = schema(
     name="the name of the CPU call that launched device work, such as cudaLaunchKernel",
     calls="how many calls of this name launched device work",
-    device_calls="kernels, copies and memsets that the calls launched",
+    device_calls="the number of kernels, copies and memsets that the calls launched",
     launch_ns="CPU time of the calls",
     device_ns="device time of the work that the calls launched",
     median_delay_ns="the median delay from the end of a call to the start of the first work that "
     "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
     "the call returned",
     max_delay_ns="the longest delay",
-    short_calls="calls that took more CPU time than the device time of all work that they launched",
+    short_calls="the number of calls that took more CPU time than the work that they launched took "
+    "device time",
 )
 STREAMS: Schema = schema(
     device="the device, as the trace numbers it",
     stream="the stream, as the trace numbers it",
-    calls="device events that ran on the stream",
+    calls="the number of device events that ran on the stream",
     busy_ns="time in which anything ran on the stream",
     compute_ns="time in which a memset, or a kernel that is not communication, ran",
     communication_ns="time in which communication ran",
     copy_ns="time in which copies ran",
-    idle_ns="time between the first and the last work of the stream in which nothing ran on it",
+    idle_ns="time in which nothing ran on the stream, from its first work to its last work",
 )
 
 
@@ -219,9 +220,9 @@ def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | N
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
     """For each device event, the CPU time of its launch, and whether the launched work is short.
 
-    The work is short if all work of the launch took less device time than the launch took CPU time.
-    The CPU time is -1 if the launch is not in the trace. If a launch has several device events, the
-    first one has the time, and the others have 0.
+    The work is short if all device events of the launch together took less time than the launch
+    took CPU time. The CPU time is -1 if the launch is not in the trace. If a launch has several
+    device events, the first of them gets the CPU time, and the others get 0.
     """
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)

@@ -4,8 +4,8 @@ A launch is outstanding from the start of its CPU call until the device starts i
 Trace Analysis (HTA) defines the queue length in the same way (`get_queue_length_time_series`).
 
 A call that starts several device events, such as the launch of a CUDA graph, is one launch on each
-stream on which its work runs. On each stream, this launch is outstanding until the first of its
-device events there starts. HTA does not count such calls.
+stream on which its work runs. On each of these streams, the launch is outstanding until its first
+device event on the stream starts. HTA does not count such calls.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FULL_QUEUE = 1021
 QUEUE: Schema = schema(
     device="the device, as the trace numbers it",
     stream="the stream, as the trace numbers it",
-    launches="launches on this stream whose CPU call is in the trace; a call that starts several "
-    "device events, such as the launch of a CUDA graph, is one launch",
+    launches="the number of launches on this stream for which the trace has the CPU call; a call "
+    "that starts several device events, such as the launch of a CUDA graph, is one launch",
     mean_length="the number of outstanding launches, averaged over `total_ns`; a launch is "
     "outstanding from the start of its CPU call until the device starts its work",
     max_length="the largest number of outstanding launches",
@@ -55,7 +55,9 @@ Lengths = dict[Thread, tuple[Ints, Ints]]
 
 
 class QueueTable(Table):
-    """One row for each stream with device work, the most launches first; see `QUEUE`.
+    """One row for each stream with device work, the stream with the most launches first.
+
+    See `QUEUE`.
 
     `series` returns the length of one stream's queue over time.
     """

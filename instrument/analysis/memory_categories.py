@@ -111,7 +111,7 @@ MEMORY_CATEGORIES: Schema = schema(
     device="the device, as torch writes it",
     category="torch's category: parameter, activation, gradient, …; unknown for memory that torch "
     "cannot classify",
-    at_peak_bytes="the category's memory when all categories together hold the most",
+    at_peak_bytes="the category's memory when all categories together hold the most memory",
     max_bytes="the most memory that the category holds at any time",
     start_bytes="the category's memory when the window begins",
     end_bytes="the category's memory when the window ends",
@@ -122,7 +122,7 @@ def table(found: Sequence[Categories]) -> Table:
     """Return a row for each category that held memory; see `MEMORY_CATEGORIES`.
 
     The category that is largest at the peak comes first. The peak is the first time at which all
-    categories together hold the most.
+    categories together hold the most memory.
 
     torch computes these figures, with three limits. torch knows memory that was allocated before
     the window only if the window uses this memory. On the CPU, torch does not see when such memory

@@ -47,15 +47,15 @@ MEMORY_DEVICES: Schema = schema(
     "recorded",
 )
 LIVE: Schema = schema(
-    name="the outermost operator around the allocation on its thread, or the path of the range or "
-    "of the modules. [no operator], [no range] or [no module] if nothing was around the "
-    "allocation; [before the window] for memory without a recorded allocation; None if the trace "
-    "has no addresses",
+    name="the owner of the memory, by the argument `by`: the outermost operator around the "
+    "allocation on its thread, the path of its range, or the path of the modules around it. [no "
+    "operator], [no range] or [no module] if the allocation has no owner; [before the window] for "
+    "memory without a recorded allocation; None if the trace has no addresses",
     bytes="the memory in use",
     allocations="the number of allocations; None for [before the window], or if the trace has no "
     "addresses",
-    since_ns="the time of the oldest allocation, on the trace's own clock; None if `allocations` is "
-    "None",
+    since_ns="the time of the oldest allocation, on the trace's own clock; None if `allocations` "
+    "is None",
 )
 MEMORY_STEPS: Schema = schema(
     device="the device, such as cpu or cuda:0",
@@ -94,8 +94,8 @@ class Timeline:
     `instant` is the position of each event among all memory events of the trace. `size_bytes` is
     negative for a free. `net_bytes` is the memory in use after the event, minus the memory in use
     before the window. `allocated_bytes` is all memory in use after the event. `reserved_bytes` is
-    the memory that the allocator has reserved on the device. The trace may lack these last two
-    numbers; then the two columns are None.
+    the memory that the allocator has reserved on the device. `allocated_bytes` and `reserved_bytes`
+    are None if the trace does not hold them.
     """
 
     device: str
@@ -159,7 +159,9 @@ class MemoryView:
     def live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
     ) -> Table:
-        """Return the memory in use on a device at one time, the largest rows first; see `LIVE`.
+        """Return the memory in use on a device at a given time, the largest row first.
+
+        See `LIVE`.
 
         The rows sum to the memory in use. At the peak, the sum is `peak_bytes` of `devices`, or
         `peak_net_bytes` if `peak_bytes` is None. Memory that a backward operator allocates belongs
@@ -246,7 +248,7 @@ class MemoryView:
         return self.timelines[name]
 
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
-        """Return an index into the labels for each event of a timeline, and the list of labels.
+        """Return for each event of a timeline the index of its label, and the list of labels.
 
         The labels are the names in `live`. A free has the label of its allocation.
 
@@ -301,7 +303,7 @@ class MemoryView:
         The `most` labels with the most memory at the peak have one series each; all other labels
         share the series "[others]". If the trace has no addresses, all memory is in the series
         "[unknown]". Time is divided into `points` equal spans, and only the highest and the lowest
-        point of each span are kept, so the peak stays.
+        point of each span are plotted. So the plot always shows the peak.
 
         Args:
             by: operator, range or module; None means the result of `most_telling`.
@@ -469,7 +471,7 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_row(
     line: Timeline, events: Events, step: int
 ) -> tuple[str, int, int | None, int, int | None]:
-    """The row of a step, from its memory events; an event at the step's end does not count."""
+    """The row of a step. A memory event exactly at the end of the step does not count."""
     first, after = np.searchsorted(
         line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
     ).tolist()
@@ -489,7 +491,7 @@ def _step_row(
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
-    """Memory that was allocated before the window and is still in use after each event.
+    """For each event, the memory from before the window that is still in use after the event.
 
     The result is a lower bound if `allocated_bytes` was not recorded.
     """

@@ -44,8 +44,8 @@ OPERATORS: Schema = schema(
     "outside of calls; [no launch] for device work whose launch is not in the trace",
     calls="the number of calls",
     self_cpu_ns="CPU time of the calls without the calls inside them",
-    share="`self_cpu_ns` in finished steps, as a fraction of the CPU time of all calls of all "
-    "threads in these steps; if no step is finished, in the whole recording",
+    share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads. Only time in "
+    "finished steps counts; if no step is finished, all time of the recording",
     device_share="`self_device_ns` as a fraction of all device time. Only work that was launched "
     "in finished steps counts; if no step is finished, all work of the recording",
     total_share="like `share`, but with `cpu_ns` for `self_cpu_ns`: torch's CPU total %",
@@ -58,14 +58,14 @@ OPERATORS: Schema = schema(
     device_ns="device time of the work that the calls and the calls inside them launched; None if "
     "the trace has no device events",
     device_ns_per_call="`device_ns` divided by `calls`",
-    self_cpu_bytes="memory allocated minus memory freed on the CPU, without the calls inside; None "
-    "if the trace has no memory events",
-    cpu_bytes="memory allocated minus memory freed on the CPU, including the calls inside; None if "
-    "the trace has no memory events",
-    self_device_bytes="memory allocated minus memory freed on devices, without the calls inside; "
-    "None if the trace has no memory events of a device",
-    device_bytes="memory allocated minus memory freed on devices, including the calls inside; None "
-    "if the trace has no memory events of a device",
+    self_cpu_bytes="memory allocated minus memory freed on the CPU, without the calls inside them; "
+    "None if the trace has no memory events",
+    cpu_bytes="memory allocated minus memory freed on the CPU, including the calls inside them; "
+    "None if the trace has no memory events",
+    self_device_bytes="memory allocated minus memory freed on devices, without the calls inside "
+    "them; None if the trace has no memory events of a device",
+    device_bytes="memory allocated minus memory freed on devices, including the calls inside "
+    "them; None if the trace has no memory events of a device",
     flops="floating-point operations of the calls without the calls inside them, by torch's "
     "formulas; None if they are not known",
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
@@ -151,10 +151,10 @@ class OperatorTable(GroupableTable):
         return self._regrouped(columns, _keys(cells))
 
     def during(self, start_ns: Ints, end_ns: Ints) -> OperatorTable:
-        """Return the table of the calls that began within some spans of time.
+        """Return the table of the calls that began within the given spans of time.
 
-        The spans are sorted by start and must not overlap. Device work without a launch counts if
-        it began within a span.
+        The spans must be sorted by start and must not overlap. Device work without a launch counts
+        if it began within a span.
         """
         calls = self._calls
         at = np.searchsorted(start_ns, calls.start_ns, "right") - 1
@@ -281,12 +281,12 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 
 
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
-    """Merge an only child that has its parent's name into the parent, as torch does.
+    """If a node has exactly one child, with the node's name, merge the child into the node.
 
-    Returns a mask of the nodes that remain, and for each node the remaining node that it became
-    part of. All pairs of parent and child are found before any pair is merged. This is correct,
-    because a parent takes over the children of its child. So merging one pair does not change
-    whether another pair is merged.
+    torch does the same. Returns a mask of the nodes that remain, and for each node the remaining
+    node that it became part of. All pairs of parent and child are found before any pair is merged.
+    This is correct: a parent takes over the children of its child, so merging one pair does not
+    change whether another pair is merged.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))

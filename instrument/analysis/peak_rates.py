@@ -1,4 +1,4 @@
-"""The peak rates of devices, and the shortest possible time for some work at these rates.
+"""The peak rates of devices, and the shortest possible time for given work at these rates.
 
 The roofline model (Williams, Waterman, Patterson 2009) assumes two limits. No operator computes
 faster than the device multiplies matrices. No operator moves bytes faster than the device moves
@@ -42,10 +42,10 @@ class PeakRates:
 def peak_rates(device: Device | None, given: PeakFlops | None = None) -> PeakRates:
     """Return the peak rates of a device, from a table by the device's name.
 
-    Given FLOP/s replace the FLOP/s of the table. Rates that are missing from both are not known.
-    The table has the rates of whole devices. If a device has another number of multiprocessors
-    than its row of the table, the device is a part of a whole device, or another product. Then its
-    rates are not known.
+    Given FLOP/s replace the FLOP/s of the table. A rate that is neither given nor in the table is
+    not known. The table has the rates of whole devices. If a device has another number of
+    multiprocessors than its row of the table, the device is a part of a whole device, or another
+    product. Then the rates of this row are not used.
 
     Args:
         device: a device of a trace.
@@ -65,7 +65,7 @@ def roof(
     flops_per_second: float | None,
     bytes_per_second: float | None,
 ) -> tuple[Bound | None, float]:
-    """Return what limits some work on a device, and its shortest possible time in nanoseconds.
+    """Return what limits the given work, and the shortest possible time of the work in ns.
 
     The shortest time is the longer of two times: the time to compute `flops`, and the time to move
     `moved_bytes`. If a rate is not known, the time at this rate counts as 0 ns.

@@ -41,7 +41,7 @@ from instrument.trace.events import (
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
     path="the names of the ranges around this range on the same thread, and the name of this "
-    "range, joined by /; in a path longer than 2,000 characters, a number replaces the middle",
+    "range, joined by /; in a path longer than 2,000 characters, a hash replaces the middle",
     name="the range's name",
     module_type="the class of the submodule that has the range's name; None if the session had no "
     "such submodule",
@@ -52,11 +52,11 @@ RANGES: Schema = schema(
     cpu_ns="CPU time between start and end",
     cpu_ns_per_step="the part of `cpu_ns` in finished steps, divided by the number of finished "
     "steps; None if no step is finished",
-    share="`self_total_ns` in finished steps, as a fraction of the CPU time of all threads in "
-    "these steps; if no step is finished, in the whole recording",
-    device_share="the device time of the work in `self_total_ns`, as a fraction of all device "
-    "time. Only work of finished steps counts: the launch of the work decides, or the start of the "
-    "work if its launch is unknown",
+    share="`self_total_ns` as a fraction of the CPU time of all threads. Only time in finished "
+    "steps counts; if no step is finished, all time of the recording",
+    device_share="the device time of the work that was launched in `self_total_ns`, as a fraction "
+    "of all device time. Only work of finished steps counts: the launch of the work decides, or "
+    "the start of the work if its launch is unknown",
     self_cpu_ns="`cpu_ns` without the time of the ranges directly inside this range",
     self_total_ns="`total_ns` without the `total_ns` of the ranges inside this range",
     total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "
@@ -108,9 +108,9 @@ REST: Schema = schema(
     name="(no range) for time outside of all ranges; (backward of no range) for the backward of "
     "operators that ran outside of all ranges or before the window; (no launch) for device work "
     "whose launch is not in the trace",
-    self_cpu_ns="CPU time of this work",
+    self_cpu_ns="CPU time of the work in this row",
     self_total_ns="the same as `self_cpu_ns`",
-    self_device_ns="device time of this work",
+    self_device_ns="device time of the work in this row",
     share="CPU time in finished steps as a share; see `share` of `ranges`",
     device_share="device time of finished steps as a share; see `device_share` of `ranges`",
 )
@@ -244,7 +244,7 @@ class RangeTable(GroupableTable):
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The shares of groups of work; only work at which `where` is True counts."""
+        """The shares of each group of work. Only work at which `where` is True counts."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -411,9 +411,9 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
 
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
-    """Return the part of `total_ns` in each of the last finished steps: a row for each group.
+    """Return `total_ns` split by finished step: a row for each group, a column for each step.
 
-    The time of a call, or of an autograd node, counts for the step in which the call began.
+    The time of a call of a range, or of an autograd node, counts for the step in which it began.
 
     Args:
         links: the relations of the trace.

@@ -123,8 +123,8 @@ def moments(events: Events) -> Table:
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
     """For each device event, find the step that launched the event.
 
-    `index` is the list of steps. The result holds positions in this list; -1 if no step of the list
-    launched the event, or if the launch is not in the trace.
+    `index` is the list of steps. The result holds positions in this list. A position is -1 if no
+    step of the list launched the event, or if the launch is not in the trace.
     """
     launch = np.where(work.call >= 0, work.call, work.operator)
     return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
@@ -146,7 +146,7 @@ def is_loading(events: Events) -> Flags:
 
 
 def loading(events: Events) -> Intervals:
-    """When the CPU waited for data: the intervals of `DataLoader.__next__` calls."""
+    """The intervals of `DataLoader.__next__` calls, in which the CPU waited for data."""
     chosen = is_loading(events)
     return events.start_ns[chosen], events.end_ns[chosen]
 
@@ -156,12 +156,13 @@ class Gaps(NamedTuple):
 
     Attributes:
         start_ns, end_ns: the start and end of each gap.
-        call: the CPU call that launched the work that ends the gap; -1 if it is not in the trace,
-            and for a gap after all work.
-        queued_ns: when this call returned, limited to the gap; for a gap after all work, the end of
-            the gap.
+        call: the position of the CPU call that launched the next work. The gap ends when this work
+            starts. -1 if the trace does not hold the call, or if no work follows the gap.
+        queued_ns: the time at which this call returned. If this time is outside of the gap, the
+            nearer end of the gap. If no work follows the gap, the end of the gap.
         known: whether `queued_ns` is known.
-        syncing: whether the CPU was waiting for the device when the gap began.
+        syncing: whether the CPU was waiting for the device when the gap began. False if `known` is
+            False.
     """
 
     start_ns: Ints
@@ -173,9 +174,12 @@ class Gaps(NamedTuple):
 
 
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
-    """Find the times in which no device works, from the first start to the last end of some spans.
+    """Find the gaps: the times in which no device works.
 
-    Gaps outside of the spans are found too, if they lie between the first and the last device work.
+    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
+    begins at the start of the first span or of the first device work, whichever is earlier. It ends
+    at the last end of a span or of device work, whichever is later. Gaps between spans are found
+    too.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
@@ -186,7 +190,7 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
 
 
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
-    """Split the idle time of the devices in each span of time by its cause.
+    """Return the idle time of the devices in each given span of time, split by cause.
 
     A gap is a time in which no device works. It ends when a device event starts. The gap has two
     parts, before and after the return of the CPU call that launched this device event. The part
@@ -217,10 +221,10 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
 
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
-    """Return the intervals between two times in which no device works, in a dict by cause.
+    """Return the intervals in which no device works, from `start_ns` to `end_ns`, by cause.
 
-    The keys and the causes are those of `waits`. The intervals do not overlap, and together they
-    are the whole idle time.
+    The result is a dict. Its keys are the names of the causes in `waits`. The intervals do not
+    overlap, and together they are the whole idle time.
     """
     span = np.array([start_ns]), np.array([end_ns])
     timeline, _, causes = _timeline(events, work, *span)
@@ -257,10 +261,10 @@ def _timeline(
 
 
 def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, the event of the call that launched the next work; -1 if there is none.
+    """For each gap, the position of the call that launched the next work; -1 if there is none.
 
-    Also returns a mask of the gaps for which the time of this call is known. If no work follows a
-    gap, the mask is True.
+    Also returns a mask of the gaps whose end is explained: the call is in the trace, or no work
+    follows the gap.
     """
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)

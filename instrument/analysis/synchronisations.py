@@ -16,8 +16,8 @@ from instrument.trace.events import OPERATOR, Events, Flags, Ints, is_step, spli
 
 SYNCHRONISATIONS: Schema = schema(
     name="the CPU call that waits, such as cudaStreamSynchronize, or that makes a stream wait, "
-    "such as cudaStreamWaitEvent. A call that copies is in this table if it returned after the "
-    "copy",
+    "such as cudaStreamWaitEvent. A call that copies counts as waiting if it returned after the "
+    "end of the copy",
     operator="the outermost operator around the call, inside the innermost range; None if there "
     "is none",
     range="the path of the range that the call belongs to; in the backward, the range of the "
@@ -32,18 +32,19 @@ SYNCHRONISATIONS: Schema = schema(
     stream="the stream of the work that the calls waited for; None if this work is not known",
     waiting_stream="the stream that waits; None if the CPU waits",
     kernel="the kernel or copy that the calls waited for longest; if no call had to wait, the "
-    "kernel or copy with the most calls",
-    known_calls="the number of calls for which it is known what work they waited for",
-    recorded_calls="the number of calls for which cuda_sync events in the trace say what work they "
-    "waited for. For the rest of `known_calls`, the work is inferred from times",
+    "kernel or copy with which most calls synchronised",
+    known_calls="the number of calls for which the awaited work is known",
+    recorded_calls="the number of calls for which cuda_sync events in the trace name the awaited "
+    "work. For all other `known_calls`, the work is inferred from times",
 )
 
 
 def synchronisations(links: Links) -> Table:
-    """Return the calls that wait, by place in the code and awaited stream, the longest first.
+    """Return the calls that wait, grouped by place in the code and awaited stream.
 
-    See `SYNCHRONISATIONS`. `instrument.links.synchronisation` finds the work that the calls wait
-    for. If a call waits for several streams, it counts for the stream whose work ended last.
+    See `SYNCHRONISATIONS`. The group with the longest total time comes first.
+    `instrument.links.synchronisation` finds the work that the calls wait for. If a call waits for
+    several streams, it counts for the stream whose work ended last.
 
     Limit: waiting inside other calls, such as `cudaFree`, or inside kernels is not counted.
     """
@@ -99,7 +100,7 @@ def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -
 
 
 def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: Flags) -> Ints:
-    """The time for which each call waited, or made a stream wait; no time counts twice."""
+    """For each call, how long it waited or made a stream wait. No time counts twice."""
     cause = _last_edges(events, found, found.later, len(events))
     counts = cause[found.later] == np.arange(len(found.later))
     of_waits = Groups(found.wait, len(found.call)).sum(found.waited_ns, counts)
@@ -128,7 +129,7 @@ def outermost_operators(events: Events, tree: CallTree) -> Ints:
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:
-    """The name of the work for which each group waited longest; None if no work is known."""
+    """For each group, the name of the work that it waited for longest; None if not known."""
     known = np.flatnonzero(earlier >= 0)
     width = len(events.names)
     pairs, by_name = groupby(groups.of[known] * width + events.name[earlier[known]])

@@ -409,9 +409,10 @@ def _kind(column: str, values: Sequence[Any]) -> type:
 
 
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
-    """Return the names of the columns that hold a value; `names` limits them to some columns.
+    """Return the names of the columns that hold a value.
 
-    In a table without rows every column counts as known.
+    In a table without rows, every column counts as one that holds a value. If `names` is given,
+    only columns with these names are returned.
     """
     return [
         name
@@ -422,7 +423,7 @@ def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]
 
 
 def _abridged(table: Table) -> tuple[Table, list[str]]:
-    """The first rows of the known columns, and notes on the rows and columns that are left out."""
+    """The first rows of `known_columns`, and notes on the rows and columns that are left out."""
     known = known_columns(table)
     unknown = [name for name in table.columns if name not in known]
     more, notes = len(table) - _SHOWN_ROWS, []
@@ -507,7 +508,7 @@ def cell_text(
     """Return a cell as one line of text, with its unit.
 
     An unknown cell is "-". Text longer than `width` characters is shortened in the middle, unless
-    the column holds sentences. `texts` is that of `to_text`.
+    the column holds sentences. `texts` has the same meaning as in `to_text`.
     """
     if value is None:
         return "-"

@@ -1,9 +1,10 @@
 """The figures of the overview page of TensorBoard's PyTorch plugin, by the plugin's definitions.
 
 The definitions are those of torch-tb-profiler 0.4 (its documentation, and the tooltips of the
-page). Each moment of a step counts for the first activity in this order that is running: kernel,
-memcpy, memset, communication, runtime, data loader, CPU. If no activity is running, the moment
-counts as other. A step ends when its device work ends.
+page). The time of a step is split by activity. If several activities run at the same time, this
+time counts for the first of them in this order: kernel, memcpy, memset, communication, runtime,
+data loader, CPU. If no activity runs, the time counts as other. A step ends when its device work
+ends.
 """
 
 from __future__ import annotations

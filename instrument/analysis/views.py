@@ -452,7 +452,7 @@ class Views:
 
     @cached_property
     def breakdown(self) -> Table:
-        """One row: the device's time by what it did; see `instrument.analysis.breakdown`."""
+        """One row: device time of compute, communication and copies; see `analysis.breakdown`."""
         from instrument.analysis.breakdown import breakdown
 
         return breakdown(self.work)

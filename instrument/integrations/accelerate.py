@@ -15,11 +15,11 @@ class Trackers(Sink):
 
     Use it in `Session(…, sinks={"trackers": Trackers(accelerator=accelerator)})`.
 
-    The scalars are those of the TensorBoard sink, such as `profiler/ranges/forward/cpu_ms`, at the
-    window's last step. As usual in Accelerate, only the main process logs. A thread logs the
-    scalars some seconds after the window. A tracker that refuses steps older than its newest step,
-    such as W&B, loses the scalars if training has logged a newer step by then; use the wandb
-    sink instead.
+    The scalars are those of the TensorBoard sink, with `profiler/` before each name, such as
+    `profiler/ranges/forward/cpu_ms`. They are logged for the window's last step. As usual in
+    Accelerate, only the main process logs. A thread logs the scalars some seconds after the window.
+    By then, training may have logged a newer step. A tracker that refuses older steps, such as W&B,
+    then loses the scalars: use the wandb sink instead.
     """
 
     inline: ClassVar[bool] = True  # the trackers are open in the training process

@@ -56,8 +56,8 @@ class ProfilerCallback(Callback):
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
     `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
     `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If the user
-    marked `training_step` with `@profiled`, only `@profiled` opens a range for it. If the Trainer has
-    one of Lightning's profilers (`Trainer(profiler=…)`), that profiler alone measures `data`,
+    marked `training_step` with `@profiled`, only `@profiled` opens a range for it. If the Trainer
+    has one of Lightning's profilers (`Trainer(profiler=…)`), only that profiler measures `data`,
     `batch_to_device` and `training_step`.
 
     Validation within `fit` is the session's phase `validation`, whose batches count separately.
@@ -239,7 +239,7 @@ class InstrumentProfiler(_Parts):
     """Records windows as `ProfilerCallback` does, and opens a range for every action of Lightning.
 
     The profiler takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have
-    the same names as with `ProfilerCallback`. All other ranges have Lightning's names, such as
+    the names that it gives them. All other ranges have Lightning's names, such as
     `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
     trainer. If the trainer already has such a callback, that callback records, with its own config.
     Unlike Lightning's profilers, this profiler prints no summary: the session's sinks write the

@@ -29,7 +29,8 @@ class ProfilerCallback(TrainerCallback):
     A window is a series of recorded steps; the config says which. The number of a step is
     `state.global_step`. With gradient accumulation, a step includes all its batches. Logging,
     evaluating and saving after a step belong to the next step. The ranges `data`, `forward`,
-    `backward` and `optimizer`, and a range for each submodule, need no annotation.
+    `backward` and `optimizer`, and a range for each submodule, are opened without annotations in
+    your code.
     Evaluation is the session's phase `validation`, whose batches count separately.
     `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
     `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last

@@ -55,7 +55,7 @@ class File(Trigger):
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
-    """A function that returns the request in a file if the file has changed since the last call."""
+    """Make a function that returns the request in a file; None if the file has not changed."""
     seen = _stamp(path)
 
     def new_request() -> str | None:

@@ -16,7 +16,7 @@ class NonFiniteLoss(Trigger):
     """
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
-        """Begin a run; the loss before the first loss counts as finite."""
+        """Create the state of one run, as if an earlier loss had been finite."""
         was_finite = True
 
         def fires(step: Step) -> str | None:

@@ -25,9 +25,9 @@ class OutOfMemory(Options):
     pytorch.org/memory_viz.
 
     During the whole run, torch keeps the last `history` allocations and frees with their Python
-    stacks, which costs some CPU time for each of them. With `history=0`, the snapshot holds only
-    the memory that is in use at the end, without stacks. The same is true after a window with
-    `profiler.memory_snapshot`, because the end of such a window turns the history off.
+    stacks. This costs some CPU time for each allocation and free. With `history=0`, the snapshot
+    holds only the memory that is in use at the end, without stacks. The same is true after a window
+    with `profiler.memory_snapshot`, because the end of such a window turns the history off.
     """
 
     # This trigger requests no window, so the scheduled windows stay.

@@ -17,8 +17,9 @@ class SlowStep(Trigger):
 
     The median is taken over the last `over` steps outside windows. The step must also take more
     than `excess_ms` longer than the median, because the durations of very short steps vary by large
-    factors. The trigger never fires in the first `after` steps of a run. The window holds the steps
-    after the slow step, so it shows only slowness that recurs.
+    factors. The trigger never fires in the first `after` steps of a run, or in the first `over`
+    steps if `over` is smaller. The window holds the steps after the slow step, so it shows only
+    slowness that recurs.
     """
 
     factor: float = Field(3.0, gt=1)
