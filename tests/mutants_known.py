@@ -67,6 +67,7 @@ TESTS = {
     "instrument/links/stream_capture.py": _capture("cuda_graphs"),
     "instrument/analysis/cuda_graphs.py": _capture("cuda_graphs"),
     "instrument/analysis/kernels.py": _capture("kernels", "breakdown", "cuda_graphs"),
+    "instrument/analysis/launches.py": _capture("kernels", "breakdown", "cuda_graphs"),
     "instrument/analysis/efficiency.py": _capture("efficiency"),
     "instrument/analysis/peak_rates.py": _capture("efficiency"),
     "instrument/analysis/operators.py": _capture("operators", "flops", "table"),

@@ -1,4 +1,4 @@
-"""Kernels and copies by name, the calls that launched them, and the streams they ran on."""
+"""Kernels and copies by name, and the streams on which they ran."""
 
 from __future__ import annotations
 
@@ -48,19 +48,6 @@ COPIES: Schema = schema(
     "event or from the CPU call; None if no size is known",
     bytes_per_second="`bytes` divided by the device time of the copies and memsets whose size is "
     "known",
-)
-LAUNCHES: Schema = schema(
-    name="the name of the CPU call that launched device work, such as cudaLaunchKernel",
-    calls="how many calls of this name launched device work",
-    device_calls="the number of kernels, copies and memsets that the calls launched",
-    launch_ns="CPU time of the calls",
-    device_ns="device time of the work that the calls launched",
-    median_delay_ns="the median delay from the end of a call to the start of the first work that "
-    "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
-    "the call returned",
-    max_delay_ns="the longest delay",
-    short_calls="the number of calls that took more CPU time than the work that they launched took "
-    "device time",
 )
 STREAMS: Schema = schema(
     device="the device, as the trace numbers it",
@@ -129,37 +116,6 @@ def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
     pairs = zip(size.tolist(), duration_ns.tolist())
     rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
     return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
-
-
-def launches(events: Events, work: Work) -> Table:
-    """Return one row for each kind of CPU call that launches device work, the costliest first.
-
-    See `LAUNCHES`. The sums, delays and short calls agree with `get_cuda_kernel_launch_stats` of
-    Holistic Trace Analysis (HTA) if both count the same launches. HTA leaves out the last step. HTA
-    counts only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
-    cudaMemsetAsync, and one launch for each correlation. HTA rounds times to microseconds.
-
-    Limit: device work whose launch is not in the trace is not counted.
-    """
-    known = np.flatnonzero(work.call >= 0)
-    device = work.event[known]
-    call, by_call = groupby(work.call[known])
-    first = device[by_call.sorted_by(events.start_ns[device]).row(0)]
-    launch_ns, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
-    delay = np.maximum(events.start_ns[first] - events.end_ns[call], 0)
-    names, groups = groupby(events.name[call])
-    by_delay = groups.sorted_by(delay)
-    columns: dict[str, list[Any]] = {
-        "name": [events.names[k] for k in names.tolist()],
-        "calls": groups.size.tolist(),
-        "device_calls": groups.sum(by_call.size).tolist(),
-        "launch_ns": groups.sum(launch_ns).tolist(),
-        "device_ns": groups.sum(ran).tolist(),
-        "median_delay_ns": delay[by_delay.row(50)].tolist(),
-        "max_delay_ns": delay[by_delay.row(100)].tolist(),
-        "short_calls": groups.number(ran < launch_ns).tolist(),
-    }
-    return Table.of(LAUNCHES, columns).sort("launch_ns")
 
 
 def streams(events: Events, work: Work) -> Table:

@@ -196,7 +196,7 @@ VIEWS = {
         coverage=coverage_rows.LAUNCHING,
     ),
     "launches": View(
-        "kernels:LAUNCHES",
+        "launches:LAUNCHES",
         "launches",
         "the CPU calls that launch device work, and the delay until the work starts",
         coverage=coverage_rows.ORDERED,
@@ -521,8 +521,8 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launch device work, and the work's delays; see `analysis.kernels`."""
-        from instrument.analysis.kernels import launches
+        """The CPU calls that launch device work, and the work's delays; see `analysis.launches`."""
+        from instrument.analysis.launches import launches
 
         return launches(self.events, self.work)
 

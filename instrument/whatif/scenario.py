@@ -248,7 +248,8 @@ class Scenario:
             CaptureError: the scenario has several ranks.
         """
         self._check_factor("by", by, least=0.0)
-        chosen = [selection.of_events(self._only_model, positions)]
+        self._check_one_rank()
+        chosen = [selection.of_events(self.window.models[0], positions)]
         edit = partial(edits.scale, by=by) if by else edits.remove
         return self._with(f"{len(positions)} events × {by:g}", edit, chosen)
 
@@ -303,9 +304,11 @@ class Scenario:
             positions: calls by their positions in `capture.events`, in place of `sync`.
 
         Raises:
+            CaptureError: positions are given, and the scenario has several ranks.
             ConfigError: no call matches.
         """
         if positions is not None:
+            self._check_one_rank()
             text = f"{len(positions)} calls asynchronous"
             return self._with(text, edits.asynchronous, [positions])
         calls = self._each(selection.calls_named, sync)
@@ -388,13 +391,11 @@ class Scenario:
                 f"{name} is {factor:g}; give a number of at least {least:g} and at most {most:g}."
             )
 
-    @property
-    def _only_model(self) -> Model:
+    def _check_one_rank(self) -> None:
         if len(self.window.models) > 1:
             raise CaptureError(
                 "Positions of events need one capture, and this scenario has several ranks."
             )
-        return self.window.models[0]
 
     def _with(
         self,

@@ -1,0 +1,57 @@
+"""The CPU calls that launch device work: how many, how long they take, and how late the work starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from instrument.analysis.breakdown import Work
+from instrument.analysis.table import Schema, Table, schema
+from instrument.links.groupby import groupby
+from instrument.trace.events import Events
+
+LAUNCHES: Schema = schema(
+    name="the name of the CPU call that launched device work, such as cudaLaunchKernel",
+    calls="how many calls of this name launched device work",
+    device_calls="the number of kernels, copies and memsets that the calls launched",
+    launch_ns="CPU time of the calls",
+    device_ns="device time of the work that the calls launched",
+    median_delay_ns="the median delay from the end of a call to the start of the first work that "
+    "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
+    "the call returned",
+    max_delay_ns="the longest delay",
+    short_calls="the number of calls that took more CPU time than the work that they launched took "
+    "device time",
+)
+
+
+def launches(events: Events, work: Work) -> Table:
+    """Return one row for each kind of CPU call that launches device work, the costliest first.
+
+    See `LAUNCHES`. The sums, delays and short calls agree with `get_cuda_kernel_launch_stats` of
+    Holistic Trace Analysis (HTA) if both count the same launches. HTA leaves out the last step. HTA
+    counts only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
+    cudaMemsetAsync, and one launch for each correlation. HTA rounds times to microseconds.
+
+    Limit: device work whose launch is not in the trace is not counted.
+    """
+    known = np.flatnonzero(work.call >= 0)
+    device = work.event[known]
+    call, by_call = groupby(work.call[known])
+    first = device[by_call.sorted_by(events.start_ns[device]).row(0)]
+    launch_ns, ran = events.duration_ns[call], by_call.sum(events.duration_ns[device])
+    delay = np.maximum(events.start_ns[first] - events.end_ns[call], 0)
+    names, groups = groupby(events.name[call])
+    by_delay = groups.sorted_by(delay)
+    columns: dict[str, list[Any]] = {
+        "name": [events.names[k] for k in names.tolist()],
+        "calls": groups.size.tolist(),
+        "device_calls": groups.sum(by_call.size).tolist(),
+        "launch_ns": groups.sum(launch_ns).tolist(),
+        "device_ns": groups.sum(ran).tolist(),
+        "median_delay_ns": delay[by_delay.row(50)].tolist(),
+        "max_delay_ns": delay[by_delay.row(100)].tolist(),
+        "short_calls": groups.number(ran < launch_ns).tolist(),
+    }
+    return Table.of(LAUNCHES, columns).sort("launch_ns")
