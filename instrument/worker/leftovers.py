@@ -83,7 +83,10 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Finish queued folders with `sinks`; if None, with the sinks of each job or the defaults."""
+    """Finish queued folders with `sinks`.
+
+    If `sinks` is None, the sinks of each folder's job are used, or the default sinks without a job.
+    """
     done, notes, errors = list[Path](), list[str](), list[str]()
     # The sinks of each job, by run: built once and closed at the end.
     jobs: dict[str, dict[str, Any]] = {}

@@ -39,8 +39,8 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 def output_dir(config: ProfilerConfig) -> Path:
     """The folder for captures.
 
-    `INSTRUMENT_DIR` in the environment decides first, then `profiler.output_dir`. The default is
-    the folder `profile` in Hydra's folder, or in the current folder without Hydra.
+    The environment variable `INSTRUMENT_DIR`, if it is set, replaces `profiler.output_dir`. The
+    default is the folder `profile` in Hydra's folder, or in the current folder without Hydra.
     """
     given = os.environ.get(files.CAPTURES_VARIABLE) or config.output_dir
     if given is not None:
