@@ -261,7 +261,7 @@ def conflict(schedule: Schedule) -> str | None:
 
 
 def ignored_options(schedule: Schedule) -> str | None:
-    """A sentence about options of cycles that have no effect; None if every option has one."""
+    """A sentence about given options that have no effect; None if all given options have one."""
     if option := _window_option(schedule):
         names, why = ["wait"], f"profiler.{option} says which windows there are"
         if option == "schedule" and not triggers_ask(schedule):
