@@ -115,7 +115,7 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    """The page with the section on memory alone."""
+    """The HTML page, whose only section is the one on memory."""
     found = section(capture, curves, rows)
     payload = {
         "version": VERSION,
