@@ -85,14 +85,14 @@ class ProfilerConfig(BaseModel):
             `warmup` steps, or fewer if the previous window ends less than `warmup` steps earlier.
             An empty list means that only triggers request windows.
         every_n_steps: a window begins at each multiple of this number except 0, until the run ends.
-        schedule: replaces cycles, `at_steps` and `every_n_steps`: `torch.profiler.schedule(…)`,
-            another function from a step to torch's `ProfilerAction`, or a `_target_` mapping that
-            builds such a function. The result must depend on the step alone. The function is called
-            once per step, before training reaches the step. To find the next window, the session
-            calls it for the steps up to the end of that window. If 1,000 steps hold no window, the
-            search continues when training has reached them. At its start, the session looks for the
-            first four windows. A call of torch's function takes 0.4 µs. A window of more than
-            10,000 steps lasts until the session stops.
+        schedule: a function from a step to torch's `ProfilerAction`, such as
+            `torch.profiler.schedule(…)`, or a `_target_` mapping that builds such a function. It
+            replaces the cycles, `at_steps` and `every_n_steps`. The result must depend on the step
+            alone. The function is called once per step, before training reaches the step. To find
+            the next window, the session calls it for the steps up to the end of that window. If
+            1,000 steps hold no window, the search continues when training has reached them. At its
+            start, the session looks for the first four windows. A call of torch's function takes
+            0.4 µs. A window of more than 10,000 steps lasts until the session stops.
         total_steps: how many steps the run has, counted from 0. If this is given, and a window does
             not fit into the run, the session logs a warning when it starts.
         phases: the phases to which the schedule applies: train, validation, test, predict. Each

@@ -248,10 +248,11 @@ def join_ranks(
 ) -> tuple[Path, RankCoordinator | None]:
     """Agree with the other ranks on the folder for captures; connect to them for triggers.
 
-    Does nothing if only this rank records, or if `profiler.output_dir` is given and there are no
-    triggers. Cost: a connection to the store. All ranks except the leading rank also wait for the
-    answer of the leading rank: about 0.1 s, or up to 30 s if the leading rank starts later. If the
-    store does not answer, a rank waits 10 s, at worst 40 s, and then records by itself.
+    No connection is needed if only this rank records, or if `profiler.output_dir` is given and
+    there are no triggers. Cost: a connection to the store. All ranks except the leading rank also
+    wait for the answer of the leading rank: about 0.1 s, or up to 30 s if the leading rank starts
+    later. If the store does not answer, a rank waits 10 s, at worst 40 s, and then records by
+    itself.
 
     Returns:
         The folder, and the coordinator. The coordinator is None if there are no triggers, or if

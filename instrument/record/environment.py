@@ -143,7 +143,7 @@ def _allow_tf32() -> bool:
 
 
 def thread_counts() -> dict[str, int | None]:
-    """How many threads torch uses, and how many CPUs and local processes of the job there are."""
+    """Count torch's threads, the usable CPUs, and the job's processes on this machine."""
     return {
         "intra_op": known(torch.get_num_threads),
         "inter_op": known(torch.get_num_interop_threads),
@@ -310,8 +310,8 @@ class Loaders:
     """The settings of the data loaders over which a run iterates.
 
     Attributes:
-        seen: the settings of the loaders that were iterated in the current window so far, without
-            duplicates.
+        seen: the settings of the loaders over which the run has iterated in the current window,
+            without duplicates.
     """
 
     def __init__(self) -> None:

@@ -197,7 +197,10 @@ class StepCounter:
         return None if self.schedule is None else next_window(self.schedule, step)
 
     def folder_name(self, first: int, last: int | None, rank: int) -> str:
-        """The name of the capture of steps `first` to `last`, or of one step if `last` is None."""
+        """The name of a capture with the steps `first` to `last`.
+
+        If `last` is None, the capture has only the step `first`.
+        """
         prefix = "" if self.name == "train" else f"{self.name}_"
         return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
 

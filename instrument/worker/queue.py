@@ -140,7 +140,7 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create a partial folder, and its parent folders, which were removed."""
+    """Create a partial folder, and create its removed parent folders again."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(
