@@ -75,7 +75,7 @@ class Window:
     def done_in_words(self, ended: int) -> str:
         """The steps that a window has recorded up to `ended - 1`, such as "steps 3–4".
 
-        If no step of the window is complete, "a part of step 3".
+        If no step of the window is complete, the text is like "a part of step 3".
         """
         if ended == self.first:
             return f"a part of step {self.first}"

@@ -194,7 +194,8 @@ class RankCoordinator:
             self._sent = {number: sent for number, sent in self._sent.items() if number > read}
             if any(now > until for _, until in self._sent.values()):
                 raise TimeoutError(
-                    f"rank {self._leader}, which leads, has not answered for {_ANSWER_S:g} s"
+                    f"rank {self._leader}, which coordinates the recording ranks, has not answered "
+                    f"for {_ANSWER_S:g} s"
                 )
 
     def end(self) -> None:
@@ -386,7 +387,10 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
             raise TimeoutError(f"rank {leader} has not answered for {_ANSWER_S:g} s")
         if waited > 1 and not logged:
             logger.info(
-                "Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader
+                "Rank {} waits up to {:g} s for rank {}, which coordinates the recording ranks.",
+                rank,
+                _ANSWER_S,
+                leader,
             )
             logged = True
         time.sleep(0.02)

@@ -337,7 +337,7 @@ class Loaders:
         self._add(phase, loader, phase)
 
     def end_run(self) -> None:
-        """Forget the loaders of trainers, because the run has ended."""
+        """Forget the loaders that `add` has recorded, because the run has ended."""
         for phase in [each for each in list(self._open) if isinstance(each, str)]:
             del self._open[phase]
 

@@ -530,7 +530,7 @@ def _torch_can_open(path: Path) -> Iterator[Path]:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a trace is complete; on a full disk torch truncates it without an error."""
+    """Whether a trace is complete. On a full disk, torch truncates a trace and raises no error."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -247,7 +247,7 @@ class StepLoop:
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
         ended_at: the step number at the end of the last run; None before the first run has ended.
-        loaders: the settings of the loaders that the run iterates.
+        loaders: the settings of the data loaders over which the run iterates.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
