@@ -66,7 +66,7 @@ class Tracker(Sink):
 
     @abstractmethod
     def send(self, sent: Sent) -> None:
-        """Send one window to the tracker; may block, and may raise anything."""
+        """Send one window to the tracker; may block, and may raise any exception."""
 
     def end(self) -> None:
         """End the run that this sink started, if any; called on the thread of `send`."""

@@ -90,7 +90,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary of a capture, which is needed to compare ranks.
+    """Write the summary of a capture. A comparison of ranks needs this summary.
 
     Only the first failure in a run is logged.
     """
