@@ -345,7 +345,8 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
     other.goes_on(3)
     assert other.began == {3: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
-        "From now on, rank 1 alone records what its triggers request: rank 0, which leads, has not answered for -1 s."
+        "From now on, rank 1 alone records what its triggers request: rank 0, which coordinates the "
+        "recording ranks, has not answered for -1 s."
     ]
 
 

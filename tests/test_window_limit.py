@@ -66,7 +66,8 @@ def test_a_window_in_which_the_process_grows_too_much_ends_with_the_step(
     about = capture.metadata["window"]
     assert (about["steps"], about["truncated"]) == (3, True)
     assert about["reason"] == (
-        "the process grew by 0.09 GB while it recorded, more than the 0.08 GB of profiler.max_window_memory"
+        "the memory of the process grew by 0.09 GB during the window, over the limit of 0.08 GB "
+        "(profiler.max_window_memory)"
     )
 
 

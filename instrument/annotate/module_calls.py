@@ -32,9 +32,10 @@ _MOST_CHANGES = 800
 
 @dataclass(eq=False)
 class ModuleRange:
-    """The range of one module, and how often the module was called.
+    """The range of a module, and how often the module was called.
 
-    `type` is the name of the module's class; None if the user marked the module with `profiled`.
+    Modules that were marked with the same name share one `ModuleRange`. `type` is the name of the
+    module's class; None if the user marked the module with `profiled`.
     """
 
     name: str

@@ -58,7 +58,9 @@ def instrument_model(
     exclude: Sequence[str] = (),
     types: Sequence[str | type] = (),
 ) -> M:
-    """Give each submodule of `model` a range in every recorded window, named by its qualified name.
+    """Give each submodule of `model` a range in every recorded window.
+
+    The name of a range is the qualified name of the submodule.
 
     While a window is open, `nn.Module.__call__` is wrapped. The model itself does not change, so
     it can be copied, saved and scripted as usual. The range of the model itself has the name of the
@@ -74,8 +76,8 @@ def instrument_model(
         types: classes, or globs over class names (`*Attention`); empty: all classes.
 
     Cost: none while no window is open. In a window, about 4 µs per call of a submodule, and 0.4 µs
-    per call of any other module in the process. With `profiler.timings.modules`, the whole run has
-    the cost of a window. Submodules inside a compiled region or in the replicas of
+    per call of any other module in the process. With `profiler.timings.modules`, these costs apply
+    to the whole run. Submodules inside a compiled region or in the replicas of
     `nn.DataParallel` get no ranges; the capture lists them. With `INSTRUMENT_DISABLE=1` in the
     environment, this does nothing.
 

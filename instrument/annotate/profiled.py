@@ -139,9 +139,9 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     An instance of `nn.Module` is marked in place: an attribute holds the name as plain text. So
     copies keep the name, and a process without this package can load the module.
 
-    A name may be a format string over the parameters, as in `@profiled("layer{self.index}")`. The
-    option `name=` also takes a function of the arguments. The format or the function is evaluated
-    only while a window records or timings run.
+    A name may be a format string with the function's parameters, as in
+    `@profiled("layer{self.index}")`. The option `name=` also takes a function of the arguments. The
+    format or the function is evaluated only while a window records or timings run.
 
     The result has the signature and the docstring of the marked object, and `pickle` and `inspect`
     treat it like the marked object. A call costs one check of a flag while nothing records, about

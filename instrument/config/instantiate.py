@@ -2,9 +2,9 @@
 
 `_target_` is the import path of a class. There is no other registry, but built-in classes also have
 short names. Hydra builds the mappings of a config, because they may hold interpolations and nested
-`_target_` mappings. The mappings that the command line makes, and the mappings that the
-export process receives, hold neither interpolations nor nested mappings. `sink_of_class` builds
-sinks from such mappings without Hydra, and calls only classes of sinks.
+`_target_` mappings. The mappings from the command line, and the mappings that the export process
+receives, hold neither interpolations nor nested mappings. `sink_of_class` builds sinks from these
+simple mappings without Hydra, and calls only classes of sinks.
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ class Window:
         return f"step {self}" if self.first == self.last else f"steps {self}"
 
     def done_in_words(self, ended: int) -> str:
-        """The complete steps of a window that ended before step `ended`, such as "steps 3–4"."""
+        """The steps that a window has recorded up to `ended - 1`, such as "steps 3–4".
+
+        If no step of the window is complete, the text is like "a part of step 3".
+        """
         if ended == self.first:
             return f"a part of step {self.first}"
         last = ended - 1
@@ -261,7 +264,7 @@ def conflict(schedule: Schedule) -> str | None:
 
 
 def ignored_options(schedule: Schedule) -> str | None:
-    """A sentence about options of cycles that have no effect; None if every option has one."""
+    """A sentence that names the given options without effect; None if there are none."""
     if option := _window_option(schedule):
         names, why = ["wait"], f"profiler.{option} says which windows there are"
         if option == "schedule" and not triggers_ask(schedule):

@@ -85,25 +85,26 @@ class ProfilerConfig(BaseModel):
             `warmup` steps, or fewer if the previous window ends less than `warmup` steps earlier.
             An empty list means that only triggers request windows.
         every_n_steps: a window begins at each multiple of this number except 0, until the run ends.
-        schedule: replaces cycles, `at_steps` and `every_n_steps`: `torch.profiler.schedule(…)`,
-            another function from a step to torch's `ProfilerAction`, or a `_target_` mapping that
-            builds one. The result must depend on the step alone. The function is called once per
-            step, before training reaches the step: for the steps up to the end of the next window,
-            or for 1,000 steps if none of them is in a window. At the start of the session it is
-            called for the first four windows. A call of torch's function takes 0.4 µs. A window of
-            more than 10,000 steps lasts until the session stops.
+        schedule: a function from a step to torch's `ProfilerAction`, such as
+            `torch.profiler.schedule(…)`, or a `_target_` mapping that builds such a function. It
+            replaces the cycles, `at_steps` and `every_n_steps`. The result must depend on the step
+            alone. The function is called once per step, before training reaches the step. To find
+            the next window, the session calls it for the steps up to the end of that window. If
+            1,000 steps hold no window, the search continues when training has reached them. At its
+            start, the session looks for the first four windows. A call of torch's function takes
+            0.4 µs. A window of more than 10,000 steps lasts until the session stops.
         total_steps: how many steps the run has, counted from 0. If this is given, and a window does
             not fit into the run, the session logs a warning when it starts.
-        phases: the phases that follow the schedule: train, validation, test, predict. Each phase
-            counts its own steps.
+        phases: the phases to which the schedule applies: train, validation, test, predict. Each
+            phase counts its own steps.
         max_window_s: a window that has recorded for this many seconds ends with the current step.
             The capture is labelled truncated, and later windows are still recorded. If no step
             ends, as in a server without requests, the window ends after twice the time. With
             `profile_memory`, the window stays open until a step ends, because only the thread that
             began the window can end it. None means no limit.
-        max_window_memory: the number of bytes by which the process may grow during a window; then
-            the window ends as with `max_window_s`. A number, or text such as "4GB". If it is above
-            an eighth of the machine's memory, the limit is this eighth: at the end of a window,
+        max_window_memory: by how many bytes the memory of the process may grow during a window: a
+            number, or text such as "4GB". At this limit, the window ends as with `max_window_s`.
+            The limit is never more than an eighth of the machine's memory: when a window ends,
             torch needs about six times the memory that the window has taken. Linux only. None means
             no limit.
         activities: a list of cpu, cuda, xpu, mtia and hpu; None means all that this machine has. In
@@ -123,8 +124,8 @@ class ProfilerConfig(BaseModel):
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
         capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
             Then they can be grouped by overload. By default, tables show operators without overload.
-        communication: regular expressions for kernel names, ignoring case. Kernels that match count
-            as communication, and so do known kernels such as NCCL's. The capture stores the
+        communication: regular expressions for kernel names; case is ignored. Kernels that match
+            count as communication, and so do known kernels such as NCCL's. The capture stores the
             expressions.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
             precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
@@ -166,10 +167,10 @@ class ProfilerConfig(BaseModel):
             URL, the new folder is called NAME-2. Captures that are not uploaded yet are kept
             regardless of `keep` and `disk_budget`; `stop` waits up to `export_timeout_s` for their
             upload. None means no upload.
-        upload_options: options of the URL's file system, such as `endpoint_url`. Do not put
-            credentials here, but into the environment: capture.json stores only options that cannot
-            be secrets, such as addresses and booleans, and a later upload by `instrument export`
-            uses only the stored options.
+        upload_options: options of the URL's file system, such as `endpoint_url`. Put credentials
+            into the environment, not here. Only options that cannot be secrets, such as addresses
+            and booleans, are stored on disk. A later upload by `instrument export` uses only the
+            stored options.
         preemption_grace_s: seconds from SIGTERM until the process is killed. An open window is
             saved within half of this time. None means that SIGTERM is not handled.
         sinks: a mapping from names to sinks, which write files from each capture. A value is an

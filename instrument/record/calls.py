@@ -40,15 +40,17 @@ class _CountedCall(NamedTuple):
 class RecordedCalls:
     """Makes each call of the wrapped functions a step of a session.
 
-    The first call starts the session, unless the session is already running. If the first call
-    started the session, the session stops after its last window. A window without a planned end
-    then ends with the first call. Calls in all threads and asynchronous tasks are counted, so a
-    step lasts from the end of one call to the end of the next, even on another thread. Two kinds of
-    calls are not counted: a call inside another call, and a call that began before the window in
-    which it ends.
+    The first call starts the session, unless the session is already running. A session that the
+    first call has started stops after its last window. If a window of such a session has no planned
+    end, the window ends with the first call.
+
+    Calls in all threads and asynchronous tasks are counted. So a step lasts from the end of one
+    call to the end of the next call, even if that call runs on another thread. Two kinds of calls
+    are not counted: a call inside another call, and a call that was already running when the open
+    window began.
 
     Attributes:
-        over: whether nothing is left to record; calls are then not counted.
+        over: whether nothing is left to record. If true, calls are not counted.
     """
 
     def __init__(self, session: Session) -> None:

@@ -4,8 +4,8 @@ The ranks exchange messages of some hundred bytes through the job's store, which
 MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it on the training
 thread. No collective is called, and no lock is shared with training.
 
-The store outlives a restart of the job, and its entries carry no time. To separate new messages
-from old messages, each rank first sends a join message. The leading rank, if its process is alive,
+The store outlives a restart of the job, and its entries have no timestamps. To separate new
+messages from old messages, each rank first sends a join message. The process of the leading rank
 answers with a new name for the session. All later messages are stored under this name.
 
 Limits of torch's store: if its server hangs, a thread that uses the store hangs too. If the server
@@ -55,7 +55,7 @@ T = TypeVar("T")
 def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
     """Whether `profiler.ranks` includes this rank; logs a message if not.
 
-    Rank 0 warns of ranks that do not exist.
+    Rank 0 also warns if `profiler.ranks` names ranks that do not exist.
     """
     missing = (
         [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
@@ -74,7 +74,7 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def steps_ahead(step_ns: int) -> int:
-    """How many steps ahead a window is announced, so that every rank sees it in time."""
+    """How many steps before its begin a window is announced, so that all ranks know of it."""
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
@@ -113,11 +113,11 @@ class StepProgress(NamedTuple):
 class RankCoordinator:
     """One rank's connection to the other recording ranks; the lowest recording rank leads.
 
-    Only the polling thread uses this object. If a method raises, the store or the leading rank is
-    gone.
+    Only the polling thread uses this object. A method raises an exception if the store or the
+    leading rank does not answer any more.
 
     Attributes:
-        rank: this rank.
+        rank: the number of this rank.
         leads: whether this rank is the leading rank.
         ended: whether the leading rank has ended its session.
     """
@@ -149,10 +149,11 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """On the leading rank, all ranks' requests since the last call; none on other ranks.
+        """On the leading rank, the new requests of all ranks since the last call.
 
-        Requests wait until the leading rank has timed a step. Requests that were made before the
-        end of the last announced window are skipped, because that window serves them.
+        On other ranks, nothing. Requests wait until the leading rank has timed a step. A request
+        that was made before the end of the last announced window is skipped, because that window is
+        recorded for this request too.
         """
         if not self.leads:
             return
@@ -193,7 +194,8 @@ class RankCoordinator:
             self._sent = {number: sent for number, sent in self._sent.items() if number > read}
             if any(now > until for _, until in self._sent.values()):
                 raise TimeoutError(
-                    f"rank {self._leader}, which leads, has not answered for {_ANSWER_S:g} s"
+                    f"rank {self._leader}, which coordinates the recording ranks, has not answered "
+                    f"for {_ANSWER_S:g} s"
                 )
 
     def end(self) -> None:
@@ -221,7 +223,10 @@ class _Messages:
         return number
 
     def unread(self) -> Iterator[Any]:
-        """The new messages since the last call; without new messages, one request to the store."""
+        """The messages that are new since the last call.
+
+        Cost: one request to the store, and one more for each new message.
+        """
         from torch.distributed import DistStoreError
 
         written = self._store.add(self._name, 0)
@@ -242,12 +247,13 @@ _started: Counter[str] = Counter()
 def join_ranks(
     config: ProfilerConfig, rank_info: RankInfo, progress: Callable[[], StepProgress]
 ) -> tuple[Path, RankCoordinator | None]:
-    """Agree with the other ranks on the folder for captures; with triggers, also on windows.
+    """Agree with the other ranks on the folder for captures; connect to them for triggers.
 
-    Ranks connect only if several ranks record and they have something to agree on. Cost: a
-    connection. All ranks but the leading one also wait for its answer: about 0.1 s, or up to 30 s
-    if the leading rank starts later. If the store does not answer, a rank waits 10 s, at worst
-    40 s, and then records by itself.
+    No connection is needed if only this rank records, or if `profiler.output_dir` is given and
+    there are no triggers. Cost: a connection to the store. All ranks except the leading rank also
+    wait for the answer of the leading rank: about 0.1 s, or up to 30 s if the leading rank starts
+    later. If the store does not answer, a rank waits 10 s, at worst 40 s, and then records by
+    itself.
 
     Returns:
         The folder, and the coordinator. The coordinator is None if there are no triggers, or if
@@ -289,7 +295,7 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
     """Connect to the store; return the session's part of the store, and the leading rank's folder.
 
-    `own` is the folder of this rank. The leading rank waits for no other rank.
+    `own` is this rank's own folder. The leading rank does not wait for other ranks.
 
     Raises:
         TimeoutError: the store or the leading rank does not answer in time.
@@ -332,7 +338,10 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
 
 
 def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
-    """Make a name for the session; a thread sends the name and `own` to the other ranks."""
+    """Make a name for the session; return the name and the folder `own`.
+
+    A thread sends both to the other ranks.
+    """
     name, over = uuid4().hex, Event()
     answers = Thread(
         target=_answer_joins,
@@ -378,7 +387,10 @@ def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
             raise TimeoutError(f"rank {leader} has not answered for {_ANSWER_S:g} s")
         if waited > 1 and not logged:
             logger.info(
-                "Rank {} waits up to {:g} s for rank {}, which leads.", rank, _ANSWER_S, leader
+                "Rank {} waits up to {:g} s for rank {}, which coordinates the recording ranks.",
+                rank,
+                _ANSWER_S,
+                leader,
             )
             logged = True
         time.sleep(0.02)

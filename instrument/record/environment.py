@@ -2,7 +2,7 @@
 
 A trace does not hold these facts. torch's settings, the threads and the hooks are read when a
 window begins. Dynamo's compilations, the runs of the garbage collector and the loaders are noted
-during the window. An unknown fact is None, and no error in reading a fact reaches the recorder.
+during the window. If a fact cannot be read, its value is None, and the recorder gets no error.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _allow_tf32() -> bool:
 
 
 def thread_counts() -> dict[str, int | None]:
-    """How many threads torch uses, and how many CPUs and local processes of the job there are."""
+    """Count torch's threads, the usable CPUs, and the job's processes on this machine."""
     return {
         "intra_op": known(torch.get_num_threads),
         "inter_op": known(torch.get_num_interop_threads),
@@ -225,10 +225,10 @@ def local_ranks() -> int | None:
 
 
 def hook_counts() -> dict[str, int | None]:
-    """How many hooks there are: for every module, on modules, and on parameters.
+    """Count torch's global module hooks, and the hooks on modules and on parameters.
 
-    Only modules and parameters of instrumented models count; their numbers are None without such a
-    model.
+    Hooks on modules and parameters are counted only in instrumented models. Without an instrumented
+    model, these two counts are None.
 
     Cost: about 3 µs for each submodule.
     """
@@ -247,14 +247,14 @@ def hook_counts() -> dict[str, int | None]:
 
 
 class DynamoCounts(NamedTuple):
-    """What Dynamo has counted in this process; `recompilations` is None if it is not known."""
+    """Dynamo's counters in this process; `recompilations` is None if it is not known."""
 
     counters: dict[str, dict[str, int]]
     recompilations: int | None
 
 
 def dynamo_counts() -> DynamoCounts:
-    """Dynamo's counters now; if nothing has loaded Dynamo, there are none."""
+    """Copy Dynamo's counters; `counters` is empty if Dynamo is not loaded."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     counters = {} if utils is None else {key: dict(each) for key, each in utils.counters.items()}
     return DynamoCounts(counters, known(_recompilations))
@@ -269,9 +269,9 @@ def _recompilations() -> int:
 
 
 def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
-    """What Dynamo compiled between two moments: graphs, graph breaks by reason, recompilations.
+    """Count graphs, graph breaks by reason, and recompilations between two copies of the counters.
 
-    A count is None if it has become smaller, because the program has then cleared the counters.
+    If a counter has become smaller, the program has cleared it, and the count is None.
     """
     graphs = _unique_graphs(after) - _unique_graphs(before)
     recompilations = None
@@ -307,11 +307,11 @@ def shortened(breaks: Mapping[str, int]) -> dict[str, int]:
 
 
 class Loaders:
-    """The settings of the loaders that a run iterates.
+    """The settings of the data loaders over which a run iterates.
 
     Attributes:
-        seen: the settings of the loaders that were iterated in the current window so far, without
-            duplicates.
+        seen: the settings of the loaders over which the run has iterated in the current window,
+            without duplicates.
     """
 
     def __init__(self) -> None:
@@ -320,7 +320,7 @@ class Loaders:
 
     @contextmanager
     def iterating(self, loader: Any, phase: str) -> Iterator[None]:
-        """A context manager: during its block, a loader is iterated in a phase of the session."""
+        """Context manager for a loop over `loader` in a phase of the session."""
         iteration = object()
         self._add(iteration, loader, phase)
         try:
@@ -329,20 +329,20 @@ class Loaders:
             self._open.pop(iteration, None)
 
     def add(self, loader: Any, phase: str) -> None:
-        """Record that a trainer iterates this loader from now on.
+        """Record that a trainer iterates over this loader from now on.
 
-        The loader replaces the loader that the trainer iterated in this phase before.
+        This loader replaces the trainer's earlier loader of the same phase.
         """
         self._open.pop(phase, None)
         self._add(phase, loader, phase)
 
     def end_run(self) -> None:
-        """Forget the loaders of trainers, because the run has ended."""
+        """Forget the loaders that `add` has recorded, because the run has ended."""
         for phase in [each for each in list(self._open) if isinstance(each, str)]:
             del self._open[phase]
 
     def begin_window(self) -> None:
-        """Forget the loaders that are not iterated any more."""
+        """Forget the loaders whose loop has ended."""
         self.seen = {tuple(facts.values()): facts for facts in list(self._open.values())}
 
     def _add(self, iteration: object, loader: Any, phase: str) -> None:

@@ -1,4 +1,4 @@
-"""The limits of a window: how long it may record, and how much the process may grow meanwhile."""
+"""The limits of a window: how long it may record, and how much memory the process may gain."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SHARE_OF_MACHINE = 1 / 8
 class Limits:
     """Checks the limits of one window while it records, until `closed` is set.
 
-    If `reached` returns a reason, the window ends with the current step. If no step ends, as in a
-    server without requests, a thread calls `end` at twice the limit, with this object and the
-    reason.
+    The owner calls `reached` at the end of each step, and ends the window if there is a reason. If
+    no step ends, as in a server without requests, a thread ends the window at twice the limit: the
+    thread calls `end` with this object and the reason.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
@@ -44,8 +44,10 @@ class Limits:
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
         """Why the window must end; None while it may continue.
 
-        The window must end when its duration, or the growth of the process, reaches `times` times
-        its limit. The duration must also exceed its limit by at least `extra_s`.
+        One limit is for the window's duration, the other for the memory that the process has gained
+        within the window. The window must end when one of the two values is at least its limit
+        multiplied by `times`. For the duration, the window must also be at least `extra_s` seconds
+        over the limit.
         """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):
@@ -53,8 +55,8 @@ class Limits:
         grown = resident_bytes() - self._began_bytes
         if self._max_bytes is not None and grown >= times * self._max_bytes:
             return (
-                f"the process grew by {grown / 1e9:.2f} GB while it recorded, more than the "
-                f"{self._max_bytes / 1e9:.2f} GB of profiler.max_window_memory"
+                f"the memory of the process grew by {grown / 1e9:.2f} GB during the window, over "
+                f"the limit of {self._max_bytes / 1e9:.2f} GB (profiler.max_window_memory)"
             )
         return None
 

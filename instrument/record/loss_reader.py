@@ -25,7 +25,7 @@ class LossReader:
     def after_step(self, number: int, loss: Any) -> tuple[float | None, int | None]:
         """Take the loss of step `number`; return the newest loss that is ready, and its step.
 
-        Each loss is returned once. (None, None) if no new loss is ready.
+        Each loss is returned once. If no new loss is ready, the result is (None, None).
         """
         known, self._known = self._known, None
         try:

@@ -1,4 +1,4 @@
-"""Tracks who uses torch's profiler, and who left it on: a process has only one."""
+"""Remembers which object uses torch's profiler, of which a process has only one."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def abandon(owner: Owner) -> None:
 def stop_abandoned() -> str | None:
     """Stop the profiler that an owner left on, if this thread can stop it.
 
-    The thread of the owner's window can stop the profiler. After this thread has ended, any thread
-    can.
+    While the thread lives on which the owner prepared its window, only that thread can stop the
+    profiler. After that thread has ended, any thread can stop the profiler.
 
     Returns:
         None if the profiler is off; otherwise a sentence that says why it is still on.

@@ -27,7 +27,10 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
 def unreachable_window(
     config: ProfilerConfig, train: StepCounter, total_steps: int | None
 ) -> str | None:
-    """At the start, a sentence about windows that the run cannot reach; None if there are none."""
+    """A sentence for the start of a run about windows that the run cannot record.
+
+    None if there are no such windows.
+    """
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
         return (
@@ -54,7 +57,7 @@ def unreachable_window(
 def unreachable_in_first_pass(
     config: ProfilerConfig, train: StepCounter, batches: int | None
 ) -> str | None:
-    """Like `unreachable_window`, for a run of one loop over a loader with this many `batches`."""
+    """Like `unreachable_window`, for a run that is one pass over a loader with `batches` batches."""
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
     run = "If the run is one pass over the loader, it"

@@ -70,8 +70,8 @@ class Recorder:
     All threads are recorded, and any thread may continue and stop the window. There are two
     exceptions: windows with `profile_memory`, and a torch without the option `profile_all_threads`.
     Then only the thread that prepares the window is recorded, and only this thread can stop torch's
-    profiler. If another thread continues such a window, the window is dropped.
-    `one_profiler.stop_abandoned` then stops torch's profiler on the first thread.
+    profiler. If another thread continues such a window, the window is dropped, and
+    `one_profiler.stop_abandoned` stops torch's profiler later.
 
     `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
     million events, 13–16 s with shapes.
@@ -151,7 +151,7 @@ class Recorder:
         """Begin to keep what torch records; calls `prepare` first if needed.
 
         Raises:
-            CaptureError: for the reasons of `prepare`, or this thread cannot stop the window.
+            CaptureError: as for `prepare`; or this thread cannot stop the window, see `Recorder`.
         """
         if not self.prepared:
             self.prepare()
@@ -488,8 +488,9 @@ def import_early() -> None:
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
     """Record an empty window, to check options that only torch can check.
 
-    Cost: nothing, unless `experimental_config` or the types of an activity's events are given. Then
-    it is about 1 ms; in the first window of a process also 1 s, in which Kineto initializes.
+    If neither `experimental_config` nor types of an activity's events are given, there is nothing
+    to check, and no cost. Otherwise the cost is about 1 ms. The first window of a process takes
+    another 1 s, because Kineto initializes.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -529,7 +530,7 @@ def _torch_can_open(path: Path) -> Iterator[Path]:
 
 
 def _ends_whole(path: Path) -> bool:
-    """Whether a trace is complete; on a full disk torch truncates it without an error."""
+    """Whether a trace is complete. On a full disk, torch truncates a trace and raises no error."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

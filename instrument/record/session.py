@@ -223,8 +223,8 @@ class Session:
 
         If a window is open when the block begins, the window stays open. The block is then a range
         within the current step, and the steps of the block do not count for that window. If a
-        window begins inside the block, the end of the block ends the window too. The step number
-        goes on in the next block of the same phase.
+        window begins inside the block and is still open at the end of the block, the window ends
+        there. The next block of the same phase continues with the next step number.
         """
         if name not in PHASES:
             known = ", ".join(PHASES)
@@ -268,8 +268,8 @@ class Session:
 
         Each call is a range, named `name` or, if that is None, after the function. Calls in all
         threads and asynchronous tasks count as steps; a coroutine or generator counts when it ends.
-        Two kinds of calls do not count: a call inside another call, and a call that began before
-        the window in which it ends.
+        Two kinds of calls do not count: a call inside another call, and a call that was already
+        running when the open window began.
 
         A step lasts from the end of one call to the end of the next. If calls overlap, their ranges
         show how long each call took. After the last window, a call costs the check of a flag.
@@ -280,9 +280,10 @@ class Session:
         return self._calls.wrap(function, name)  # type: ignore[return-value] # keeps the signature
 
     def stop(self) -> None:
-        """End the session and save the open window, labelled truncated if it had a planned end.
+        """End the session, and save the open window.
 
-        A second call does nothing.
+        If this window has a planned end, its capture is labelled truncated. A second call of `stop`
+        does nothing.
         """
         self._stop(None)
 

@@ -197,7 +197,10 @@ class StepCounter:
         return None if self.schedule is None else next_window(self.schedule, step)
 
     def folder_name(self, first: int, last: int | None, rank: int) -> str:
-        """The name of the capture of steps `first` to `last`, or of one step if `last` is None."""
+        """The name of a capture with the steps `first` to `last`.
+
+        If `last` is None, the capture has only the step `first`.
+        """
         prefix = "" if self.name == "train" else f"{self.name}_"
         return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
 
@@ -244,7 +247,7 @@ class StepLoop:
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
         ended_at: the step number at the end of the last run; None before the first run has ended.
-        loaders: the settings of the loaders that the run iterates.
+        loaders: the settings of the data loaders over which the run iterates.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
@@ -502,7 +505,10 @@ class StepLoop:
     # Between two steps.
 
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
-        """End the step, and perhaps the window; begin the next step. Always returns True."""
+        """End the step, and perhaps the window; begin the next step.
+
+        Returns True, so that the caller of `exclusively` knows that this method was called.
+        """
         counter.step_number += 1
         recorder = self.recorder
         recorded = recorder is not None and recorder.started_at is not None
@@ -743,9 +749,10 @@ class StepLoop:
     def _finish(self, reason: str | None, ended: str) -> None:
         """End the open window because the run or phase ends.
 
-        `reason` says why the run ends early; it is None if the run does not end early. If `reason`
-        is None, a window that has not reached its planned end is labelled with the text `ended`, or
-        with a sentence that no step has ended.
+        Args:
+            reason: why the run ends early; None if it does not end early.
+            ended: the label for a window that has not reached its planned end. The label is used
+                only if `reason` is None. If no step has ended, the label says this instead.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window
@@ -765,10 +772,10 @@ class StepLoop:
         self._end_window(reason)
 
     def _has_recorded_steps(self, reason: str | None) -> bool:
-        """Whether a window is open and should be saved.
+        """Whether a window is open and must be saved when the run or the phase ends.
 
-        A window in which a step has ended is saved. A window in which no step has ended is saved
-        only if the run ends early (`reason` is not None), or if no step of the run has ended.
+        A window in which a step has ended is saved. A window in which no step has ended is saved in
+        two cases: the run ends early (`reason` is not None), or no step has ended since the start.
         """
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first

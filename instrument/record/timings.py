@@ -275,7 +275,7 @@ class Timings:
     Cost on the CPU: 0.5 to 1 µs per range if ranges follow each other directly. In a step of 2 ms
     it was 2 to 5 µs per range, because the work of the step evicts this code from the caches. A
     submodule costs 3 µs with `modules`, and a step 1 µs. Each name takes 25 kB of memory. Each
-    write takes 0.05 ms of the training thread, and 0.2 kB of disk per name. If the process is
+    write takes 0.05 ms on the training thread, and 0.2 kB of disk per name. If the process is
     killed, the durations since the last write are lost.
 
     Attributes:
@@ -342,7 +342,7 @@ class Timings:
         inside = ", ".join(
             dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
         )
-        note = f"\nInside compiled regions, not timed: {inside}." if inside else ""
+        note = f"\nNot timed, because they are inside compiled regions: {inside}." if inside else ""
         if len(table):
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
 
@@ -364,8 +364,8 @@ class Timings:
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
         """The summaries of all ranges that were called since the last write, by range name.
 
-        Each range has two summaries: `since` of the calls since the last write, and `run` of the
-        calls in the whole run.
+        Each range has two summaries: `since` covers the calls since the last write, and `run`
+        covers the calls of the whole run.
         """
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():
@@ -420,8 +420,8 @@ def _tensorboard_writer(
 ) -> Callable[[int, dict[str, dict[str, int]]], None]:
     """A function that appends summaries to a TensorBoard event file.
 
-    The file has a folder of its own, because TensorBoard never reads an older file of a folder
-    again.
+    The file has a folder of its own: if a folder gets a newer file, TensorBoard stops reading the
+    older files.
     """
     # import everything now, which takes half a second, instead of between two steps
     import_module("tensorboard.compat.proto.event_pb2")

@@ -47,7 +47,7 @@ def available_activities() -> list[str]:
 
 
 def usable_activities(wanted: Activities | None) -> list[str]:
-    """The activities in `wanted` that this machine can record; a warning names missing ones.
+    """The activities in `wanted` that this machine can record; a warning names the others.
 
     If none of them can be recorded, returns cpu. If `wanted` is None, returns all activities that
     the machine can record.

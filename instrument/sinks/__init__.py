@@ -87,6 +87,6 @@ class Sink(Options):
 
         Args:
             timeout_s: the longest time, in seconds, that this method may wait. It is given if the
-                run ended early, because other ranks may then wait for this process to end. None
-                means that the sink decides.
+                run ended early, because other ranks may then wait for this process to end. If it is
+                None, the sink itself decides how long to wait.
         """

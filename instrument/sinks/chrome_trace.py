@@ -30,7 +30,7 @@ class ChromeTrace(Sink):
     last: ClassVar[bool] = True
 
     gzip: bool = True
-    """False makes the file a plain `trace.json`, about ten times as large."""
+    """Whether the trace stays compressed. A plain `trace.json` is about ten times as large."""
 
     copy_to: str | None = None
     """A folder for a copy named `<capture name>.json` or `.json.gz`. If the folder is missing, the
@@ -42,7 +42,7 @@ class ChromeTrace(Sink):
     values."""
 
     keep: bool = True
-    """False removes the trace from the capture folder at the end; the copy in `copy_to` stays."""
+    """Whether the trace stays in the capture's folder. The copy in `copy_to` always stays."""
 
     @field_validator("metadata")
     @classmethod

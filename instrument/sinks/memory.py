@@ -28,10 +28,11 @@ By = Literal["operator", "range", "module", None]
 class Memory(Sink):
     """Writes the memory in use over time, in the three forms of torch's `export_memory_timeline`.
 
-    - `memory.html`: a page that shows, for each device, the memory over time, split by `by`; the
-      memory in use at the peak; the change of memory in each step; and the sizes with the most
-      bytes. With `profiler.memory_categories`, it also shows memory by category. `report.html`
-      shows the same content as its section "Memory". The page loads no other files.
+    - `memory.html`: a page about each device. The page shows the memory over time (split by `by`),
+      the memory in use at the peak, the change of memory in each step, and the allocation sizes
+      with the most bytes. With `profiler.memory_categories`, the page also shows memory by
+      category. The section "Memory" of `report.html` has the same content. The page loads no other
+      files.
     - `memory.json`: the same content as data. If memory events are missing, the key `incomplete`
       holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
@@ -115,7 +116,7 @@ def _rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    """The page with the section on memory alone."""
+    """The HTML page, whose only section is the one on memory."""
     found = section(capture, curves, rows)
     payload = {
         "version": VERSION,

@@ -31,8 +31,7 @@ class Parquet(Sink):
     The file begins with a row for each event with a duration, in the order of the trace. Rows for
     allocations and frees follow. The partitions are columns too: `run` and `window` are text, and
     `rank` is a number. Quote `window` in a query, because it is a keyword of SQL. Unknown values
-    are null.
-    `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
+    are null. `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
 
     If data is missing from the events, the key `instrument.incomplete` of the file's metadata holds
     the rows of `capture.coverage` that say what is missing, as JSON.
@@ -40,7 +39,8 @@ class Parquet(Sink):
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces the file.
 
-    The file does not contain flows, thread labels, and arguments of events that have no column.
+    The file contains no flows and no thread labels. Of an event's arguments, it contains only those
+    that have a column.
 
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 

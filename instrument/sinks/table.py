@@ -19,7 +19,7 @@ from instrument.sinks import Sink
 class TableSink(Sink):
     """Logs the range tree and the costliest operators, and writes the same text to `table.txt`.
 
-    Only the lowest rank that records logs the text. The other ranks log the name of the file.
+    Only the lowest recording rank logs the text. The other ranks log the name of the file.
 
     Cost: reads the whole trace, about 3 s for a million events. Other sinks do not read it again.
     """

@@ -28,8 +28,8 @@ class TensorBoard(Sink):
 
     `tensorboard --logdir` shows the scalars, the verdict and the range tree as text, and a bar with
     the parts of a step as an image. With the plugin `torch-tb-profiler`, it also shows the traces.
-    The files are in a subfolder with the name of the run. The scalars of rank 1 are in its
-    subfolder `rank1`, and so on; TensorBoard shows each subfolder as a run.
+    The files are in a subfolder with the name of the run. Inside this subfolder, `rank1` holds the
+    scalars of rank 1, and so on. TensorBoard shows each of these folders as a run.
 
     Cost: the trace is read once for the scalars, and diagnosed for the report. Traces are copied,
     and decompressed unless `use_gzip` is true.

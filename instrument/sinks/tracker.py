@@ -38,9 +38,9 @@ class Sent(NamedTuple):
 class Tracker(Sink):
     """Sends each window to an experiment tracker: its scalars, and the capture's files.
 
-    The tracker's run is open in the training process, so a thread of this process sends. A slow or
-    unreachable tracker delays neither training nor the next window. An error is reported with the
-    next window or at the end of the session.
+    The tracker's run is open in the training process, so a thread of this process sends the data. A
+    slow or unreachable tracker delays neither training nor the next window. An error is reported
+    with the next window or at the end of the session.
 
     Tags begin with `profile/` on rank 0, with `profile/rank1/` on rank 1, and so on. Only rank 0
     may start a new run of the tracker; other ranks send only into a run that exists.
@@ -66,7 +66,7 @@ class Tracker(Sink):
 
     @abstractmethod
     def send(self, sent: Sent) -> None:
-        """Send one window to the tracker; may block, and may raise anything."""
+        """Send one window to the tracker; may block, and may raise any exception."""
 
     def end(self) -> None:
         """End the run that this sink started, if any; called on the thread of `send`."""

@@ -90,7 +90,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary of a capture, which is needed to compare ranks.
+    """Write the summary of a capture. A comparison of ranks needs this summary.
 
     Only the first failure in a run is logged.
     """
@@ -219,8 +219,9 @@ def _locked(folder: Path) -> Iterator[None]:
 def ctrl_c_passes() -> Iterator[None]:
     """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C during the block.
 
-    The block may catch KeyboardInterrupt, as `run_sink` does. So Ctrl-C ends training even while a
-    sink is running. A KeyboardInterrupt that a sink raises by itself does not end training.
+    Use this around code that catches KeyboardInterrupt, such as `run_sink`. Then Ctrl-C ends
+    training even while a sink is running. A KeyboardInterrupt that a sink raises by itself does not
+    end training.
     """
     handler, pressed = signal.getsignal(signal.SIGINT), False
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

@@ -43,8 +43,8 @@ class Job(msgspec.Struct, kw_only=True):
         timeout_s: the longest time for one capture, in seconds.
         given_up: the names of folders that the worker skips, because an earlier worker died while
             it finished or uploaded them.
-        world_size: the number of ranks. If there are several, the lowest rank that records writes
-            the comparison of all ranks at the end of the run.
+        world_size: the number of ranks. If there are several, the lowest recording rank writes the
+            comparison of all ranks at the end of the run.
         ranks: the ranks that record, in the form of the option `profiler.ranks`.
     """
 

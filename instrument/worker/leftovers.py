@@ -1,10 +1,10 @@
 """`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
-The sinks come from the command line or from the run's job in the user's state folder (see
-`instrument.worker.job`), never from the capture, which anybody may have made. Without sinks on the
-command line and without a job, `table` and `chrome_trace` run with their default options, and so do
-`stacks` and `memory` if the data that they need was recorded. These four sinks write only into the
-capture's folder.
+The sinks come from the command line, or from the run's job in the user's state folder (see
+`instrument.worker.job`). They never come from the capture, because anybody may have made it. If
+there are neither sinks on the command line nor a job, the default sinks run with their default
+options: `table`, `chrome_trace`, and also `stacks` and `memory` if the data that they need was
+recorded. The default sinks write only into the capture's folder.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Finish queued folders with `sinks`; if None, with the sinks of each job or the defaults."""
+    """Finish queued folders with `sinks`.
+
+    If `sinks` is None, the sinks of each folder's job are used, or the default sinks without a job.
+    """
     done, notes, errors = list[Path](), list[str](), list[str]()
     # The sinks of each job, by run: built once and closed at the end.
     jobs: dict[str, dict[str, Any]] = {}

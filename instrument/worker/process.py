@@ -14,8 +14,7 @@ The worker answers with JSON objects, one per line. Their keys are:
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
 - `looked`: the number of lines that the worker has read and handled after its job. Each folder that
-  was queued before these lines were written is then finished or has failed, or the worker could not
-  find the folder;
+  was queued before these lines were written is then finished, has failed, or could not be found;
 - `closed`: true once the sinks are closed.
 
 The worker loads no torch. It ignores Ctrl-C and SIGTERM, since these are often sent to all

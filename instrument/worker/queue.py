@@ -39,8 +39,8 @@ _LONGEST_WITHOUT_OWNER_S = 86_400
 def output_dir(config: ProfilerConfig) -> Path:
     """The folder for captures.
 
-    `INSTRUMENT_DIR` in the environment decides first, then `profiler.output_dir`. The default is
-    the folder `profile` in Hydra's folder, or in the current folder without Hydra.
+    The environment variable `INSTRUMENT_DIR`, if it is set, replaces `profiler.output_dir`. The
+    default is the folder `profile` in Hydra's folder, or in the current folder without Hydra.
     """
     given = os.environ.get(files.CAPTURES_VARIABLE) or config.output_dir
     if given is not None:
@@ -140,7 +140,7 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create a partial folder, and its parent folders, which were removed."""
+    """Create a partial folder, and create its removed parent folders again."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(

@@ -47,10 +47,10 @@ class Upload(Sink):
     """Uploads captures one after the other on a separate thread; runs after all other sinks.
 
     The upload of a capture is tried six times, with pauses. If all attempts fail, the capture
-    counts as failed, and is tried again after another capture has been uploaded. While an earlier
-    capture counts as failed, there is only one attempt. If only a change at the server can help,
-    for example because the bucket or a permission is missing, there is no further attempt. Only the
-    first failure is logged. Captures that failed stay on disk.
+    counts as failed. Captures that have failed stay on disk, and are tried again after another
+    capture has been uploaded. While a capture counts as failed, other captures get only one
+    attempt. If the bucket or a permission is missing, there is no further attempt, because only a
+    change at the server can help. Only the first failure is logged.
     """
 
     needs_final_folder: ClassVar[bool] = True
@@ -92,7 +92,10 @@ class Upload(Sink):
         return folder in self._pending
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until every capture is uploaded or has failed; with a timeout, show the progress."""
+        """Wait until every capture is uploaded or has failed.
+
+        With a timeout, show the progress, and wait at most `timeout_s` seconds.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify_all()
