@@ -8,6 +8,7 @@ import re
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import (
     Event,
@@ -25,10 +26,13 @@ from builders import (
 from rich.console import Console
 
 from instrument.cli.command import main
+from instrument.errors import CaptureError
 from instrument.report import whatif as report
 from instrument.report.section import Section
 from instrument.report.terminal import draw
+from instrument.runs.run import Run
 from instrument.units import durations_like
+from instrument.whatif.scenario import joint_scenario
 from instrument.whatif.selection import short_name
 
 PAGE = (Path(__file__).parent.parent / "docs" / "what-if.md").read_text("utf-8")
@@ -311,13 +315,29 @@ def test_the_cost_of_recording_is_a_note(
     assert "Note: A recorded step takes 25% longer than a step before the window" in text
 
 
+def two_ranks(tmp_path: Path) -> list[Path]:
+    events = [synchronous_steps(own_us, device=True) for own_us in (200, 600)]
+    return [
+        write_rank(tmp_path, rank, each, world_size=2).folder for rank, each in enumerate(events)
+    ]
+
+
+def test_positions_of_events_need_one_rank(tmp_path: Path) -> None:
+    two_ranks(tmp_path)
+    (window,) = Run.load(tmp_path).windows
+    both, calls = joint_scenario(window), np.zeros(1, np.int64)
+    for edit in (
+        lambda: both.scale_events(calls, 0.5),
+        lambda: both.asynchronous(positions=calls),
+    ):
+        with pytest.raises(CaptureError, match="Positions of events need one capture"):
+            edit()
+
+
 def test_several_paths_are_the_ranks_of_a_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = [synchronous_steps(own_us, device=True) for own_us in (200, 600)]
-    folders = [
-        write_rank(tmp_path, rank, each, world_size=2).folder for rank, each in enumerate(events)
-    ]
+    folders = two_ranks(tmp_path)
     given = found(capsys, *folders, "--balance")
     assert given["name"] == "steps_000003-000004, 2 ranks"
     assert given["edits"] == ["ranks balanced"]
