@@ -36,7 +36,7 @@ class Unlike(NamedTuple):
 
     Attributes:
         sentence: what differs, with the values of both sides.
-        misleads: whether a comparison would mislead.
+        misleads: whether this difference makes a comparison misleading.
     """
 
     sentence: str
@@ -51,8 +51,8 @@ class Conditions:
         facts: for each fact, such as "device", the values in all captures; empty if not known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: the rows of the coverage table whose share is too low, with the lowest share of all
-            captures; None if the share is not known.
+        losses: for each row of the coverage table whose share is too low, by its name: the lowest
+            share of all captures; None if one of the shares is not known.
     """
 
     facts: dict[str, set[str]]
@@ -216,10 +216,11 @@ def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
 
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
-    """Yield a difference if the kernels that run equally often are faster or slower as a whole.
+    """Yield a difference if the median kernel takes at least 3 % more or less time.
 
-    The factor of a kernel is its time after the change divided by its time before. The result uses
-    the median factor, weighted by the times before the change.
+    Only kernels that run equally often on both sides are used. The factor of a kernel is its time
+    after the change, divided by its time before. The sentence gives the median of the factors,
+    weighted by the times before the change.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]

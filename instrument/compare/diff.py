@@ -38,8 +38,8 @@ class Difference:
         operators: the operators and runtime calls; see `OPERATORS_COMPARED`.
         shapes: the operators by their input shapes; see `SHAPES_COMPARED`. Empty without shapes.
         kernels: the kernels and copies; see `KERNELS_COMPARED`.
-        counters: the counters of the step, and those of ranges that differ, such as launches; see
-            `COUNTERS_COMPARED`.
+        counters: all counters of the step, such as launches, and each counter that differs in a
+            range; see `COUNTERS_COMPARED`.
         unlike: the differences between the conditions of the two sides; those that mislead come
             first.
     """

@@ -17,7 +17,12 @@ FRAMES = 5
 
 
 class Increase(NamedTuple):
-    """A range in which a counter is higher than before, with its highest values per step."""
+    """A range in which a counter is higher than before.
+
+    Attributes:
+        path: the path of the range.
+        before, after: the highest value that the counter has in a step.
+    """
 
     path: str
     before: int

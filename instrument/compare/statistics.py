@@ -107,10 +107,10 @@ def changes(log_ratios: Floats) -> list[Change]:
 def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
     """Estimate how many more blocks an undecided change needs for a verdict.
 
-    The width of the interval shrinks with the square root of the number of blocks. A verdict needs
-    an interval that does not contain 0, or one within ± `margin`. The result is the smaller number
-    of blocks of the two, if the estimate does not change. It is rough, because the estimate can
-    change.
+    There is a verdict if the interval does not contain 0, or if it lies within ± `margin`. Its
+    width shrinks with the square root of the number of blocks. The result is the number of blocks
+    after which the first of the two conditions holds. It assumes that the estimate of the change
+    stays the same, so it is rough.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -132,9 +132,9 @@ def least_blocks(quantities: int) -> int:
 def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     """Whether `these` are higher than `those`, by the rank-sum test of Mann, Whitney and Wilcoxon.
 
-    The statistic is the number of pairs in which the value of `these` is higher. The result is True
-    if at most 5 % of all orders of the values have at least this statistic. Ties count as lower.
-    The two samples are independent, and not paired.
+    The statistic counts the pairs, one value of each sample, in which the value of `these` is
+    higher. The result is True if at most 5 % of all orders of the values give at least this
+    statistic. In a tie, the value of `these` counts as lower. The two samples must be independent.
     """
     pairs = sum(low < high for low in those for high in these)
     orders = _orders(len(those), len(these))
