@@ -42,8 +42,8 @@ class Traced(NamedTuple):
     Attributes:
         graph: the nodes.
         constants: a module with the tensors that the graph uses and the model does not have.
-        values: a function from the inputs of a call to the values of the placeholders.
-        result: a function from the value of the output node to the result of the model.
+        values: a function that makes the values of the placeholders from the inputs of a call.
+        result: a function that makes the result of the model from the value of the output node.
         how: the tool that captured the graph, and why the tools before it failed.
     """
 
@@ -308,7 +308,7 @@ class _Tracer(fx.Tracer):
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of the inputs: the parameter's name, then keys and indices in its value.
+    """Name each leaf of the inputs by its parameter, and by the keys and indices that lead to it.
 
     For example, `batch_images_0` is the first item of `batch["images"]`.
     """

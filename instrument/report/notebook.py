@@ -168,7 +168,7 @@ def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
 
 
 def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with further rows, whose other cells are unknown."""
+    """A table with further rows below; a cell that a further row does not give is unknown."""
     return Table(
         {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
     )
@@ -208,7 +208,7 @@ def with_type(name: str, module_type: str | None) -> str:
 def unmarked(capture: Views) -> str:
     """Return advice on which code to mark as a range; "" if at least half of the time is in ranges.
 
-    Also "" for a trace outside of a capture folder, and if annotations were disabled.
+    The result is also "" for a trace outside of a capture folder, and if annotations were disabled.
     """
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (

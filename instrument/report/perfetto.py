@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) -> str:
-    """Return the address at which the Perfetto UI loads a trace from an address.
+    """Return an address of the Perfetto UI; if a browser opens it, the UI loads the trace.
 
     Args:
         trace_address: the address of the trace.
@@ -147,9 +147,10 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 
 
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
-    """Return the time around the longest event of a finding's evidence, on the trace's own clock.
+    """Return the time to show for a finding, on the trace's own clock.
 
-    None if no event of the evidence is known.
+    It is the time around the longest event of the first row of evidence with a known event; None if
+    no row has one.
     """
     for row in finding.evidence:
         if span := evidence_span(capture.events, row):

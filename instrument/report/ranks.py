@@ -37,7 +37,8 @@ def parts(
     Args:
         ranks: the window.
         rows: the maximum number of rows in a table. If there are more ranks, the ranks with the
-            longest `own_ns` are shown: the time of a step without waiting in communication.
+            longest `own_ns` are shown. `own_ns` is the time of a step without waiting in
+            communication.
         sort: the column by which ranges are sorted. None shows the ranges with the most CPU time,
             in the order of the tree.
         columns: the columns of the table of ranges; None means the main columns.

@@ -293,7 +293,7 @@ def view_part(
 
 
 def _key(view: str) -> str:
-    """The name of a view up to the first dot, or the whole name if that part is another view."""
+    """The name of a view up to the first dot, or the whole name if another view has that name."""
     whole = view.split(".")[0]
     return view if whole in VIEWS else whole
 
@@ -485,7 +485,7 @@ def _operator_part(
 
 
 def _missable(sort: str) -> list[str]:
-    """The columns of operators that are left out first, if they are sorted by a column."""
+    """The columns to leave out first from a table of operators that is sorted by `sort`."""
     names = (name for name in _LEAST_MISSED if name != sort)
     by_device = sort == "self_device_ns"
     return ["share" if by_device and name == "device_share" else name for name in names]
