@@ -14,11 +14,11 @@ because the order of each block is drawn at random. For up to 17 blocks, all 2**
 are counted; for more blocks, 10,000 random patterns. The test uses ranks, so one disturbed block
 has a limited effect.
 
-Several quantities are compared at once: the step and its ranges. A permutation changes the sign of
-a block for all quantities together, and each quantity is compared with the largest statistic of all
-quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a
-program with itself, at most 5 report any change. Without ties, all quantities have the same ranks,
-so each has the same chance of the largest statistic.
+Several quantities are compared at once: the step and its ranges. A pattern gives a block the same
+sign for all quantities. The statistic of each quantity is compared with the largest statistic of
+all quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons
+of a program with itself, at most 5 report any change. Without ties, all quantities have the same
+ranks, so each has the same chance of the largest statistic.
 
 The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
 interval inverts the test: it contains the changes that the test would not reject. In 95 % of
@@ -142,11 +142,11 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """The number of orders of two samples for each value of the statistic of `is_higher`.
+    """For each value of the statistic of `is_higher`: the number of orders that give this value.
 
-    `low` and `high` are the sizes of the samples. If the largest value belongs to the second
-    sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the square of the
-    product of the sizes.
+    An order is one of two samples of the sizes `low` and `high`. If the largest value belongs to
+    the second sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the
+    square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):

@@ -101,7 +101,9 @@ class _Segments(NamedTuple):
 
 
 def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
-    """Return the time of the steps in ns, by the path of the range and one of `KINDS`.
+    """Split the time of the steps by range and by kind of time; return times in ns.
+
+    A key is the path of a range and one of `KINDS`.
 
     The arguments and the cost are those of `split_parts`. These times, too, sum exactly to the
     duration of the steps.
@@ -114,11 +116,12 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
 
 def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
-    """Return the time of the steps in ns, by the path of the range and one of `SPLIT_KINDS`.
+    """Split the time of the steps by range and by kind of time; return times in ns.
 
-    The kind "other CPU" is split: "CPU operators" is time in operators and runtime calls, and
-    "Python" is time in ranges, but in no operator. The other kinds are those of the module's
-    docstring. The times sum exactly to the duration of the steps.
+    A key is the path of a range and one of `SPLIT_KINDS`. The kind "other CPU" is split: "CPU
+    operators" is time in operators and runtime calls, and "Python" is time in ranges, but in no
+    operator. The other kinds are those of the module's docstring. The times sum exactly to the
+    duration of the steps.
 
     Args:
         capture: the capture.
@@ -138,7 +141,7 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
 
 def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
-    """Return for each step its time in ns by the path of the range.
+    """Split the time of each step by range; return times in ns, by the path of the range.
 
     The arguments and the cost are those of `split_parts`. The times of a step sum exactly to its
     duration.
@@ -203,8 +206,8 @@ def _cuts(
 ) -> tuple[Ints, Ints]:
     """Cut the steps into segments with one range and one kind of time each.
 
-    `differs` marks the nodes whose range or kind of time differs from that of their parent. Other
-    nodes need no cut. Returns the starts and the durations of the segments in ns.
+    `differs` marks the nodes that have another range or another kind of time than their parent.
+    Other nodes need no cut. Returns the starts and the durations of the segments in ns.
     """
     tree = links.call_tree
     threads = np.append(np.unique(layers[-1].code), _thread(links))

@@ -109,8 +109,8 @@ class Outcome(NamedTuple):
             not depend on the tensor. Kernels may compute gradients slightly differently in each
             run.
         left: the values of the buffers and inputs when the call has returned.
-        changed: the attributes of modules that the call changed, by the position of the module and
-            the name of the attribute.
+        changed: the attributes that the call changed on modules. A key is the position of the
+            module and the name of the attribute.
     """
 
     results: list[Any]

@@ -109,8 +109,9 @@ def _steps(capture: Views) -> str:
 def cost(capture: Views) -> str:
     """Return a line of at most 80 characters on the cost of recording; empty if it is not known.
 
-    The line says by how much a recorded step is longer than a step before the window, how long
-    training waited when the window began and ended, and the size of the compressed trace.
+    The line says how much longer a recorded step is than a step before the window. It also gives
+    the time that training waited when the window began and ended, and the size of the compressed
+    trace.
     """
     cost, parts = capture.about.cost, []
     undisturbed = part(capture, coverage_rows.UNDISTURBED)
@@ -146,8 +147,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 def leading(operators: Table, sort: str, rows: int) -> Table:
     """Return the operators with the largest values of a column, and rows that sum all the rest.
 
-    One row sums the operators that are left out, another row the ranges, steps and waits for data,
-    whose own time is outside of operators. So the shares of all rows add up to 1.
+    One row sums the operators that are left out. Another row sums the own time of ranges, steps and
+    waits for data, because it is outside of operators. So the shares of all rows add up to 1.
     """
     ordered = without_ranges(operators).sort(sort)
     shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)

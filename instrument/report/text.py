@@ -328,8 +328,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The JSON key of a view is its name up to the first dot, or its whole name if that part is the
-    name of another view. A view without the column `sort` is not sorted. If something is missing
+    The JSON key of a view is its name up to the first dot. If that is the name of another view, the
+    key is the whole name. A view without the column `sort` is not sorted. If something is missing
     from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that describe
     the loss.
 

@@ -30,9 +30,9 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One piece of the line that leads from a value to the boxes that take the value.
+    """One piece of the line of a value. The line leads to the boxes that take the value.
 
-    The line branches if several boxes take the value. A piece is a part without branches.
+    If several boxes take the value, the line branches. A piece is a part without branches.
 
     Attributes:
         source: the box that makes the value.

@@ -37,8 +37,8 @@ _WAYPOINTS_PER_BOX = 20
 class Hyperedge(NamedTuple):
     """A value: the box that makes it, and the boxes that take it.
 
-    `source_x` and the second item of each target say where the line of the value meets the box, in
-    pixels from the left edge of the box.
+    A target is a box and the point where the line of the value meets it. `source_x` is the point
+    where the line leaves the source. Points are in pixels from the left edge of the box.
     """
 
     source: int
