@@ -51,8 +51,8 @@ class Conditions:
         facts: for each fact, such as "device", the values in all captures; empty if not known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: for each row of the coverage table whose share is too low, by its name: the lowest
-            share of all captures; None if one of the shares is not known.
+        losses: the lowest share of a row of the coverage table in all captures, by the row's name;
+            None if one of the shares is not known. Only rows with a share that is too low.
     """
 
     facts: dict[str, set[str]]
@@ -260,8 +260,8 @@ def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for one, other, side in zip((before, after), (after, before), _SIDES):
         if only := sorted(one.recorded - other.recorded):
             yield Unlike(
-                f"Only {side} was recorded with {' and '.join(only)}, which makes its steps "
-                "longer.",
+                f"Only {side} was recorded with {' and '.join(only)}; this recording makes its "
+                "steps longer.",
                 False,
             )
 
@@ -275,8 +275,8 @@ def _steps(was: Totals, now: Totals) -> Iterator[Unlike]:
         )
     if was.what == now.what == "recording":
         yield Unlike(
-            "There are no finished steps, so the whole recordings are compared, including the time "
-            "before and after the work.",
+            "There are no finished steps, so the whole recordings are compared, from the first "
+            "event to the last.",
             False,
         )
 

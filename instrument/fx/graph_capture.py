@@ -187,7 +187,7 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
     """Say that a call changed dicts or lists of its inputs; None if the call changed none of them.
 
-    The call was given `copies`, which are copies of `inputs`.
+    The call was given `copies`, a copy of `inputs`.
     """
     (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
     same = spec == other and all(one is another for one, another in zip(leaves, others))
@@ -328,7 +328,7 @@ def _named(function: Any, inputs: Inputs) -> list[str]:
 
 
 def _leaves(result: Any) -> list[Any]:
-    """The leaves of a result, also those inside dataclasses, which pytree does not know."""
+    """The leaves of a result. Unlike pytree, this looks into dataclasses too."""
     found = []
     for leaf in pytree.tree_leaves(result):
         if is_dataclass(leaf) and not isinstance(leaf, type):

@@ -129,8 +129,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 
     At most `rows` ranges are kept. Shares are shares of the device time, or of the CPU time if no
     device time was recorded. Names are indented by depth. One row sums all ranges that are left
-    out. The rows of the view `ranges.rest` follow, which hold the time outside of all ranges. So
-    the shares of all rows add up to 1.
+    out. The last rows are those of the view `ranges.rest`: the time outside of all ranges. So the
+    shares of all rows add up to 1.
     """
     kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}

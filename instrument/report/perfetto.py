@@ -5,9 +5,11 @@ trace is in the fragment of the UI's address, after "#". Browsers do not send th
 server. Source: docs/visualization/deep-linking-to-perfetto-ui.md and tools/open_trace_in_ui in
 github.com/google/perfetto.
 
-The server listens on 127.0.0.1. It answers a request only if three conditions hold: the path has a
-random token, the host is the server itself, which stops DNS rebinding, and the origin is the
-Perfetto UI.
+The server listens on 127.0.0.1. It answers a request only if three conditions hold:
+
+- the path contains a random token.
+- the host is the server itself. This stops DNS rebinding.
+- the origin is the Perfetto UI.
 """
 
 from __future__ import annotations

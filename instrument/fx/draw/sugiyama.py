@@ -125,7 +125,7 @@ def arrange(
 
 
 def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int) -> list[int]:
-    """The row of each box, which is below the rows of all its sources.
+    """The row of each box. A box is below all its sources.
 
     A box without sources is in the row directly above the highest of its targets.
     """
