@@ -166,7 +166,8 @@ class Occurred:
     def of(self, name: str) -> Occurrences | None:
         """The occurrences that a counter counts.
 
-        None if the counter is not known, or does not count occurrences, such as `peak_bytes`.
+        The result is None if the counter is not known, or does not count occurrences, such as
+        `peak_bytes`.
         """
         if name.startswith(KIND):
             found = self._collectives

@@ -51,7 +51,7 @@ _OF_KERNELS = _CALLS | {
 RANGES_COMPARED = _compared(
     _STATUS_OF_RANGES,
     {
-        "range": "the path of the range after the change, or before it if the range was removed",
+        "range": "the path of the range after the change; for a removed range, the path before it",
         "before_range": "the path before the change, if the range was renamed; else None",
     },
     _OF_RANGES,
