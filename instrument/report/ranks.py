@@ -108,8 +108,8 @@ def _straggler(row: Any) -> str:
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
         f"takes {duration(row.own_ns)} per step, and {duration(row.median_own_ns)} on the median "
-        f"rank (+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} in "
-        f"communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
+        f"rank (+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} "
+        f"in communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
     )
 
 

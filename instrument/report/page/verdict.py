@@ -38,10 +38,10 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or None; whether it is a lower bound.
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
     - `step_ns`: the duration of the simulated step, or None.
-    - `findings`: the findings of `instrument diagnose --json`. In addition, each has `baseline_ns`,
-      the duration of the step that `saving_ns` would shorten, and each row of evidence has
-      `start_ns` and `end_ns`: its longest event, since `begin_ns`. Both are None if this event is
-      not known or in another capture.
+    - `findings`: the findings of `instrument diagnose --json`, with more keys. `baseline_ns` is the
+      duration of the step that `saving_ns` would shorten. Each row of evidence has the `start_ns`
+      and the `end_ns` of its longest event, since `begin_ns`. Both are None if this event is not
+      known or is in another capture.
     - `passed`, `not_checked`, `notes`: sentences.
 
     In `spread` and `parts`, a single step counts too. Without finished steps, the whole recording
