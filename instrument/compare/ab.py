@@ -220,8 +220,8 @@ class Comparison:
         blocks: the blocks, at least one.
         margin: a time counts as the same if it changes by at most this share.
         quantities: the step, then the compared ranges, the longest first. A range is compared if it
-            takes time in all runs and takes at least 1 % of the step. At most 19 ranges are
-            compared.
+            takes time in all runs and takes at least 1 % of the step. If there are more than
+            19 such ranges, only the 19 longest are compared.
     """
 
     def __init__(self, blocks: Sequence[Block], margin: float = MARGIN) -> None:

@@ -132,9 +132,10 @@ def least_blocks(quantities: int) -> int:
 def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     """Whether `these` are higher than `those`, by the rank-sum test of Mann, Whitney and Wilcoxon.
 
-    The statistic counts the pairs, one value of each sample, in which the value of `these` is
-    higher. The result is True if at most 5 % of all orders of the values give at least this
-    statistic. In a tie, the value of `these` counts as lower. The two samples must be independent.
+    A pair is one value of `these` and one value of `those`. The statistic is the number of pairs in
+    which the value of `these` is higher; equal values count as not higher. The result is True if at
+    most 5 % of all orders of the values give at least this statistic. The two samples must be
+    independent.
     """
     pairs = sum(low < high for low in those for high in these)
     orders = _orders(len(those), len(these))
