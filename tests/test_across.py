@@ -225,7 +225,7 @@ def test_the_command_prints_the_newest_window(
         "   1  box       2  1.000 ms  500.000 µs     500.000 µs             500.000 µs          50.0%",
     ]
     assert (
-        "Rank 1 on box is a straggler: its own work takes 500.000 µs per step, on the median rank 205.000 µs (+144%); "
+        "Rank 1 on box is a straggler: its own work takes 500.000 µs per step, and 205.000 µs on the median rank (+144%); "
         "the largest difference is in the range forward (+295.000 µs). The rank waits 500.000 µs in communication, "
         "other ranks wait 795.000 µs."
     ) in out

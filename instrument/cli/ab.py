@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--a OVERRIDES --b OVERRIDES -- COMMAND: A and B are the same command with different\n"
         "words at its end, such as overrides of Hydra.\n\n"
         "--a COMMAND --b COMMAND: A and B are two commands, each given as one argument.\n\n"
-        "The commands run without a shell. Each run must record steps: a Session that records a\n"
-        "window of several steps (profiler=trace), or the timings of the whole run\n"
+        "The commands run without a shell. Each run must use a Session that records steps:\n"
+        "either a window of several steps (profiler=trace), or the timings of the whole run\n"
         "(profiler=timings profiler.timings.every=1)."
     )
     add = parser.add_argument

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--force",
         action="store_true",
-        help="also compare captures that are too unlike, such as captures of different devices",
+        help="compare captures even if they are too unlike, such as captures of different devices",
     )
     add(
         "--fail-on",

@@ -94,5 +94,5 @@ def files_being_read() -> list[OpenFile]:
 
 
 def _name(link: Path) -> str:
-    """The folder and name of an open file; only Linux offers them, elsewhere it is "a trace"."""
+    """The folder and name of an open file; "a trace" where the system is not Linux."""
     return printable("/".join(link.readlink().parts[-2:])) if link.is_symlink() else "a trace"

@@ -55,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace",
         metavar="FILE",
         type=Path,
-        help="also merge the ranks' traces into this file, for Perfetto; a name that ends in .gz "
-        "compresses the file",
+        help="also merge the ranks' traces into this file, for Perfetto; the file is compressed "
+        "if its name ends in .gz",
     )
 
 

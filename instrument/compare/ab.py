@@ -200,7 +200,7 @@ class CounterValues:
 
     Attributes:
         name: the name of the counter; see `instrument.compare.counters.COUNTERS`.
-        a, b: the lowest and the highest value of a step, in A and in B.
+        a, b: for A and for B, the lowest and the highest value that a step has.
     """
 
     name: str
@@ -219,8 +219,9 @@ class Comparison:
     Attributes:
         blocks: the blocks, at least one.
         margin: a time counts as the same if it changes by at most this share.
-        quantities: the step, then the ranges, the longest first. A range is compared if it takes
-            time in all runs, takes at least 1 % of the step, and is one of the 19 longest.
+        quantities: the step, then the compared ranges, the longest first. A range is compared if it
+            takes time in all runs and takes at least 1 % of the step. If there are more than
+            19 such ranges, only the 19 longest are compared.
     """
 
     def __init__(self, blocks: Sequence[Block], margin: float = MARGIN) -> None:
@@ -256,13 +257,13 @@ class Comparison:
 
     @property
     def blocks_missing(self) -> int | None:
-        """A rough estimate of the additional blocks for a verdict; None if there is a verdict."""
+        """Roughly how many more blocks a verdict needs; None if there is a verdict."""
         if self.step.verdict != "undecided":
             return None
         return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)
 
     def only_in(self, label: Label) -> dict[str, float]:
-        """The ranges that occur in no run of the other side, with their median times in ns."""
+        """The ranges that occur only in the runs of this side, with their median times in ns."""
         other: Label = "B" if label == "A" else "A"
         theirs = {path for record in self._records(other) for path in record.ranges_ns}
         own = dict.fromkeys(path for record in self._records(label) for path in record.ranges_ns)
@@ -286,7 +287,7 @@ class Comparison:
         return [record for block in self.blocks for record in block.side(label)]
 
     def _common_ranges(self) -> list[str]:
-        """The ranges that take time in all runs and at least 1 % of the step, longest first."""
+        """The ranges that can be compared, the longest first; see `quantities`."""
         records = [*self._records("A"), *self._records("B")]
         least_ns = LEAST_SHARE * median(record.step_ns for record in records)
         middle_ns = {
@@ -307,7 +308,7 @@ class Comparison:
         return ratios
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
-        """The lowest and the highest value of each counter that all runs of one side recorded."""
+        """For each counter that all runs of one side recorded: its lowest and its highest value."""
         runs = [record.counters for record in self._records(label)]
         found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
         return {

@@ -21,7 +21,7 @@ which counters a change raises:
 `counters` holds the counters of a step. A counter that varies between steps has three numbers: the
 lowest value of a step, the highest value, and the sum of all steps. For `peak_bytes`, the third
 number is the highest value again. A counter that was not recorded is missing. `calls` counts the
-calls of outermost operators in each range, without those in the ranges inside it.
+calls of outermost operators in each range. Calls in the ranges inside it do not count.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Rows = dict[str, dict[str, _Cell]]
 
 
 class _Head(Struct):
-    """The part of the file that every format has."""
+    """The key that files of every format version have."""
 
     torch_instrument_baseline: int
 

@@ -124,9 +124,10 @@ def stored_limits(stored: Counters) -> Budget:
 
 
 def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Excess]:
-    """Yield each counter and share that exceeds the budget, and each counter that is not usable.
+    """Yield each counter and share that exceeds the budget.
 
-    A counter that needs a device is skipped if it is not known.
+    A counter that varies between steps or is not known is yielded too. A counter that is not known
+    because there is no device is skipped.
     """
     for name, limit in budget.limits.items():
         count, text = counted.count(name), amount_of(name)

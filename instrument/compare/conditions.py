@@ -37,7 +37,7 @@ class Unlike(NamedTuple):
 
     Attributes:
         sentence: what differs, with the values of both sides.
-        misleads: whether a comparison would mislead.
+        misleads: whether this difference makes a comparison misleading.
     """
 
     sentence: str
@@ -52,8 +52,8 @@ class Conditions:
         facts: for each fact, such as "device", the values in all captures; empty if not known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: the rows of the coverage table whose share is too low, with the lowest share of all
-            captures; None if the share is not known.
+        losses: the lowest share of a row of the coverage table in all captures, by the row's name;
+            None if one of the shares is not known. Only rows with a share that is too low.
     """
 
     facts: dict[str, set[str]]
@@ -217,10 +217,11 @@ def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
 
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
-    """Yield a difference if the kernels that run equally often are faster or slower as a whole.
+    """Yield a difference if the median kernel takes at least 3 % more or less time.
 
-    The factor of a kernel is its time after the change divided by its time before. The result uses
-    the median factor, weighted by the times before the change.
+    Only kernels that run equally often on both sides are used. The factor of a kernel is its time
+    after the change, divided by its time before. The sentence gives the median of the factors,
+    weighted by the times before the change.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]
@@ -260,8 +261,8 @@ def _recorded(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for one, other, side in zip((before, after), (after, before), _SIDES):
         if only := sorted(one.recorded - other.recorded):
             yield Unlike(
-                f"Only {side} was recorded with {' and '.join(only)}, which makes its steps "
-                "longer.",
+                f"Only {side} was recorded with {' and '.join(only)}; this recording makes its "
+                "steps longer.",
                 False,
             )
 
@@ -275,8 +276,8 @@ def _steps(was: Totals, now: Totals) -> Iterator[Unlike]:
         )
     if was.what == now.what == "recording":
         yield Unlike(
-            "There are no finished steps, so the whole recordings are compared, including the time "
-            "before and after the work.",
+            "There are no finished steps, so the whole recordings are compared, from the first "
+            "event to the last.",
             False,
         )
 

@@ -34,23 +34,24 @@ from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, 
 
 #: Each counter, and what it counts.
 COUNTERS = {
-    "operators": "calls of operators that no other operator calls, without those that count as "
-    "syncs or collectives",
+    "operators": "calls of operators that no other operator calls. A call does not count if it is "
+    "or contains a sync or a collective",
     "launches": "calls that launch kernels; None without a device",
-    "kernels": "kernels that ran, without those of collectives; None without a device",
-    "syncs": "calls that wait for the device. Without a device: calls of operators that would wait "
-    "if their tensors were on a device, such as `.item()`, outside of the optimizer",
+    "kernels": "kernels that ran, without the kernels of collectives; None without a device",
+    "syncs": "calls that wait for the device. Without a device: calls of operators, outside of the "
+    "optimizer, that would wait if their tensors were on a device, such as `.item()`",
     "allocations": "allocations of memory, on the CPU and devices together; None if memory was not "
     "recorded",
-    "allocated_bytes": "the bytes of these allocations",
-    "peak_bytes": "the most memory in use on one device. Without a device: on the CPU, minus what "
-    "was in use when the step began",
+    "allocated_bytes": "the bytes of all allocations; None if memory was not recorded",
+    "peak_bytes": "the most memory in use on one device. Without a device: the most memory in use "
+    "on the CPU, minus the memory in use when the step began. None if memory was not recorded",
     "flops": "floating-point operations, by torch's formulas; None if shapes were not recorded",
     "graph_breaks": "graph breaks of torch.compile in the whole window; None without capture.json",
     "recompilations": "functions that torch.compile compiled again in the whole window; None "
     "without capture.json",
     "copies": "copies to, from and between devices; None without a device",
-    "copied_bytes": "the bytes of these copies; None if the size of a copy is not known",
+    "copied_bytes": "the bytes of all copies; None without a device, or if the size of a copy is "
+    "not known",
     "collectives": "collectives of process groups. Each kind has a counter of its own, such as "
     "collectives.all_reduce",
 }
@@ -110,8 +111,8 @@ class Counters:
         counts: the count of each counter; None if the capture does not hold it.
         ranges: for each path of a range, the counters that are not 0 there. A range includes the
             ranges inside it.
-        calls: for each path of a range, how often a step calls each outermost operator there,
-            without the ranges inside it. Work outside of ranges has the path "".
+        calls: for each path of a range, how often a step calls each outermost operator there. Calls
+            in the ranges inside it do not count. Calls outside of all ranges have the path "".
     """
 
     steps: int
@@ -122,7 +123,8 @@ class Counters:
     def count(self, name: str, path: str | None = None) -> Count | None:
         """Return a counter of the step, or of one range; None if it is not known.
 
-        A kind of collective or a range that did not occur counts as 0.
+        The counter is 0 in a range that did not run, and for a kind of collective that did not
+        occur.
 
         Raises:
             KeyError: there is no such counter.
@@ -162,7 +164,11 @@ class Occurred:
         self.steps = _counted_steps(views)
 
     def of(self, name: str) -> Occurrences | None:
-        """The occurrences of a counter; None if it is not known, or is no sum of occurrences."""
+        """The occurrences that a counter counts.
+
+        The result is None if the counter is not known, or does not count occurrences, such as
+        `peak_bytes`.
+        """
         if name.startswith(KIND):
             found = self._collectives
             kinds = np.array([kind == name.removeprefix(KIND) for kind in self.kinds], np.bool_)
@@ -220,7 +226,7 @@ class Occurred:
     def callers_of(self, found: Occurrences) -> Ints:
         """The position of the outermost operator around each occurrence.
 
-        If no operator is around it, the position of the occurrence's own event.
+        If an occurrence is in no operator, the result is the position of its own event.
         """
         links = self.views.links
         tree = links.call_tree
@@ -349,7 +355,7 @@ def counters(views: Views) -> Counters:
 def launched_ns(views: Views) -> Ints:
     """The time at which the CPU launched each piece of device work.
 
-    If the launch is not in the trace, the start of the work.
+    If the launch is not in the trace, the result is the time at which the work began.
     """
     work = views.work
     launch = np.where(work.call >= 0, work.call, work.operator)
@@ -412,7 +418,7 @@ def _calls(occurred: Occurred) -> dict[str, dict[str, Count]]:
 
 
 def _peak(occurred: Occurred) -> Count | None:
-    """The most memory in use in each step, on the device with the highest value."""
+    """The most memory in use on one device, in each step."""
     lines, steps = occurred.views.memory.timelines, occurred.steps
     if not lines:
         return None
@@ -451,8 +457,8 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """Replace the graph breaks and recompilations of the window by those of another period.
+    """Replace the counters of graph breaks and recompilations by values of another period.
 
-    `dynamo` holds them, with the keys of `environment.dynamo` in `capture.json`.
+    `dynamo` holds these values, with the keys of `environment.dynamo` in `capture.json`.
     """
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

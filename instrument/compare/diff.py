@@ -36,10 +36,10 @@ class Difference:
             each common rank follows.
         ranges: the ranges, the largest change first; see `RANGES_COMPARED`.
         operators: the operators and runtime calls; see `OPERATORS_COMPARED`.
-        shapes: the operators by their input shapes; see `SHAPES_COMPARED`. Empty without shapes.
+        shapes: the operators by their input shapes; see `SHAPES_COMPARED`; empty without shapes.
         kernels: the kernels and copies; see `KERNELS_COMPARED`.
-        counters: the counters of the step, and those of ranges that differ, such as launches; see
-            `COUNTERS_COMPARED`.
+        counters: all counters of the step, such as launches, and each counter that differs in a
+            range; see `COUNTERS_COMPARED`.
         unlike: the differences between the conditions of the two sides; those that mislead come
             first.
     """

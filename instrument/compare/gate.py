@@ -273,7 +273,7 @@ def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
 def _counted(condition: Condition, one: Side) -> Count | None:
     """A counter over all windows of one side, summed over the ranges that match the condition.
 
-    None if a window does not hold the counter.
+    The result is None if a window does not hold the counter.
     """
     found = [_in_window(condition, each) for each in one.counters]
     known = [count for count in found if count is not None]

@@ -17,7 +17,12 @@ FRAMES = 5
 
 
 class Increase(NamedTuple):
-    """A range in which a counter is higher than before, with its highest values per step."""
+    """A range in which a counter is higher than before.
+
+    Attributes:
+        path: the path of the range.
+        before, after: the highest value that the counter has in a step.
+    """
 
     path: str
     before: int
@@ -89,8 +94,8 @@ def calls_behind(
 def stack_of(views: Views, event: int) -> list[str]:
     """The user's frames around an event, the innermost first, such as "model.py:31 in forward".
 
-    Empty if the trace holds no Python frames around the event. The backward pass runs on a thread
-    without Python frames.
+    The result is empty if the trace holds no Python frames around the event. For example, the
+    backward pass runs on a thread without Python frames.
     """
     events, frames = views.events, views.links.frames
     at = np.array([event])

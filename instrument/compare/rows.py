@@ -31,9 +31,10 @@ _CALLS = {"calls": "the number of calls"}
 _OF_OPERATORS = _CALLS | {
     "self_cpu_ns": "CPU time without the calls inside",
     "self_device_ns": "device time of the work that the calls themselves launched",
-    "self_cpu_bytes": "memory allocated minus memory freed on the CPU",
-    "self_device_bytes": "memory allocated minus memory freed on devices",
-    "flops": "floating-point operations",
+    "self_cpu_bytes": "CPU memory allocated, minus CPU memory freed, without the calls inside",
+    "self_device_bytes": "device memory allocated, minus device memory freed, without the calls "
+    "inside",
+    "flops": "floating-point operations, without the calls inside",
 }
 _OF_RANGES = _CALLS | {
     "step_ns": "the part of the step's time that counts for this range, without the ranges inside",
@@ -50,7 +51,7 @@ _OF_KERNELS = _CALLS | {
 RANGES_COMPARED = _compared(
     _STATUS_OF_RANGES,
     {
-        "range": "the path of the range after the change, or before it if the range was removed",
+        "range": "the path of the range after the change; for a removed range, the path before it",
         "before_range": "the path before the change, if the range was renamed; else None",
     },
     _OF_RANGES,
@@ -66,7 +67,8 @@ KERNELS_COMPARED = _compared(
 )
 
 COUNTERS_COMPARED: Schema = schema(
-    range="the path of the range after the change, with the ranges inside it; None for whole steps",
+    range="the path of the range after the change; None for whole steps. The counter of a range "
+    "includes the ranges inside it",
     counter="the counter; see `instrument.compare.counters.COUNTERS`",
     before="the counter's value in a mean step before the change. For peak_bytes, the highest "
     "value of all steps; for graph_breaks and recompilations, the sum over the windows. None if it "
@@ -77,7 +79,7 @@ COUNTERS_COMPARED: Schema = schema(
 
 
 def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -> Table:
-    """Compare counters: all counters of the whole step, and those of ranges that differ.
+    """Compare all counters of the whole step, and each counter that differs in a range.
 
     See `COUNTERS_COMPARED`.
     """
@@ -97,7 +99,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """A counter per step: 0 if the row does not hold it, and None if it was not recorded."""
+    """The value of a counter per step: 0 if the row lacks it, None if it was not recorded."""
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)

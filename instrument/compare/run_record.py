@@ -31,7 +31,7 @@ class RunRecord:
     Attributes:
         steps: the number of steps.
         step_ns: the median duration of a step.
-        ranges_ns: for each path of a range, the median time per step in it.
+        ranges_ns: for each range, by its path: the median time that a step spends in it.
         counters: the counters of the first window; empty for a timings file.
     """
 

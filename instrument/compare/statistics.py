@@ -14,11 +14,11 @@ because the order of each block is drawn at random. For up to 17 blocks, all 2**
 are counted; for more blocks, 10,000 random patterns. The test uses ranks, so one disturbed block
 has a limited effect.
 
-Several quantities are compared at once: the step and its ranges. A permutation changes the sign of
-a block for all quantities together, and each quantity is compared with the largest statistic of all
-quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a
-program with itself, at most 5 report any change. Without ties, all quantities have the same ranks,
-so each has the same chance of the largest statistic.
+Several quantities are compared at once: the step and its ranges. A pattern gives a block the same
+sign for all quantities. The statistic of each quantity is compared with the largest statistic of
+all quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons
+of a program with itself, at most 5 report any change. Without ties, all quantities have the same
+ranks, so each has the same chance of the largest statistic.
 
 The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
 interval inverts the test: it contains the changes that the test would not reject. In 95 % of
@@ -107,10 +107,10 @@ def changes(log_ratios: Floats) -> list[Change]:
 def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
     """Estimate how many more blocks an undecided change needs for a verdict.
 
-    The width of the interval shrinks with the square root of the number of blocks. A verdict needs
-    an interval that does not contain 0, or one within ± `margin`. The result is the smaller number
-    of blocks of the two, if the estimate does not change. It is rough, because the estimate can
-    change.
+    There is a verdict if the interval does not contain 0, or if it lies within ± `margin`. Its
+    width shrinks with the square root of the number of blocks. The result is the number of blocks
+    after which the first of the two conditions holds. It assumes that the estimate of the change
+    stays the same, so it is rough.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -132,9 +132,10 @@ def least_blocks(quantities: int) -> int:
 def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     """Whether `these` are higher than `those`, by the rank-sum test of Mann, Whitney and Wilcoxon.
 
-    The statistic is the number of pairs in which the value of `these` is higher. The result is True
-    if at most 5 % of all orders of the values have at least this statistic. Ties count as lower.
-    The two samples are independent, and not paired.
+    A pair is one value of `these` and one value of `those`. The statistic is the number of pairs in
+    which the value of `these` is higher; equal values count as not higher. The result is True if at
+    most 5 % of all orders of the values give at least this statistic. The two samples must be
+    independent.
     """
     pairs = sum(low < high for low in those for high in these)
     orders = _orders(len(those), len(these))
@@ -142,11 +143,11 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """The number of orders of two samples for each value of the statistic of `is_higher`.
+    """For each value of the statistic of `is_higher`: the number of orders that give this value.
 
-    `low` and `high` are the sizes of the samples. If the largest value belongs to the second
-    sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the square of the
-    product of the sizes.
+    An order is one of two samples of the sizes `low` and `high`. If the largest value belongs to
+    the second sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the
+    square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):

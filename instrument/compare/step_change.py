@@ -109,7 +109,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
 
 
 def mean_parts(totals: Totals) -> _Parts:
-    """The parts of the mean step in whole ns, which sum to the mean step exactly."""
+    """The parts of the mean step in whole ns. They sum exactly to the mean step."""
     count, every = max(len(totals.steps_ns), 1), [*totals.parts.values()]
     return dict(zip(totals.parts, divided(every, count, sum(every) // count)))
 

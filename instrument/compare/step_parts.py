@@ -66,7 +66,11 @@ _NO_RANGE, _NO_LAUNCH, _ON_CPU = -1, -2, -3
 
 
 class _Layer(NamedTuple):
-    """Intervals of one kind that do not overlap, sorted by start, with a code for each."""
+    """Intervals of one kind of time. They do not overlap, and are sorted by start.
+
+    `code` holds the range of each interval, as an index into the paths of the ranges or one of the
+    negative codes above. For the layer of `_engine`, it holds the thread.
+    """
 
     kind: int
     start_ns: Ints
@@ -74,13 +78,13 @@ class _Layer(NamedTuple):
     code: Ints
 
     def at(self, time_ns: Ints) -> Ints:
-        """The index of the interval around each time; -1 for none. An end is outside."""
+        """The index of the interval around each time; -1 for none. Intervals exclude their end."""
         found = np.searchsorted(self.start_ns, time_ns, "right") - 1
         return np.where((found >= 0) & (time_ns < np.append(self.end_ns, 0)[found]), found, -1)
 
 
 class _Segments(NamedTuple):
-    """Stretches of the steps with one kind of time in one range each.
+    """The segments of the steps. Each one has one kind of time and counts for one range.
 
     Attributes:
         begin_ns, lasts_ns: the start and the duration of each segment.
@@ -97,9 +101,12 @@ class _Segments(NamedTuple):
 
 
 def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
-    """Return the time of some steps in ns, by the path of the range and one of `KINDS`.
+    """Split the time of the steps by range and by kind of time; return times in ns.
 
-    The arguments and the cost are those of `split_parts`. The times have the same sum.
+    A key is the path of a range and one of `KINDS`.
+
+    The arguments and the cost are those of `split_parts`. These times, too, sum exactly to the
+    duration of the steps.
     """
     parts: dict[tuple[str, str], int] = {}
     for (path, kind), ns in split_parts(capture, span).items():
@@ -109,11 +116,12 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
 
 def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
-    """Return the time of some steps in ns, by the path of the range and one of `SPLIT_KINDS`.
+    """Split the time of the steps by range and by kind of time; return times in ns.
 
-    The kind "other CPU" is split: "CPU operators" is time in operators and runtime calls, and
-    "Python" is time in ranges, but in no operator. The other kinds are those of the module's
-    docstring. The times sum exactly to the duration of the steps.
+    A key is the path of a range and one of `SPLIT_KINDS`. The kind "other CPU" is split: "CPU
+    operators" is time in operators and runtime calls, and "Python" is time in ranges, but in no
+    operator. The other kinds are those of the module's docstring. The times sum exactly to the
+    duration of the steps.
 
     Args:
         capture: the capture.
@@ -133,7 +141,7 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
 
 def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
-    """Return for each step its time in ns by the path of the range.
+    """Split the time of each step by range; return times in ns, by the path of the range.
 
     The arguments and the cost are those of `split_parts`. The times of a step sum exactly to its
     duration.
@@ -150,7 +158,7 @@ def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
 
 
 def _segments(capture: Views, span: Measured) -> _Segments:
-    """The segments of the steps, in which nothing starts or ends."""
+    """Cut the steps into segments; within a segment, nothing starts or ends."""
     links = capture.links
     layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
     waits, loaders = _waits(capture)
@@ -198,8 +206,8 @@ def _cuts(
 ) -> tuple[Ints, Ints]:
     """Cut the steps into segments with one range and one kind of time each.
 
-    `differs` marks the nodes whose range or kind of time differs from that of their parent. Other
-    nodes need no cut. Returns the starts and the durations of the segments in ns.
+    `differs` marks the nodes that have another range or another kind of time than their parent.
+    Other nodes need no cut. Returns the starts and the durations of the segments in ns.
     """
     tree = links.call_tree
     threads = np.append(np.unique(layers[-1].code), _thread(links))
@@ -276,7 +284,7 @@ def _engine(links: Links) -> _Layer:
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
-    """A layer from intervals that may overlap; each moment counts for the one that began first."""
+    """A layer of intervals that may overlap. Where they do, the one that began first counts."""
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, code = start_ns[order], end_ns[order], code[order]
     until = np.maximum.accumulate(end_ns)
@@ -286,7 +294,7 @@ def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
 
 
 def _thread(links: Links) -> int:
-    """The thread of most steps; without steps, the thread with the most CPU events."""
+    """The thread that most steps run on; without steps, the thread with the most CPU events."""
     thread = links.events.thread[links.steps]
     if not len(thread):
         thread = links.call_tree.thread
@@ -294,10 +302,10 @@ def _thread(links: Links) -> int:
 
 
 def _on_cpu(links: Links) -> tuple[Ints, Ints]:
-    """The code of the range's path and the kind of time, for each node of the call tree.
+    """For each node of the call tree: the code of its range's path, and its kind of time.
 
-    The last entry of both is for times outside of all nodes. A thread that waits for a device, or
-    that is in no operator, range or call, is idle.
+    Both arrays have one more entry, for the time outside of all nodes. A thread that waits for a
+    device, or that is in no operator, range or call, is idle.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     waits = events.among(is_runtime) & events.named(is_wait)
@@ -310,7 +318,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node on each thread at each time; -1 for none. An end is outside of a node."""
+    """The innermost node on each thread at each time; -1 for none. Nodes exclude their end."""
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]

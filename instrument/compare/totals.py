@@ -62,7 +62,7 @@ class Totals:
 
     Attributes:
         captures: the names of the captures.
-        what: "step", or "recording" if the captures have no finished steps.
+        what: "step", or "recording" if a capture has no finished steps.
         steps_ns: the duration of each step.
         parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
         ranges: the quantities of each range, by its path.
@@ -70,8 +70,8 @@ class Totals:
         shapes: the quantities of operators by name and input shapes; empty without shapes.
         kernels: the quantities of kernels and copies, by name and kind.
         contents: the direct contents of each range, by its path.
-        counters: the counters of each range with the ranges inside it, by its path; the key None
-            holds those of whole steps. See `instrument.compare.counters`.
+        counters: the counters of each range, by its path. A range includes the ranges inside it.
+            The key None holds the counters of whole steps. See `instrument.compare.counters`.
         counted_steps: the number of steps that the counters count.
     """
 

@@ -42,8 +42,8 @@ class Traced(NamedTuple):
     Attributes:
         graph: the nodes.
         constants: a module with the tensors that the graph uses and the model does not have.
-        values: a function from the inputs of a call to the values of the placeholders.
-        result: a function from the value of the output node to the result of the model.
+        values: a function that makes the values of the placeholders from the inputs of a call.
+        result: a function that makes the result of the model from the value of the output node.
         how: the tool that captured the graph, and why the tools before it failed.
     """
 
@@ -109,8 +109,8 @@ class Outcome(NamedTuple):
             not depend on the tensor. Kernels may compute gradients slightly differently in each
             run.
         left: the values of the buffers and inputs when the call has returned.
-        changed: the attributes of modules that the call changed, by the position of the module and
-            the name of the attribute.
+        changed: the attributes that the call changed on modules. A key is the position of the
+            module and the name of the attribute.
     """
 
     results: list[Any]
@@ -187,7 +187,7 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
     """Say that a call changed dicts or lists of its inputs; None if the call changed none of them.
 
-    The call was given `copies`, which are copies of `inputs`.
+    The call was given `copies`, a copy of `inputs`.
     """
     (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
     same = spec == other and all(one is another for one, another in zip(leaves, others))
@@ -308,7 +308,7 @@ class _Tracer(fx.Tracer):
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of the inputs: the parameter's name, then keys and indices in its value.
+    """Name each leaf of the inputs by its parameter, and by the keys and indices that lead to it.
 
     For example, `batch_images_0` is the first item of `batch["images"]`.
     """
@@ -328,7 +328,7 @@ def _named(function: Any, inputs: Inputs) -> list[str]:
 
 
 def _leaves(result: Any) -> list[Any]:
-    """The leaves of a result, also those inside dataclasses, which pytree does not know."""
+    """The leaves of a result. Unlike pytree, this looks into dataclasses too."""
     found = []
     for leaf in pytree.tree_leaves(result):
         if is_dataclass(leaf) and not isinstance(leaf, type):

@@ -22,7 +22,7 @@ class NodeInterpreter(fx.Interpreter):
     The time of a node is the time of its call, without the look-up of its arguments. Values are
     freed after their last use. The modes of the caller apply (training, gradients, autocast).
 
-    There are three ways to time a node:
+    A node is timed in one of three ways:
 
     - Without `device`, by the clock of the CPU.
     - With `device`, by events in the stream of the device: they measure device time. The events are
@@ -84,7 +84,7 @@ class NodeInterpreter(fx.Interpreter):
             closes(opened)
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
-        """The callable of a node, looked up once; the base class looks it up in each run."""
+        """The callable of a node. It is looked up only once; the base class does so in each run."""
         if node.op == "call_function":
             return node.target  # type: ignore[return-value]
         if node.op == "call_method":

@@ -20,9 +20,12 @@ class Liveness:
     keeps alive the value that it was made from. Sizes are the bytes that tensors request; an
     allocator may use more.
 
-    The activations do not include parameters and buffers (`model_bytes`), the inputs, which the
-    caller holds (`input_bytes`), memory that a node allocates and frees while it runs, such as
-    workspaces, and tensors that autograd keeps for the backward pass.
+    These do not count as activations:
+
+    - parameters and buffers; see `model_bytes`.
+    - the inputs, because the caller holds them; see `input_bytes`.
+    - memory that a node allocates and frees while it runs, such as workspaces.
+    - tensors that autograd keeps for the backward pass.
 
     Attributes:
         nodes: a row for each node. `new_bytes` is the memory that the node allocates. `alive_bytes`

@@ -126,9 +126,9 @@ def _copy_rate(device: str) -> int:
 
 
 def _best_ns(run: Callable[[], object], device: str) -> int:
-    """The shortest of several measured times of `run`, each until the device has finished.
+    """Call `run` several times, and return the shortest time until the device has finished.
 
-    The shortest measurement is the best, because other work on the machine only adds time.
+    The shortest time is the best, because other work on the machine only adds time.
     """
     kind = torch.device(device).type
     wait: Callable[[], object] = getattr(torch, kind).synchronize if kind != "cpu" else lambda: None

@@ -140,9 +140,9 @@ class GraphProfile:
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
 
-        The table also has columns for the memory of the nodes, and for the shortest possible time
-        of each node (see `roofline`, also for `machine`). The page loads no other files. The same
-        profile gives the same page.
+        The table also has columns for the memory of each node and for its shortest possible time.
+        `roofline` describes these times and the argument `machine`. The page loads no other files.
+        The same profile gives the same page.
         """
         return self._page(machine or self.machine())
 

@@ -114,7 +114,7 @@ def _stored(value: Any) -> list[Tensor]:
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
     """The bytes that a node must read, if it reads each of its tensors once.
 
-    A node that selects elements of a tensor reads at most as many bytes as it returns.
+    If a node selects elements, it reads from each tensor at most as many bytes as it returns.
     """
     distinct = {(_address(t), t.storage_offset(), t.shape, t.stride()): t for t in taken}.values()
     name = getattr(call, "__name__", type(call).__name__)
@@ -141,7 +141,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int | None]:
-    """Count the FLOPs of each node of a graph in a trace of `run`, which must run each node once.
+    """Call `run`, which must run each node once, and count the FLOPs of each node in a trace of it.
 
     The FLOPs of a node are None if none of its operators has a formula for FLOPs. If another
     profiler is active in this process, the FLOPs of all nodes are None.

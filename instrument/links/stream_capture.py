@@ -267,10 +267,9 @@ class _Alike:
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
-        """The names on which the first `count` captures agree.
+        """The operators of all nodes, then the ranges of all nodes, in one list.
 
-        The list holds the operator of each node, followed by the range of each node. Where the
-        captures give different names, the name is `_OPEN`.
+        Only the first `count` captures are used. A name is `_OPEN` where these captures differ.
         """
         names = self._agreed[count - 1]
         if self.keys is None:

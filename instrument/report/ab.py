@@ -141,7 +141,7 @@ def _ranges(comparison: Comparison) -> str | Section:
     return Section(
         table,
         known_columns(table),
-        "Time of a step by range; low to high: contains all true changes in 95 of 100 comparisons",
+        "Time of a step by range; in 95 of 100 comparisons, all true changes are from low to high",
         texts={
             "A_ns": text,
             "B_ns": text,

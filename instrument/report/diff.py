@@ -1,7 +1,7 @@
 """A comparison as text, as JSON and as Markdown: how the time of a step changed, and where.
 
-The parts of a step have the same last digit as the step. They are rounded so that their sum equals
-the rounded step. So a part may be rounded up or down.
+The parts of a step are shown with as many decimals as the step. They are rounded so that their sum
+equals the rounded step. So a part may be rounded up or down.
 """
 
 from __future__ import annotations

@@ -109,8 +109,9 @@ def _steps(capture: Views) -> str:
 def cost(capture: Views) -> str:
     """Return a line of at most 80 characters on the cost of recording; empty if it is not known.
 
-    The line says by how much a recorded step is longer than a step before the window, how long
-    training waited when the window began and ended, and the size of the compressed trace.
+    The line says how much longer a recorded step is than a step before the window. It also gives
+    the time that training waited when the window began and ended, and the size of the compressed
+    trace.
     """
     cost, parts = capture.about.cost, []
     undisturbed = part(capture, coverage_rows.UNDISTURBED)
@@ -128,8 +129,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 
     At most `rows` ranges are kept. Shares are shares of the device time, or of the CPU time if no
     device time was recorded. Names are indented by depth. One row sums all ranges that are left
-    out. The rows of the view `ranges.rest` follow, which hold the time outside of all ranges. So
-    the shares of all rows add up to 1.
+    out. The last rows are those of the view `ranges.rest`: the time outside of all ranges. So the
+    shares of all rows add up to 1.
     """
     kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -146,8 +147,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 def leading(operators: Table, sort: str, rows: int) -> Table:
     """Return the operators with the largest values of a column, and rows that sum all the rest.
 
-    One row sums the operators that are left out, another row the ranges, steps and waits for data,
-    whose own time is outside of operators. So the shares of all rows add up to 1.
+    One row sums the operators that are left out. Another row sums the own time of ranges, steps and
+    waits for data, because it is outside of operators. So the shares of all rows add up to 1.
     """
     ordered = without_ranges(operators).sort(sort)
     shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
@@ -168,7 +169,7 @@ def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
 
 
 def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with further rows, whose other cells are unknown."""
+    """A table with further rows below; a cell that a further row does not give is unknown."""
     return Table(
         {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
     )
@@ -208,7 +209,7 @@ def with_type(name: str, module_type: str | None) -> str:
 def unmarked(capture: Views) -> str:
     """Return advice on which code to mark as a range; "" if at least half of the time is in ranges.
 
-    Also "" for a trace outside of a capture folder, and if annotations were disabled.
+    The result is also "" for a trace outside of a capture folder, and if annotations were disabled.
     """
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (

@@ -5,9 +5,11 @@ trace is in the fragment of the UI's address, after "#". Browsers do not send th
 server. Source: docs/visualization/deep-linking-to-perfetto-ui.md and tools/open_trace_in_ui in
 github.com/google/perfetto.
 
-The server listens on 127.0.0.1. It answers a request only if three conditions hold: the path has a
-random token, the host is the server itself, which stops DNS rebinding, and the origin is the
-Perfetto UI.
+The server listens on 127.0.0.1. It answers a request only if three conditions hold:
+
+- the path contains a random token.
+- the host is the server itself. This stops DNS rebinding.
+- the origin is the Perfetto UI.
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) -> str:
-    """Return the address at which the Perfetto UI loads a trace from an address.
+    """Return an address of the Perfetto UI; if a browser opens it, the UI loads the trace.
 
     Args:
         trace_address: the address of the trace.
@@ -147,9 +149,10 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 
 
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
-    """Return the time around the longest event of a finding's evidence, on the trace's own clock.
+    """Return the time to show for a finding, on the trace's own clock.
 
-    None if no event of the evidence is known.
+    It is the time around the longest event of the first row of evidence with a known event; None if
+    no row has one.
     """
     for row in finding.evidence:
         if span := evidence_span(capture.events, row):

@@ -37,7 +37,8 @@ def parts(
     Args:
         ranks: the window.
         rows: the maximum number of rows in a table. If there are more ranks, the ranks with the
-            longest `own_ns` are shown: the time of a step without waiting in communication.
+            longest `own_ns` are shown. `own_ns` is the time of a step without waiting in
+            communication.
         sort: the column by which ranges are sorted. None shows the ranges with the most CPU time,
             in the order of the tree.
         columns: the columns of the table of ranges; None means the main columns.
@@ -106,9 +107,9 @@ def _straggler(row: Any) -> str:
         )
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
-        f"takes {duration(row.own_ns)} per step, on the median rank {duration(row.median_own_ns)} "
-        f"(+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} in "
-        f"communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
+        f"takes {duration(row.own_ns)} per step, and {duration(row.median_own_ns)} on the median "
+        f"rank (+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} "
+        f"in communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
     )
 
 

@@ -23,14 +23,14 @@ class Section:
         table: the rows. The table may have more columns than are shown.
         columns: the columns to show, in order.
         title: the line above the table; may be empty.
-        chosen: whether the reader chose these columns by name. Then no column is left out.
+        chosen: whether the reader chose these columns by name; if so, no column is left out.
         missable: columns that are left out first if the table is too wide, in this order.
         key: the column by which the rows are sorted, or None.
-        below: for each row the lines to show below it; empty if no row has such lines.
+        below: for each row, the lines to show below it; empty if no row has lines below it.
         is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
         texts: for columns with their own format, the function that formats a cell.
-        of_cost: whether shares are shares of a cost. Then large shares have warm colours.
+        of_cost: whether shares are shares of a cost; if so, large shares have warm colours.
         all_columns: the option of the command that shows the columns which are left out.
     """
 

@@ -24,7 +24,7 @@ _WIDTH, _HEIGHT = 800, 40
 
 
 def step_split(capture: Views) -> list[tuple[str, float]]:
-    """Return the kinds of time in the steps with their shares, which add up to 1.
+    """Return the kinds of time in the steps, each with its share; the shares add up to 1.
 
     The kinds are those of `split_parts`. The list is empty if the trace shows no time.
     """

@@ -293,7 +293,7 @@ def view_part(
 
 
 def _key(view: str) -> str:
-    """The name of a view up to the first dot, or the whole name if that part is another view."""
+    """The name of a view up to the first dot, or the whole name if another view has that name."""
     whole = view.split(".")[0]
     return view if whole in VIEWS else whole
 
@@ -328,8 +328,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The JSON key of a view is its name up to the first dot, or its whole name if that part is the
-    name of another view. A view without the column `sort` is not sorted. If something is missing
+    The JSON key of a view is its name up to the first dot. If that is the name of another view, the
+    key is the whole name. A view without the column `sort` is not sorted. If something is missing
     from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that describe
     the loss.
 
@@ -485,7 +485,7 @@ def _operator_part(
 
 
 def _missable(sort: str) -> list[str]:
-    """The columns of operators that are left out first, if they are sorted by a column."""
+    """The columns to leave out first from a table of operators that is sorted by `sort`."""
     names = (name for name in _LEAST_MISSED if name != sort)
     by_device = sort == "self_device_ns"
     return ["share" if by_device and name == "device_share" else name for name in names]

@@ -202,7 +202,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """A critical path with one row for all kernels with the same short name, the longest first."""
+    """A critical path with one row for kernels of the same short name; the longest row is first."""
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
         key = row.kind, _short(row.kind, row.name), row.rank

@@ -508,7 +508,8 @@ def test_recordings_of_different_detail_are_said(tmp_path: Path) -> None:
     detailed = [*plain, allocation(1500, 8), span("aten::mul", 1410, 1, Input_Dims=[[2]])]
     found = diff(saved(tmp_path, "a", plain), saved(tmp_path, "b", detailed))
     assert [each.sentence for each in found.unlike] == [
-        "Only AFTER was recorded with input shapes and memory, which makes its steps longer."
+        "Only AFTER was recorded with input shapes and memory; this recording makes its steps "
+        "longer."
     ]
 
 

@@ -22,12 +22,16 @@ def graphs(
 ) -> list[dict[str, Any]]:
     """Return the times of the nodes by module, and by module type; empty if no node has a time.
 
-    A module is a frame, and its nodes are frames inside it. The only node of a module without
-    submodules has no own frame. A parameter (`get_attr`) has no own frame either: its time counts
-    for the module that holds it, or for the frame `get_attr` if the model itself holds it. By
-    module type, a node that does not stand for a module counts for the function that it calls.
+    By module, a module is a frame, and its nodes are frames inside it. If a module without
+    submodules has only one node, the frame of the module stands for this node. A parameter
+    (`get_attr`) has no frame: its time counts for the module that holds it, or for the frame
+    `get_attr` if the model itself holds it.
 
-    The keys of a graph are those of `instrument.report.page.flame.section`, and for each of `names`:
+    By module type, the outermost frames are the classes of modules. A node that does not stand for
+    a module is in a frame of the function that it calls.
+
+    A graph has the keys of `instrument.report.page.flame.section`, and two keys with an entry for
+    each of `names`:
 
     - `labels`: the name without the path of the module around it.
     - `targets`: the address of the module or node in the picture of the graph; None for a type.

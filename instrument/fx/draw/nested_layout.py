@@ -30,9 +30,9 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One piece of the line that leads from a value to the boxes that take the value.
+    """One piece of the line of a value. The line leads to the boxes that take the value.
 
-    The line branches if several boxes take the value. A piece is a part without branches.
+    If several boxes take the value, the line branches. A piece is a part without branches.
 
     Attributes:
         source: the box that makes the value.
@@ -91,7 +91,10 @@ def _first(child: int | Frame) -> int:
 
 
 def frames(paths: Sequence[str]) -> Frame:
-    """Make frames from the module path of each box, in graph order; no frame holds only one box."""
+    """Make the frames of the modules, from the module path of each box; boxes are in graph order.
+
+    A frame with only one child, a box or a frame, is left out. Its child takes its place.
+    """
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
 
@@ -247,9 +250,9 @@ def _set_places(frame: Frame, x: float, y: float) -> None:
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
     """Append the line of a value inside a frame to `lines`, piece by piece.
 
-    The pieces inside the inner frames that the value enters follow. `after` is the index of the
-    piece that leads into the frame; None if no piece does. Returns the index of the piece that
-    leaves the frame; None if no piece leaves it.
+    The pieces directly in the frame come first, then the pieces in its inner frames. `after` is the
+    index of the piece that leads into the frame; None if no piece does. Returns the index of the
+    piece that leaves the frame; None if no piece leaves it.
     """
     reached, segments = frame.lines[source]
     first, last = len(lines), len(frame.children)

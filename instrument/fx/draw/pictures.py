@@ -87,8 +87,9 @@ class DrawnNode(NamedTuple):
 class View(NamedTuple):
     """A picture in which modules are open down to `depth`; positions and sizes are in pixels.
 
-    `boxes` counts the boxes without parameters. In the last picture, all modules are open and
-    `every_node` is true. `legend` has pairs of a share of the time and the opacity of its colour.
+    `boxes` is the number of boxes; boxes of parameters do not count. In the last picture, all
+    modules are open and `every_node` is true. `legend` has pairs of a share of the time and the
+    opacity of the colour for this share.
     """
 
     depth: int
@@ -135,8 +136,8 @@ class _Graph:
 def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
     """Draw a graph at several depths, from all modules closed to every node drawn.
 
-    The number of a node is its row in `nodes`. The box of a closed module has the number of the
-    module's frame, which is open in the next picture.
+    The number of a node is its row in `nodes`. The number of a frame is the same in all pictures.
+    The box of a closed module has the number of the frame that the module has when it is open.
 
     Args:
         nodes: a table with the columns of `NodeTable`; each node comes after its inputs.
@@ -153,7 +154,7 @@ def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
 
 
 def module_label(path: str, around: str, types: Mapping[str, str]) -> str:
-    """The label of a module: its path below the module around it, and its class if it is known."""
+    """The label of a module: its path without that of the module around it, and its known class."""
     below = path.removeprefix(f"{around}.")
     return f"{below}: {types[path]}" if path in types else below
 
@@ -232,7 +233,7 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node; a node without a frame for its module stands for the whole module."""
+    """The label of a node. The only node of a module without a frame has the module's label."""
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:
@@ -247,7 +248,7 @@ def _is_parameter(graph: _Graph, unit: _Unit) -> bool:
 def _drawn_frames(
     graph: _Graph, closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
 ) -> list[DrawnFrame]:
-    """The open frames; a label is the path of a module relative to the frame around it."""
+    """The frames of the open modules; see `module_label` for their labels."""
     numbers = [at for at, (frame_depth, _) in enumerate(opened) if frame_depth <= depth]
     prefixes = [""]
     drawn = []

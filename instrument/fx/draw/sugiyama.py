@@ -37,8 +37,8 @@ _WAYPOINTS_PER_BOX = 20
 class Hyperedge(NamedTuple):
     """A value: the box that makes it, and the boxes that take it.
 
-    `source_x` and the second item of each target say where the line of the value meets the box, in
-    pixels from the left edge of the box.
+    A target is a box and the point where the line of the value meets it. `source_x` is the point
+    where the line leaves the source. Points are in pixels from the left edge of the box.
     """
 
     source: int
@@ -125,7 +125,7 @@ def arrange(
 
 
 def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int) -> list[int]:
-    """The row of each box, which is below the rows of all its sources.
+    """The row of each box. A box is below all its sources.
 
     A box without sources is in the row directly above the highest of its targets.
     """

@@ -75,7 +75,7 @@ def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
 
 
 def _in_order(root: Frame, least_ns: int) -> list[tuple[int, Frame]]:
-    """The frames below `root` with more than `least_ns`, each with its depth; callers first.
+    """The frames below `root` that take more than `least_ns`, with their depths; callers first.
 
     The function is not recursive, because stacks may be deeper than Python's recursion limit.
     """

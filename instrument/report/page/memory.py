@@ -89,7 +89,7 @@ def section(
 
 
 def _categories(capture: Views) -> tuple[list[Categories], str]:
-    """The memory by torch's categories; if they cannot be read, no memory and the reason."""
+    """The memory by torch's categories; if it cannot be read, an empty list and the reason."""
     try:
         return capture.categories, ""
     except CaptureError as error:

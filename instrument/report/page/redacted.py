@@ -29,8 +29,8 @@ _FILES = re.compile(
 def redacted(payload: Any, names: Iterable[str]) -> Any:
     """Return a payload with "(file)" for file names, paths and URLs, and "***" for `names`.
 
-    The form of a name decides whether it is the name of a file. A user's name is hidden only as a
-    part of a path. Names of ranges, operators, kernels and Python functions stay. The payload never
+    A text counts as a file name if it has the form of one. A user's name is hidden only as a part of
+    a path. Names of ranges, operators, kernels and Python functions stay. The payload never
     holds the command that started the run.
 
     Args:

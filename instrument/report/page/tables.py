@@ -69,7 +69,7 @@ def as_columns(table: Table, columns: Schema = ()) -> dict[str, Any]:
 
     - `columns`: for each column its `name`, `title`, `unit` (see
       `instrument.analysis.table.unit_of`), `doc` and `is_text`.
-    - `cells`: the name of each column with the list of its cells. An unknown cell is None.
+    - `cells`: for the name of each column, the list of its cells. An unknown cell is None.
 
     Args:
         table: the table.

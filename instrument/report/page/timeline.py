@@ -106,8 +106,9 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
       and start. `start` holds the difference from the slice before. `inner` is the part of the
       duration that the slice's direct children take. `name` and `range` are indices into `names`
       and `ranges`; a `range` of -1 means no range.
-    - `launched`, `launches`: the indices of the slices of device work, and for each of them the
-      index of the call that launched it. Both hold the difference from the value before.
+    - `launched`, `launches`: two columns with a row for each launch. `launched` is the index of a
+      slice of device work, and `launches` the index of the slice of the call that launched it. Both
+      hold the difference from the value before.
     - `left_out`: the number of slices that are left out.
 
     Cost: about 3 µs an event.
