@@ -6,7 +6,8 @@
 ## make older   run the tests of trainers with an older minor version of each trainer
 ## make compat  run the core tests with each installed Python from 3.10 to 3.13 and with older torch
 ##              versions: an hour, up to 5 GB of disk
-## make soak    record ten thousand windows and look for leaks: some minutes
+## make soak    record ten thousand windows and look for leaks, read a dataset with Spark (needs
+##              Java): some minutes
 ## make mutants  make 300 random edits in the core modules and list those that no test notices: an
 ##              hour or more; ONLY, COUNT and SEED choose the edits
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
@@ -86,8 +87,8 @@ older: $(VENV)-older/.installed
 compat:
 	$(PYTHON) tests/compat.py $(ONLY)
 
-soak: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m soak -s tests/soak
+soak: $(VENV)/.installed-soak
+	$(BIN)/python -m pytest -m soak -s tests/soak tests/sinks
 
 # Not run by CI: there, the test suite compares the scanner with the decoder on random texts.
 fuzz: $(VENV)/.installed-dev
@@ -129,6 +130,11 @@ $(VENV)/.installed-dev: $(BUILT_FROM) constraints.txt | $(BIN)/pip
 $(VENV)/.installed-bench: $(BUILT_FROM) constraints.txt | $(VENV)/.installed-dev
 	@echo "Installing what the benchmarks compare with into $(VENV)."
 	@$(INSTALL) -e '.[bench]'
+	@touch $@
+
+$(VENV)/.installed-soak: $(BUILT_FROM) constraints.txt | $(VENV)/.installed-dev
+	@echo "Installing Spark into $(VENV)."
+	@$(INSTALL) -e '.[soak]'
 	@touch $@
 
 $(VENV)-older/.installed: $(BUILT_FROM) constraints.txt constraints-older.txt

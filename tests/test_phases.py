@@ -112,7 +112,7 @@ def test_a_window_ends_with_its_phase_and_is_labelled(tmp_path: Path, log: Log) 
         "the phase test ended",
     )
     assert numbers(capture) == [0, 1]
-    assert "was cut short after 2 of 3 steps (the phase test ended)" in log.at("WARNING")[0]
+    assert "ended early, after 2 of 3 steps (the phase test ended)" in log.at("WARNING")[0]
 
 
 def test_a_window_that_has_just_begun_waits_for_the_next_visit(tmp_path: Path, log: Log) -> None:

@@ -19,17 +19,23 @@ from findings.twins import (
 
 @pytest.mark.parametrize("twin", all_twins(), ids=str)
 def test_fires_on_the_problem_alone(twin: Twin, tmp_path: Path) -> None:
+    failure = ""
     for attempt in range(ATTEMPTS):
         both = recorded(twin, tmp_path / str(attempt))
         slow, fixed = found(both.slow, twin.code), found(both.fixed, twin.code)
         assert slow, f"nothing was found in {both.slow.steps}"
-        assert not fixed
         assert {each.code for each in slow} == {twin.code}
         for finding in slow:
             if finding.verify.startswith("instrument "):
                 assert_command_runs(finding)
         predicted = predicted_ns(slow)
         print(f"{twin}: {predicted} ns predicted, {both.saving_ns:.0f} ns measured")
-        if predicted is None or (predicted > 0) == (both.saving_ns > 0):
+        if fixed:  # on a busy machine, the fixed program can have the problem now and then
+            failure = f"the fixed program has {fixed}"
+        elif predicted is None or (predicted > 0) == (both.saving_ns > 0):
             return
-    pytest.fail(f"the step changes by {-both.saving_ns} ns, but {predicted} ns were to be saved")
+        else:
+            failure = (
+                f"{predicted} ns were to be saved, but the step changes by {-both.saving_ns} ns"
+            )
+    pytest.fail(failure)

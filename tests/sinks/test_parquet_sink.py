@@ -194,6 +194,7 @@ spark.stop()
 """
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(
     shutil.which("java") is None or find_spec("pyspark") is None,
     reason="Spark needs a Java runtime and pyspark",
