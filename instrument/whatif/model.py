@@ -187,7 +187,7 @@ class Model:
         arcs, rows = self._work_arcs
         weights[arcs] += costs.device_ns[rows]
         spent = self._of_arcs(self.axis.spent(self._cpu_ends, costs.cpu))
-        weights[self._cpu_arcs] += spent + costs.added_ns[self.arcs.target[self._cpu_arcs]]
+        weights[self._cpu_arcs] += spent + costs.added_ns[self._cpu_targets]
         weights[costs.fixed_ns == NEVER] = NEVER
         return weights
 
@@ -215,7 +215,7 @@ class Model:
         """
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
         # The arc to the first moment of a thread has all CPU time of the thread before this moment.
-        return spent_ns - np.where(self.arcs.source[self._cpu_arcs] >= 0, before, 0)
+        return spent_ns - np.where(self._has_source, before, 0)
 
     @cached_property
     def _work_arcs(self) -> tuple[Ints, Ints]:
@@ -233,9 +233,20 @@ class Model:
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
 
     @cached_property
+    def _cpu_targets(self) -> Ints:
+        """The target of each CPU arc."""
+        return self.arcs.target[self._cpu_arcs]
+
+    @cached_property
     def _cpu_ends(self) -> Ints:
         """For each CPU arc, the position of its target on the axis."""
-        return self.places[self.arcs.target[self._cpu_arcs]]
+        return self.places[self._cpu_targets]
+
+    @cached_property
+    def _has_source(self) -> Flags:
+        """A mask of the CPU arcs that come from another moment, and not from the origin."""
+        found: Flags = self.arcs.source[self._cpu_arcs] >= 0
+        return found
 
     @cached_property
     def places(self) -> Ints:

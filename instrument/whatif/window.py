@@ -87,7 +87,7 @@ class Window:
 
     def simulated(self, costs: Sequence[Costs]) -> list[int]:
         """The duration of each step, from the costs of each rank."""
-        times = self.program.run(self.weights(costs))
+        times = self.program.run_one(self.weights(costs))
         found: list[int] = np.rint(self.steps_ns(times)).astype(np.int64).tolist()
         return found
 
