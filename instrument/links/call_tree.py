@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.links.groupby import Groups
+from instrument.trace import scanner
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 
@@ -185,8 +186,8 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
     start, end = events.start_ns[index], events.end_ns[index]
     order = _nesting_order(threads, start, end)
     index, threads, start, end = index[order], threads[order], start[order], end[order]
-    parent = _parents(threads, start, end)
-    return CallTree(index, threads, start, end, parent, _depths(parent))
+    parent, depth = _nested(threads, start, end)
+    return CallTree(index, threads, start, end, parent, depth)
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -201,6 +202,17 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     tied = np.flatnonzero(same | np.roll(same, 1))
     order[tied] = order[tied[np.lexsort((-end[order[tied]], start[tied], thread[tied]))]]
     return order
+
+
+def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """The parent and the depth of each event, from the compiled module if it is installed."""
+    if scanner.compiled is None or not len(thread):
+        parent = _parents(thread, start, end)
+        return parent, _depths(parent)
+    columns = (thread.astype(np.int32), start, end)
+    found = scanner.compiled.nest(*map(np.ascontiguousarray, columns))
+    parent, depth = np.frombuffer(found, np.int32).astype(np.int64).reshape(2, -1)
+    return parent, depth
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:

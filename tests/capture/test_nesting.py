@@ -11,6 +11,8 @@ from builders import read, span
 
 from instrument.links.call_tree import nest, number_paths
 
+pytestmark = pytest.mark.usefixtures("each_reader")
+
 
 def nested(folder: Path, *intervals: tuple[str, int, int]):
     events = read(folder, [span(name, start, end - start) for name, start, end in intervals])
@@ -131,3 +133,11 @@ def test_nothing_nests_in_an_empty_trace(tmp_path) -> None:
     assert len(call_tree) == 0
     assert call_tree.with_descendants(call_tree.total_ns).tolist() == []
     assert call_tree.node_at(np.array([0], np.int32), np.array([5])).tolist() == [-1]
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
+def test_columns_of_different_lengths_are_refused(sizes: tuple[int, int, int]) -> None:
+    compiled = pytest.importorskip("instrument.trace._scanner")
+    thread, start, end = (np.zeros(size, np.int64) for size in sizes)
+    with pytest.raises(ValueError, match="must have the same length"):
+        compiled.nest(thread.astype(np.int32), start, end)
