@@ -40,6 +40,7 @@ class CallTree:
         thread, start_ns, end_ns: the thread, the start and the end of each node's event.
         parent: the parent of each node; -1 for a root.
         depth: the number of ancestors of each node; 0 for a root.
+        until: the index after the last descendant of each node, or after the node if it has none.
     """
 
     index: Ints
@@ -48,6 +49,7 @@ class CallTree:
     end_ns: Ints
     parent: Ints
     depth: Ints
+    until: Ints
 
     def __len__(self) -> int:
         return len(self.index)
@@ -93,20 +95,13 @@ class CallTree:
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
-        # NumPy sorts integers of at most 16 bits by radix, which is faster.
-        narrow = self.depth.astype(np.min_scalar_type(int(self.depth.max(initial=0))))
-        order = np.argsort(narrow, kind="stable")
-        return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1])) if len(self) else iter(())
+        return _levels(self.depth)
 
     def with_descendants(self, own: Ints) -> Ints:
-        """For each node, the sum of a quantity over the node and all its descendants.
-
-        Cost: one pass for each level.
-        """
-        totals = own.copy()
-        for nodes in [*self.levels()][:0:-1]:
-            np.add.at(totals, self.parent[nodes], totals[nodes])
-        return totals
+        """For each node, the sum of a quantity over the node and all its descendants."""
+        sums = np.append(0, np.cumsum(own))
+        found: Ints = sums[self.until] - sums[:-1]
+        return found
 
     def nearest(self, chosen: Flags) -> Ints:
         """For each node, the node itself if it is chosen, else its nearest chosen ancestor.
@@ -126,7 +121,8 @@ class CallTree:
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
-        found: Flags = np.append(self.nearest(chosen), -1)[self.parent] >= 0
+        until = np.maximum.accumulate(np.where(chosen, self.until, 0))
+        found: Flags = np.append(0, until)[:-1] > np.arange(len(self))
         return found
 
     def top_of_chain(self, chosen: Flags) -> Ints:
@@ -155,8 +151,15 @@ class CallTree:
         nearest = number[self.nearest(chosen)]
         above = self.parent[kept]
         parent = np.where(above >= 0, nearest[above], -1)
-        start, end = self.start_ns[kept], self.end_ns[kept]
-        tree = CallTree(self.index[kept], self.thread[kept], start, end, parent, _depths(parent))
+        tree = CallTree(
+            index=self.index[kept],
+            thread=self.thread[kept],
+            start_ns=self.start_ns[kept],
+            end_ns=self.end_ns[kept],
+            parent=parent,
+            depth=_depths(parent),
+            until=np.append(0, np.cumsum(chosen))[self.until[kept]],
+        )
         return tree, nearest
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
@@ -186,8 +189,7 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
     start, end = events.start_ns[index], events.end_ns[index]
     order = _nesting_order(threads, start, end)
     index, threads, start, end = index[order], threads[order], start[order], end[order]
-    parent, depth = _nested(threads, start, end)
-    return CallTree(index, threads, start, end, parent, depth)
+    return CallTree(index, threads, start, end, *_nested(threads, start, end))
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -204,15 +206,16 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     return order
 
 
-def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The parent and the depth of each event, from the compiled module if it is installed."""
+def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """The columns `parent`, `depth` and `until`, from the compiled module if it is installed."""
     if scanner.compiled is None or not len(thread):
         parent = _parents(thread, start, end)
-        return parent, _depths(parent)
+        depth = _depths(parent)
+        return parent, depth, _until(parent, depth)
     columns = (thread.astype(np.int32), start, end)
     found = scanner.compiled.nest(*map(np.ascontiguousarray, columns))
-    parent, depth = np.frombuffer(found, np.int32).astype(np.int64).reshape(2, -1)
-    return parent, depth
+    parent, depth, until = np.frombuffer(found, np.int32).astype(np.int64).reshape(3, -1)
+    return parent, depth, until
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -248,6 +251,24 @@ def _depths(parent: Ints) -> Ints:
         depth += depth[jump]
         jump = jump[jump]
     return depth[:outside]
+
+
+def _until(parent: Ints, depth: Ints) -> Ints:
+    """The index after the last descendant of each event."""
+    until = np.arange(1, len(parent) + 1)
+    for nodes in [*_levels(depth)][:0:-1]:
+        np.maximum.at(until, parent[nodes], until[nodes])
+    return until
+
+
+def _levels(depth: Ints) -> Iterator[Ints]:
+    """The nodes of each depth, the roots first."""
+    if not len(depth):
+        return iter(())
+    # NumPy sorts integers of at most 16 bits by radix, which is faster.
+    narrow = depth.astype(np.min_scalar_type(int(depth.max())))
+    order = np.argsort(narrow, kind="stable")
+    return iter(np.split(order, np.cumsum(np.bincount(narrow))[:-1]))
 
 
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:

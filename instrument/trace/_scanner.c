@@ -871,13 +871,13 @@ static void free_piece(struct piece *piece)
 /* ---- The call tree ---- */
 
 /*
- * Finds the parent and the depth of each event; `links/call_tree.py` has the rule. Events are sorted
- * by thread and start. The search for a parent begins at the event before. An event that it passes
+ * Finds the parent and the depth of each event, and the index after its last descendant;
+ * `links/call_tree.py` has the rule. Events are sorted by thread and start. The search for a parent begins at the event before. An event that it passes
  * ends too early to be the parent of any later event, and no later search meets it again. So the
  * time is linear in `count`.
  */
 static void find_parents(const int32_t *thread, const int64_t *start, const int64_t *end,
-                         Py_ssize_t count, int32_t *parent, int32_t *depth)
+                         Py_ssize_t count, int32_t *parent, int32_t *depth, int32_t *until)
 {
     for (Py_ssize_t k = 0; k < count; k++) {
         int64_t needed = start[k] == end[k] && end[k] < INT64_MAX ? end[k] + 1 : end[k];
@@ -886,7 +886,11 @@ static void find_parents(const int32_t *thread, const int64_t *start, const int6
             above = parent[above];
         parent[k] = above;
         depth[k] = above >= 0 ? depth[above] + 1 : 0;
+        until[k] = (int32_t)(k + 1);
     }
+    for (Py_ssize_t k = count - 1; k >= 0; k--)
+        if (parent[k] >= 0 && until[parent[k]] < until[k])
+            until[parent[k]] = until[k];
 }
 
 /* ---- The module ---- */
@@ -956,25 +960,25 @@ static PyObject *nest(PyObject *Py_UNUSED(module), PyObject *args)
                           &end_size))
         return NULL;
     Py_ssize_t count = thread_size / (Py_ssize_t)sizeof(int32_t);
-    if (count > INT32_MAX || thread_size != count * (Py_ssize_t)sizeof(int32_t) ||
+    if (count >= INT32_MAX || thread_size != count * (Py_ssize_t)sizeof(int32_t) ||
         start_size != count * (Py_ssize_t)sizeof(int64_t) || end_size != start_size) {
         PyErr_SetString(PyExc_ValueError, "thread, start and end must have the same length");
         return NULL;
     }
-    PyObject *result = PyBytes_FromStringAndSize(NULL, 2 * thread_size);
+    PyObject *result = PyBytes_FromStringAndSize(NULL, 3 * thread_size);
     if (result == NULL)
         return NULL;
     int32_t *parent = (int32_t *)PyBytes_AsString(result);
     Py_BEGIN_ALLOW_THREADS
     find_parents((const int32_t *)thread, (const int64_t *)start, (const int64_t *)end, count,
-                 parent, parent + count);
+                 parent, parent + count, parent + 2 * count);
     Py_END_ALLOW_THREADS
     return result;
 }
 
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS, "Read the events between two positions of a text."},
-    {"nest", nest, METH_VARARGS, "Find the parent and the depth of each event of a call tree."},
+    {"nest", nest, METH_VARARGS, "Find the parent, depth and last descendant of each event."},
     {NULL, NULL, 0, NULL},
 };
 

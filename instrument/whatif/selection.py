@@ -260,7 +260,7 @@ def short_name(name: str) -> str:
 def _below(model: Model, nodes: Flags) -> Selection:
     """Select nodes of the call tree, and all that runs inside them."""
     links, tree = model.links, model.links.call_tree
-    around = np.append(tree.nearest(nodes) >= 0, False)
+    around = np.append(nodes | tree.inside(nodes), False)
     # The time of a node contains the time of the nodes inside it.
     top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
     thread = tree.thread[top]
