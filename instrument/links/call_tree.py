@@ -49,7 +49,7 @@ class CallTree:
     end_ns: Ints
     parent: Ints
     depth: Ints
-    until: Ints
+    until: Codes
 
     def __len__(self) -> int:
         return len(self.index)
@@ -121,8 +121,10 @@ class CallTree:
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
-        until = np.maximum.accumulate(np.where(chosen, self.until, 0))
-        found: Flags = np.append(0, until)[:-1] > np.arange(len(self))
+        until = np.where(chosen, self.until, np.int32(0))
+        np.maximum.accumulate(until, out=until)
+        found = np.zeros(len(self), np.bool_)
+        np.greater(until[:-1], np.arange(1, len(self), dtype=np.int32), out=found[1:])
         return found
 
     def top_of_chain(self, chosen: Flags) -> Ints:
@@ -158,7 +160,7 @@ class CallTree:
             end_ns=self.end_ns[kept],
             parent=parent,
             depth=_depths(parent),
-            until=np.append(0, np.cumsum(chosen))[self.until[kept]],
+            until=np.append(0, np.cumsum(chosen))[self.until[kept]].astype(np.int32),
         )
         return tree, nearest
 
@@ -206,16 +208,16 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     return order
 
 
-def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Codes]:
     """The columns `parent`, `depth` and `until`, from the compiled module if it is installed."""
     if scanner.compiled is None or not len(thread):
         parent = _parents(thread, start, end)
         depth = _depths(parent)
         return parent, depth, _until(parent, depth)
-    columns = (thread.astype(np.int32), start, end)
-    found = scanner.compiled.nest(*map(np.ascontiguousarray, columns))
-    parent, depth, until = np.frombuffer(found, np.int32).astype(np.int64).reshape(3, -1)
-    return parent, depth, until
+    given = (thread.astype(np.int32), start, end)
+    found = scanner.compiled.nest(*map(np.ascontiguousarray, given))
+    columns = np.frombuffer(found, np.int32).reshape(3, -1)
+    return columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2]
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -253,9 +255,9 @@ def _depths(parent: Ints) -> Ints:
     return depth[:outside]
 
 
-def _until(parent: Ints, depth: Ints) -> Ints:
+def _until(parent: Ints, depth: Ints) -> Codes:
     """The index after the last descendant of each event."""
-    until = np.arange(1, len(parent) + 1)
+    until = np.arange(1, len(parent) + 1, dtype=np.int32)
     for nodes in [*_levels(depth)][:0:-1]:
         np.maximum.at(until, parent[nodes], until[nodes])
     return until

@@ -168,7 +168,8 @@ def _flat(
 ) -> _Layer:
     """A layer of slices that are not events. They lie on one track."""
     order = np.lexsort((-end, start))
-    none, until = np.full(len(order), -1), np.arange(1, len(order) + 1)
+    none = np.full(len(order), -1)
+    until = np.arange(1, len(order) + 1, dtype=np.int32)
     thread = np.zeros(len(order), np.int32)
     tree = CallTree(none, thread, start[order], end[order], none, none + 1, until)
     return _Layer(title, tree, names, name[order], none + 1 + kind, none + 1)
