@@ -58,7 +58,8 @@ class Finding:
         source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
-        share: the share of the step that the title names; None if it names none.
+        share: the share of the step that the title names; None if it names none. For
+            unmarked time, the share in no range and no operator.
     """
 
     code: str

@@ -30,6 +30,7 @@ from instrument.findings.device_time import (
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, measured, percent
 from instrument.findings.saving import is_worth, simulated
+from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         f"{len(short.call) / time.count:,.0f} gaps of {duration(mean_ns)} on average, between "
         f"kernels of {duration(int(np.median(work_ns)))} (median)",
         change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
-        "kernels and records them as CUDA graphs; or increase the batch size, and use fused=True "
-        "in the optimizer.",
+        "kernels and records them as CUDA graphs; or increase the batch size"
+        + (", and use fused=True in the optimizer." if _trains(capture) else "."),
         verify=show_command(capture, "--steps --launches"),
         share=share,
         saving=saving,
@@ -80,3 +81,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 CHECK = Check("launch-bound", find)
+
+
+def _trains(capture: Views) -> bool:
+    return any(name.startswith(OPTIMIZER_STEP) for name in capture.events.names)

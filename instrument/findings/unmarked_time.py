@@ -79,9 +79,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     yield Finding(
         code="unmarked-time",
         title=title,
-        change=_change(capture, outside),
+        change=_change(capture, outside, main),
         verify=show_command(capture, "--ranges"),
-        share=share,
+        share=outside,
         source=main,
         evidence=(
             Evidence("(no range, no operator)", span.count, outside_ns, detail=where),
@@ -151,7 +151,9 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     return tree.index[chosen & ~loads]
 
 
-def _change(capture: Views, outside: float) -> str:
+def _change(capture: Views, outside: float, main: str | None) -> str:
+    if main is not None and outside >= _LEAST_SHARE / 2:
+        return f"Make {main} faster, or call it less often; @profiled adds it to the tables."
     if not len(capture.ranges):
         text = 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
     else:

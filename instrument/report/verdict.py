@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 def verdict(diagnosis: Diagnosis) -> str:
     """Return what slows a run most: the title of the largest finding, without a full stop.
 
-    A finding counts if it saves at least 3 % of a step, or if its saving is not known. The title
-    may hold names from a trace, so escape it for the place where it is shown.
+    A finding counts if it saves at least 3 % of a step, or if its saving is not known. If a finding
+    with an unknown saving takes a larger share of the step than the first finding saves, its title
+    follows. The titles may hold names from a trace, so escape them for the place where they are
+    shown.
     """
-    for finding in diagnosis.findings:
-        if _counts(finding):
-            return finding.title
-    return nothing_found(diagnosis)
+    counting = [finding for finding in diagnosis.findings if _counts(finding)]
+    if not counting:
+        return nothing_found(diagnosis)
+    first, *others = counting
+    unknown = [each for each in others if each.saving is None and (each.share or 0) > _saved(first)]
+    largest = sorted(unknown, key=lambda each: -(each.share or 0))[:1]
+    return "; also, ".join(each.title for each in (first, *largest))
 
 
 def verdict_of(capture: Capture) -> str:
@@ -45,5 +50,10 @@ def verdict_as_markdown(capture: Capture) -> str:
 
 
 def _counts(finding: Finding) -> bool:
+    return finding.saving is None or _saved(finding) >= LEAST_SHARE
+
+
+def _saved(finding: Finding) -> float:
+    """The share of the step that a finding saves; 1 if its saving is not known."""
     saving = finding.saving
-    return saving is None or saving.saving_ns >= LEAST_SHARE * saving.baseline_ns
+    return 1.0 if saving is None else saving.saving_ns / max(saving.baseline_ns, 1)

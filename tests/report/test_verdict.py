@@ -20,11 +20,11 @@ needs_traces = pytest.mark.skipif(
 )
 
 
-def _finding(title: str, saving_ns: int | None) -> Finding:
+def _finding(title: str, saving_ns: int | None, share: float | None = None) -> Finding:
     saving: Any = None
     if saving_ns is not None:
         saving = SimpleNamespace(saving_ns=saving_ns, baseline_ns=1_000)
-    return Finding(title.replace(" ", "-"), title, "change", "verify", saving)
+    return Finding(title.replace(" ", "-"), title, "change", "verify", saving, share=share)
 
 
 def _diagnosis(
@@ -46,6 +46,14 @@ def test_a_saving_of_three_percent_counts_and_a_smaller_one_does_not() -> None:
 def test_a_finding_of_unknown_saving_comes_before_a_small_one() -> None:
     found = _diagnosis(_finding("A waits", 10), _finding("Memory grows", None))
     assert verdict(found) == "Memory grows"
+
+
+def test_a_larger_share_of_unknown_saving_is_named_too() -> None:
+    small, large = _finding("Data waits", None, 0.2), _finding("Half is unmarked", None, 0.5)
+    first = _finding("A waits", 300)
+    assert verdict(_diagnosis(first, small, large)) == "A waits; also, Half is unmarked"
+    assert verdict(_diagnosis(first, small, _finding("Memory grows", None))) == "A waits"
+    assert verdict(_diagnosis(large, small)) == "Half is unmarked"
 
 
 def test_without_a_simulated_step_the_verdict_promises_nothing() -> None:

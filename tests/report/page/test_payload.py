@@ -184,14 +184,18 @@ def test_a_finding_says_why_its_saving_differs_from_its_title(
 
 @needs_traces
 def test_the_share_of_a_title_is_that_of_the_finding() -> None:
-    """The share is the first percentage in the titles of these findings."""
+    """The share is the first percentage in the title; of unmarked time, it is at most this one."""
     seen = set()
     for name in ("v100_resnet50_workers0", "v100_resnet50_workers4", "h100_timesformer_inference"):
         capture = Capture.load(Path(os.environ["INSTRUMENT_TRACES"]) / f"{name}.json.gz")
         for finding in capture.diagnose().findings:
             if finding.share is not None:
                 seen.add(finding.code)
-                assert re.findall(r"[\d.]+ %", finding.title)[0] == percent(finding.share)
+                named = re.findall(r"([\d.]+) %", finding.title)[0]
+                if finding.code == "unmarked-time":
+                    assert 100 * finding.share <= float(named) + 0.5
+                else:
+                    assert f"{named} %" == percent(finding.share)
     assert len(seen) > 5
 
 
