@@ -73,6 +73,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     title = f"{percent(share)} of the step is in no range"
     if main is not None and outside >= _LEAST_SHARE / 2:
         title += f"; {percent(span.share(by_source[main]))} is spent in {main}"
+    elif percent(outside) == percent(share):
+        title += " and no operator"
     elif outside >= _LEAST_SHARE / 2:
         title += f"; {percent(outside)} is in no range and no operator"
     where = f"{duration(outside_ns / span.count)} a step"
