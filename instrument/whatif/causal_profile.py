@@ -25,8 +25,9 @@ from instrument.whatif.selection import of_paths, short_name
 from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
-# The most memory for the simulation of several rows at once, in bytes.
-_MOST_BYTES = 2**28
+# The most memory for the simulation of several rows at once, in bytes. More is slower, because it
+# fits less well into the caches of the CPU.
+_MOST_BYTES = 2**27
 _LEAST_SHARE = 0.002
 
 CAUSAL_PROFILE: Schema = schema(
@@ -67,7 +68,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
             are the ones that take the most time, because they can save the most.
 
     Cost: for each row, some array operations on all arcs, and four simulations. As many rows as fit
-    into 256 MiB of memory are simulated together.
+    into 128 MiB of memory are simulated together.
     """
     tried = _tried(window, rows)
     base = window.weights(costs)
