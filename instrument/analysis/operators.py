@@ -236,13 +236,12 @@ def _calls(links: Links) -> Calls:
     if (device := links.counted_device_own_ns) is not None:
         counted["device_share"] = folded.sum(device)[kept]
         counted["device_total_share"] = call_tree.with_descendants(device)[kept]
-    nodes = np.arange(len(call_tree))
     calls = Calls(
         event=call_tree.index[kept],
         thread=call_tree.thread[kept].astype(np.int64),
         start_ns=call_tree.start_ns[kept],
-        node=nodes[kept],
-        after=(nodes + call_tree.with_descendants(np.ones(len(call_tree), np.int64)))[kept],
+        node=np.flatnonzero(kept),
+        after=call_tree.until[kept].astype(np.int64),
         name=name[kept],
         kind=_kinds(events)[call_tree.index[kept]],
         names=names,

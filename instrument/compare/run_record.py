@@ -78,16 +78,21 @@ def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunReco
 
     Here the time of a range includes the ranges inside it.
     """
+    counts = [line.get(STEP, {}).get("calls", 0) for line in intervals]
+    if not any(counts):
+        raise CaptureError(f"The run has recorded {_NO_STEPS}.")
+    # A range has no calls in a line that holds only its time on a device.
     steps = [
-        {name: entry["calls"] * entry["mean_ns"] / count for name, entry in line.items()}
-        for line in intervals
-        if (count := line.get(STEP, {}).get("calls", 0))
+        {
+            name: entry["calls"] * entry["mean_ns"] / count
+            for name, entry in line.items()
+            if "calls" in entry
+        }
+        for line, count in zip(intervals, counts)
+        if count
     ]
     ranges = _medians(steps)
-    step_ns = ranges.pop(STEP)
-    return RunRecord(
-        sum(line[STEP]["calls"] for line in intervals if STEP in line), step_ns, ranges, {}
-    )
+    return RunRecord(sum(counts), ranges.pop(STEP), ranges, {})
 
 
 def _medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from instrument import storage
-from instrument.analysis.private import private_words
+from instrument.analysis.private import private_words, words_of_path
 from instrument.analysis.views import Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals
@@ -66,16 +66,28 @@ def load(given: Comparable) -> Side:
         side = Side(given.name)
         side.add(given)
         return side
-    side = Side(given.name if isinstance(given, Ranks) else str(given))
+    side = Side(_name(given))
     paths = [*_paths(given)]
     for path in paths:
         try:
             side.add(Views.load(path))
         except (CaptureError, TraceError) as error:
+            side.private.update(words_of_path(Path(path)))
             side.notes.append(f"Left out: {error}")
             if len(side.notes) == len(paths):
                 raise
     return side
+
+
+def _name(given: str | PathLike[str] | Run | Ranks) -> str:
+    """The name of a window or run, or the path without parts that have no effect, such as `./`."""
+    if isinstance(given, Ranks):
+        return given.name
+    if isinstance(given, Run):
+        names = [window.name for window in given.windows]
+        return " to ".join([*names[:1], *names[1:][-1:]])
+    path = fspath(given)
+    return path if storage.is_url(path) else str(Path(path))
 
 
 def _paths(given: str | PathLike[str] | Run | Ranks) -> Iterable[Path | str]:

@@ -77,13 +77,13 @@ def nothing_found(diagnosis: Diagnosis) -> str:
     if diagnosis.step_ns is None:
         return "Nothing found; the savings are not known, because no step could be simulated"
     saves = f"that saves more than {LEAST_SHARE * 100:.0f} % of a step"
-    late = round(100 * (diagnosis.unexplained or 0.0))
-    if late <= 100 * MOST_UNEXPLAINED:
+    late = diagnosis.unexplained or 0.0
+    if late <= MOST_UNEXPLAINED:
         return f"Nothing found {saves}"
     return (
-        f"In {100 - late} % of the time, nothing was found {saves}; for the other {late} %, device "
-        "work began late for an unknown reason: record several whole steps, and synchronize before "
-        "the window begins"
+        f"For {percent(late)} of the time, device work began late for an unknown reason: record "
+        "several whole steps, and synchronize before the window begins; in the rest of the time, "
+        f"nothing was found {saves}"
     )
 
 

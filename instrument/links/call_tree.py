@@ -11,9 +11,10 @@ torch/autograd/profiler_util.py):
 - An event without a duration is not a child of an event that ends at the same moment.
 
 So the parent of an event is the nearest earlier event on the same thread that does not end before
-the event. Array operations find the parents of all events at once. Each event has a candidate for
-its parent. The first candidate of an event is the event before it. If a candidate ends too early,
-it is replaced by its own candidate. This is repeated until every candidate ends late enough.
+the event. The compiled module finds the parents one after the other. Without it, array operations
+find the parents of all events at once. Each event has a candidate for its parent. The first
+candidate of an event is the event before it. If a candidate ends too early, it is replaced by its
+own candidate. This is repeated until every candidate ends late enough.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
     If `thread` is given, it replaces the threads of all events.
 
-    Cost: a sort, then some tens of array operations; about 0.2 µs for each event.
+    Cost: a sort, and a pass over the events; about 0.05 µs for each event with the compiled module,
+    and 0.2 µs without it.
     """
     index = np.flatnonzero(chosen)
     threads = (events.thread if thread is None else thread)[index]
@@ -217,7 +219,7 @@ def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Codes]:
     given = (thread.astype(np.int32), start, end)
     found = scanner.compiled.nest(*map(np.ascontiguousarray, given))
     columns = np.frombuffer(found, np.int32).reshape(3, -1)
-    return columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2]
+    return columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2].copy()
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:

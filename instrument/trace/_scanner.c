@@ -872,9 +872,9 @@ static void free_piece(struct piece *piece)
 
 /*
  * Finds the parent and the depth of each event, and the index after its last descendant;
- * `links/call_tree.py` has the rule. Events are sorted by thread and start. The search for a parent begins at the event before. An event that it passes
- * ends too early to be the parent of any later event, and no later search meets it again. So the
- * time is linear in `count`.
+ * `links/call_tree.py` has the rule. Events are sorted by thread and start. The search for a parent
+ * begins at the event before, and follows the parents. An event that it passes lies on the way of
+ * no later search. So the time is linear in `count`.
  */
 static void find_parents(const int32_t *thread, const int64_t *start, const int64_t *end,
                          Py_ssize_t count, int32_t *parent, int32_t *depth, int32_t *until)
@@ -960,7 +960,11 @@ static PyObject *nest(PyObject *Py_UNUSED(module), PyObject *args)
                           &end_size))
         return NULL;
     Py_ssize_t count = thread_size / (Py_ssize_t)sizeof(int32_t);
-    if (count >= INT32_MAX || thread_size != count * (Py_ssize_t)sizeof(int32_t) ||
+    if (count >= INT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "there are too many events for 32 bits");
+        return NULL;
+    }
+    if (thread_size != count * (Py_ssize_t)sizeof(int32_t) ||
         start_size != count * (Py_ssize_t)sizeof(int64_t) || end_size != start_size) {
         PyErr_SetString(PyExc_ValueError, "thread, start and end must have the same length");
         return NULL;

@@ -72,7 +72,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     """
     tried = _tried(window, rows)
     base = window.weights(costs)
-    steps = window.steps_ns(window.program.run(base))
+    steps = window.steps_ns(window.program.run_one(base))
     width = max(1, _MOST_BYTES // max(len(base) * 8 * len(_FASTER) * 2, 1))
     whole_ns = np.sum(_counted(steps))
     shares: list[list[float]] = []

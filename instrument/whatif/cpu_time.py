@@ -54,7 +54,7 @@ class CpuTime:
 
         Cost: a sort of all intervals, and a binary search for each position.
         """
-        threads = np.arange(int(at.max(initial=0)) // self.span_ns + 1)
+        threads = np.arange(int(at.max(initial=0)) // self.span_ns + 1, dtype=np.int64)
         axis = (np.zeros(1, np.int64), (threads[-1:] + 1) * self.span_ns)
         layers = [axis, self.waits, *(intervals for intervals, _ in edits)]
         pieces = sweep(layers if inside is None else [*layers, inside])

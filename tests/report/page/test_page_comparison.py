@@ -189,7 +189,14 @@ def test_a_redacted_page_names_no_file_and_no_host_of_the_other_run(tmp_path: Pa
     lone = folder / f"secret {'run' * 30}.json"
     lone.write_text(json.dumps({"traceEvents": training(100)}))
     unlike = write_capture(tmp_path / "unlike", training(100), world_size=8)
-    for before, after in ((was.folder, now), (was, now), (lone, now), (was.folder, unlike)):
+    detour = f"{folder.parent}/.//{folder.name}/{was.folder.name}"
+    for before, after in (
+        (was.folder, now),
+        (was, now),
+        (lone, now),
+        (was.folder, unlike),
+        (detour, now),
+    ):
         plain, clean = (
             json.dumps(comparison(after, before, redact=redact)) for redact in (False, True)
         )
