@@ -194,7 +194,8 @@ class _Seen:
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
         for check in self.checks:
-            self._keep(check.code, partial(check.find, capture, whatif), window, rank)
+            find = partial(check.find, capture, whatif)
+            self._keep(check.code, find, window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
@@ -207,18 +208,24 @@ class _Seen:
             windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
             for ranks in windows:
                 for check in self.ranks_checks:
-                    self._keep(check.code, partial(check.find, ranks), ranks.where, None)
+                    self._keep(check.code, partial(check.find, ranks), ranks.where)
             if self.summaries and not windows:
                 message = "The ranks were not compared: give the captures of all ranks of a window."
                 self.missing[_RANKS, message] = len(self.captures)
 
     def _keep(
-        self, code: str, find: Callable[[], Iterator[Finding]], window: Any, rank: int | None
+        self,
+        code: str,
+        find: Callable[[], Iterator[Finding]],
+        window: Any,
+        rank: int | None = None,
+        capture: str | None = None,
     ) -> None:
         """Add the findings of one check in one capture or window."""
         numbers: dict[str | None, int] = {}
         with self._noting(code, f"The check {code}"):
-            for finding in find():
+            for found in find():
+                finding = replace(found, capture=capture)
                 saving_ns = _saving_ns(finding)
                 number = numbers[finding.range] = numbers.get(finding.range, -1) + 1
                 key = finding.code, finding.range, number

@@ -115,6 +115,7 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
         "step_ns": None if saving is None else round(saving.step_ns),
         "range": finding.range,
         "source": finding.source,
+        "capture": finding.capture,
         "evidence": [row._asdict() for row in finding.evidence],
         "change": finding.change,
         "verify": finding.verify,

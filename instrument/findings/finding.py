@@ -60,6 +60,8 @@ class Finding:
         coverage: the rows of `capture.coverage` that the finding depends on.
         share: the share of the step that the title names; None if it names none. For
             unmarked time, the share in no range and no operator.
+        capture: the name of the capture that holds the evidence, which `diagnose` fills in; None
+            for a comparison of ranks.
     """
 
     code: str
@@ -72,6 +74,7 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     coverage: tuple[str, ...] = ()
     share: float | None = None
+    capture: str | None = None
 
 
 class Check(NamedTuple):

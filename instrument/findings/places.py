@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, TypeGuard
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.finding import Evidence
+from instrument.findings.finding import Evidence, Finding
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.launches import Launches, launching_nodes, launching_operator
@@ -410,14 +410,16 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %" if share >= 0.095 else f"{share * 100:.1f} %"
 
 
-def evidence_span(events: Events, evidence: Evidence) -> tuple[int, int] | None:
+def evidence_span(capture: Views, finding: Finding, evidence: Evidence) -> tuple[int, int] | None:
     """The start and the end of the event that starts at `evidence.start_ns`; None if none does.
 
-    If several events start then, those whose name begins with the name of the evidence come first.
-    Of these, the longest is returned.
+    The result is also None if the evidence of the finding is in another capture. If several events
+    start then, those whose name begins with the name of the evidence come first. Of these, the
+    longest is returned.
     """
-    if evidence.start_ns is None:
+    if evidence.start_ns is None or finding.capture not in (None, capture.name):
         return None
+    events = capture.events
     found = np.flatnonzero(events.start_ns == evidence.start_ns)
     if not len(found):
         return None

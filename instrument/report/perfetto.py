@@ -155,7 +155,7 @@ def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
     no row has one.
     """
     for row in finding.evidence:
-        if span := evidence_span(capture.events, row):
+        if span := evidence_span(capture, finding, row):
             margin_ns = max(span[1] - span[0], _LEAST_MARGIN_NS)
             return span[0] - margin_ns, span[1] + margin_ns
     return None

@@ -29,6 +29,7 @@ from instrument.findings.finding import (
     RanksCheck,
     show_command,
 )
+from instrument.findings.places import evidence_span
 from instrument.printable import printable
 
 HOSTILE = "a\x1b[2Jb\nc`|<img src=x>[l](https://evil.example) @somebody #12 *x* www.evil.example"
@@ -295,6 +296,7 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         "step_ns": 750_000,
         "range": "forward",
         "source": "train.py:3",
+        "capture": "steps_3_rank0",
         "evidence": [
             {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "detail": "large"}
         ],
@@ -457,6 +459,16 @@ def test_a_diagnosis_shows_itself_in_a_terminal_and_in_a_notebook(tmp_path: Path
     assert found._repr_markdown_() == as_markdown(found)
     assert repr(found) == "<Diagnosis: 1 finding, first: Half of the step is slow>"
     assert repr(replace(found, findings=())) == "<Diagnosis: 0 findings>"
+
+
+def test_evidence_in_another_capture_has_no_time_in_this_one(tmp_path: Path) -> None:
+    first, second = recorded(tmp_path / "a"), recorded(tmp_path / "b", rank=1)
+    (found,) = diagnosed([first, second], [check({})]).findings
+    assert found.capture == first.name != second.name
+    at = int(first.events.start_ns[0])
+    row = Evidence(first.events.names[first.events.name[0]], 1, start_ns=at)
+    assert evidence_span(first, found, row) is not None
+    assert evidence_span(second, found, row) is None
 
 
 def test_one_capture_need_not_be_in_a_list(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, in
         (*span, finding.code)
         for finding in (diagnosis.findings if diagnosis else ())
         for evidence in finding.evidence
-        if (span := evidence_span(capture.events, evidence)) is not None
+        if (span := evidence_span(capture, finding, evidence)) is not None
     ]
 
 

@@ -13,7 +13,6 @@ from instrument.findings.finding import Finding
 from instrument.findings.places import evidence_span, percent
 from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
-from instrument.trace.events import Events
 
 # The bar by range shows this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
@@ -66,7 +65,7 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
             {"name": row.name, "share": row.share, "why": row.why} for row in capture.coverage
         ],
         "step_ns": diagnosis.step_ns,
-        "findings": [_finding(finding, capture.events) for finding in diagnosis.findings],
+        "findings": [_finding(finding, capture) for finding in diagnosis.findings],
         "passed": diagnosis.passed,
         "not_checked": diagnosis.not_checked,
         "notes": diagnosis.notes,
@@ -116,12 +115,12 @@ def _utilization(capture: Views) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding, events: Events) -> dict[str, Any]:
+def _finding(finding: Finding, capture: Views) -> dict[str, Any]:
     found, saving = finding_as_dict(finding), finding.saving
     for row, evidence in zip(found["evidence"], finding.evidence):
-        span = evidence_span(events, evidence)
+        span = evidence_span(capture, finding, evidence)
         row["start_ns"], row["end_ns"] = (
-            (None, None) if span is None else (ns - events.begin_ns for ns in span)
+            (None, None) if span is None else (ns - capture.events.begin_ns for ns in span)
         )
     return found | {
         "baseline_ns": None if saving is None else round(saving.baseline_ns),
