@@ -409,8 +409,9 @@ def _joined(
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The cells of the table, with the rows in the order of their first calls.
 
-    Calls with the same name, kind and code in `codes` are summed in one row. A code is an index
-    into the values of the one column that `labels` holds. `labels` is empty if all codes are 0.
+    Calls with the same name, the same kind and the same code (from `codes`) are summed in one row.
+    `labels` holds at most one column, and a code is an index into the values of this column. If
+    `labels` is empty, all codes are 0.
     """
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes

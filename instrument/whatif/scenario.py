@@ -406,8 +406,8 @@ class Scenario:
     ) -> Scenario:
         """The scenario with one more edit.
 
-        `chosen` holds what the edit changes on each rank; None leaves the rank as it is. `modest`
-        is the modest form of an edit whose effect is uncertain.
+        `chosen` holds what the edit changes on each rank; None for a rank leaves it as it is. If
+        the effect of the edit is uncertain, `modest` is the same edit with a smaller effect.
         """
         variants = self.variants
         if modest and not any(variant.is_modest for variant in variants):
