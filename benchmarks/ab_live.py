@@ -19,10 +19,10 @@ from typing import Any
 
 from instrument.cli.command import main as instrument
 
-TRIALS, BLOCKS = 10, 16
-# For each planted change, how many trials must be right. Of 100 trials without a change, 5 may be
-# wrong.
-WANTED = {0.0: 9, 0.05: 5, 0.1: 8, 0.2: 9}
+TRIALS = 10
+# For each planted change: the number of blocks, and how many trials must be right. Of 100 trials
+# without a change, 5 may be wrong.
+WANTED = {0.0: (16, 9), 0.05: (64, 5), 0.1: (32, 8), 0.2: (16, 9)}
 ADDITIONS = 6_000
 PROGRAM = """
 import json, os, sys
@@ -46,7 +46,7 @@ with open(folder + "/timings_rank0.jsonl", "w") as file:
 """
 
 
-def compared(additions: int) -> dict[str, Any]:
+def compared(additions: int, blocks: int) -> dict[str, Any]:
     """The result of `instrument ab`, where the range `mlp` of B makes this number of additions."""
     command = shlex.join([sys.executable, "-S", "-E", "-c", PROGRAM])
     options = ["--a", f"{command} {ADDITIONS}", "--b", f"{command} {additions}"]
@@ -54,7 +54,7 @@ def compared(additions: int) -> dict[str, Any]:
         contextlib.redirect_stdout(io.StringIO()) as printed,
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        assert instrument(["ab", *options, "--blocks", str(BLOCKS), "--json"]) == 0
+        assert instrument(["ab", *options, "--blocks", str(blocks), "--json"]) == 0
     found: dict[str, Any] = json.loads(printed.getvalue())
     return found
 
@@ -70,10 +70,10 @@ def is_right(found: dict[str, Any], planted: float) -> bool:
 
 def main() -> int:
     reached = True
-    for planted, wanted in WANTED.items():
+    for planted, (blocks, wanted) in WANTED.items():
         right = 0
         for number in range(1, TRIALS + 1):
-            found = compared(round(ADDITIONS * (1 + planted)))
+            found = compared(round(ADDITIONS * (1 + planted)), blocks)
             right += is_right(found, planted)
             result = "right" if is_right(found, planted) else "WRONG"
             print(f"mlp {planted:+.0%}, trial {number}: {result}")
@@ -86,7 +86,10 @@ def main() -> int:
                 )
         reached &= right >= wanted
         result = "reached" if right >= wanted else "MISSED"
-        print(f"mlp {planted:+.0%}: {right} of {TRIALS} right, at least {wanted}: {result}")
+        print(
+            f"mlp {planted:+.0%}, {blocks} blocks: {right} of {TRIALS} right, "
+            f"at least {wanted}: {result}"
+        )
     return 0 if reached else 1
 
 
