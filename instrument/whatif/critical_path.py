@@ -58,7 +58,7 @@ def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     weights = window.weights(costs)
     times = window.program.run(weights)
     ends = _step_ends(window, times)
-    path = window.program.critical(weights, int(ends[-1]))
+    path = window.program.critical(weights, times, int(ends[-1]))
     starts = [m.moments.step_start[0] + k for m, k in zip(window.models, window.first_moment)]
     begin = int(times[ends[0]] if len(ends) > 1 else times[starts].min())
     end = int(times[ends[-1]])
@@ -182,7 +182,7 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the slack of each range, the smallest slack first; see `SLACK`."""
     weights = window.weights(costs)
     times = window.program.run(weights)
-    late = window.program.slack(weights, _step_ends(window, times))
+    late = window.program.slack(weights, times, _step_ends(window, times))
     least: dict[str, int] = {}
     for model, first in zip(window.models, window.first_moment):
         own = _slack_of_paths(model, late[first : first + len(model.moments.time_ns)])

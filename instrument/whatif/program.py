@@ -171,14 +171,15 @@ class Program:
         arcs = np.flatnonzero(self.kept)
         return arcs[np.argsort(rank[self.target[arcs]], kind="stable")]
 
-    def critical(self, of_arcs: Ints, moment: int) -> Path:
+    def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
         If several arcs to a moment decide, the first one counts. An arc from the origin can decide,
         for example if a batch arrives from another process. This arc is then on the path. Before
-        this arc, the path follows the latest other arc to the same moment.
+        this arc, the path follows the latest other arc to the same moment. `times` is the result of
+        `run`.
         """
-        times = np.append(self.run(of_arcs), 0)
+        times = np.append(times, 0)
         by_target = np.argsort(self.target[self._ordered], kind="stable")
         arcs = self._ordered[by_target]
         first = np.searchsorted(self.target[arcs], np.arange(len(times)))
@@ -201,12 +202,12 @@ class Program:
             at = source
         return Path(*(np.array(each[::-1], np.int64) for each in (found, begins, ends)))
 
-    def slack(self, of_arcs: Ints, ends: Ints) -> Ints:
+    def slack(self, of_arcs: Ints, times: Ints, ends: Ints) -> Ints:
         """How much later each moment could happen without delaying any of the moments `ends`.
 
-        If a moment can never delay any of `ends`, its slack is 2**60 or more.
+        If a moment can never delay any of `ends`, its slack is 2**60 or more. `times` is the result
+        of `run`.
         """
-        times = self.run(of_arcs)
         last = np.full(len(times) + 1, -NEVER)
         np.minimum.at(last, ends, times[ends])
         latest, arcs = last.tolist(), self._ordered[::-1]

@@ -85,7 +85,7 @@ def test_a_critical_path_has_no_gap_and_decides(seed) -> None:
     program, weights = drawn(seed)
     times = longest(program, weights)
     last = int(np.argmax(times))
-    path = program.critical(weights, last)
+    path = program.critical(weights, times, last)
     assert path.end_ns[-1] == times[last]
     assert np.array_equal(path.begin_ns[1:], path.end_ns[:-1])
     assert np.array_equal(times[program.target[path.arc]], path.end_ns)

@@ -103,10 +103,10 @@ def test_what_is_not_on_the_critical_path_has_slack(whatif) -> None:
     program, costs = window.program, whatif.variants[0].costs
     weights = window.weights(costs)
     ends = window.models[0].moments.step_end
-    late = program.slack(weights, ends)
-    right = program.run(weights)[ends]
+    times = program.run(weights)
+    late, right = program.slack(weights, times, ends), times[ends]
     arcs = window.models[0].arcs
-    on_path = arcs.target[program.critical(weights, int(ends[-1])).arc]
+    on_path = arcs.target[program.critical(weights, times, int(ends[-1])).arc]
     assert len(on_path)
     assert not late[on_path].any()
     some = np.random.default_rng(0).choice(np.flatnonzero(late < 2**60), 12)
