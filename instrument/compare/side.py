@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from instrument import storage
-from instrument.analysis.private import private_words, words_of_path
+from instrument.analysis.private_words import private_words, words_of_path
 from instrument.analysis.views import Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.analysis.private import private_words, words_of_path
+from instrument.analysis.private_words import private_words, words_of_path
 from instrument.compare.side import Comparable, Side, load
 from instrument.errors import CaptureError
 from instrument.findings.diagnose import diagnose
