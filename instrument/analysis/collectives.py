@@ -448,6 +448,6 @@ def _cpu_sides(links: Links) -> list[Intervals]:
     operator = events.among(OPERATOR) & ~events.named(
         lambda name: name.startswith(_STARTING_OR_WAITING) or is_step(name)
     )
-    own_work = operator[call_tree.index] & (call_tree.nearest(communicates) < 0)
+    own_work = operator[call_tree.index] & ~call_tree.at_or_inside(communicates)
     sides = [call_tree.index[chosen] for chosen in (communicates, own_work)]
     return [merged(events.start_ns[k], events.end_ns[k]) for k in sides]

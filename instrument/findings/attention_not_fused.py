@@ -80,7 +80,7 @@ def _attention(capture: Views) -> tuple[Ints, Ints]:
     softmax = events.named(_is_softmax)[tree.index]
     batched = events.named(lambda name: split_overload(name)[0] in _BATCHED)[tree.index]
     hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
-    shown = events.among(OPERATOR)[tree.index] & (tree.nearest(hidden) < 0)
+    shown = events.among(OPERATOR)[tree.index] & ~tree.at_or_inside(hidden)
     softmax &= shown
     # aten::softmax calls aten::_softmax: only the outermost of the two counts.
     softmax &= ~tree.inside(softmax)

@@ -166,13 +166,13 @@ def _bias_work(capture: Views, convolutions: Ints) -> Ints:
     def inside(around: Ints) -> Any:
         chosen = np.zeros(len(tree) + 1, np.bool_)
         chosen[tree.nodes_of(around)] = True
-        return tree.nearest(chosen[:-1]) >= 0
+        return tree.at_or_inside(chosen[:-1])
 
     numbers = events.sequence[convolutions]
     nodes = is_backward(events) & (events.sequence >= 0)
     nodes &= np.isin(events.sequence, numbers[numbers >= 0])
     adds = inside(convolutions) & events.named(_ADDS.__contains__)[tree.index]
-    in_backward = tree.nearest(events.named(_BACKWARD.__eq__)[tree.index]) >= 0
+    in_backward = tree.at_or_inside(events.named(_BACKWARD.__eq__)[tree.index])
     sums = inside(np.flatnonzero(nodes)) & in_backward
     sums &= events.named(_SUM.__eq__)[tree.index]
     chosen = adds | sums

@@ -79,7 +79,7 @@ def _inside(
 ) -> Ints:
     """The outermost events with a wanted name inside events with a given name, sorted by start."""
     events, tree = capture.events, capture.links.call_tree
-    around = tree.nearest(events.named(is_around)[tree.index]) >= 0
+    around = tree.at_or_inside(events.named(is_around)[tree.index])
     wanted = events.named(is_wanted)[tree.index] & around
     found = tree.index[wanted & ~tree.inside(wanted)]
     return found[np.argsort(events.start_ns[found], kind="stable")]

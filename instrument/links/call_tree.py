@@ -128,6 +128,11 @@ class CallTree:
         np.greater(until[:-1], np.arange(1, len(self), dtype=np.int32), out=found[1:])
         return found
 
+    def at_or_inside(self, chosen: Flags) -> Flags:
+        """A mask of the chosen nodes and of the nodes that have one of them as an ancestor."""
+        found: Flags = chosen | self.inside(chosen)
+        return found
+
     def top_of_chain(self, chosen: Flags) -> Ints:
         """For each chosen node, the highest node that is reached through chosen parents only.
 

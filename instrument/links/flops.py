@@ -95,7 +95,7 @@ def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -
     uncounted = (
         operator
         & (call_tree.with_descendants(counted.astype(np.int64)) == 0)
-        & (call_tree.nearest(counted) < 0)
+        & ~call_tree.at_or_inside(counted)
     )
     outer = np.append(call_tree.nearest(uncounted), -1)[call_tree.parent]
     found: Flags = uncounted & (outer < 0)

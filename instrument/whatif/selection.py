@@ -227,8 +227,8 @@ def calls_named(model: Model, pattern: str) -> Ints:
     calls = np.unique(found.call[np.unique(found.wait)])
     tree = model.links.call_tree
     named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
-    around = np.append(tree.nearest(named[tree.index]), -1)[tree.nodes_of(calls)]
-    chosen = named[calls] | (around >= 0)
+    around = np.append(tree.at_or_inside(named[tree.index]), False)[tree.nodes_of(calls)]
+    chosen: Flags = named[calls] | around
     if not chosen.any():
         raise _nothing("synchronizing call", pattern, [events.names[k] for k in events.name[calls]])
     return calls[chosen]
@@ -260,7 +260,7 @@ def short_name(name: str) -> str:
 def _below(model: Model, nodes: Flags) -> Selection:
     """Select nodes of the call tree, and all that runs inside them."""
     links, tree = model.links, model.links.call_tree
-    around = np.append(nodes | tree.inside(nodes), False)
+    around = np.append(tree.at_or_inside(nodes), False)
     # The time of a node contains the time of the nodes inside it.
     top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
     thread = tree.thread[top]

@@ -376,8 +376,8 @@ def test_a_module_of_the_icicle_leads_to_the_picture(
     tab.wait_for_selector(".flame canvas[data-rectangles]")
     tab.locator(".flame canvas").focus()
     tab.keyboard.press("ArrowDown")
-    told = tab.locator("p[role=status]")
-    assert told.inner_text().startswith("block: Block: 790 ns, 79.0% of the node time")
-    told.get_by_role("link", name="Show in the graph").click()
+    status = tab.locator("p[role=status]")
+    assert status.inner_text().startswith("block: Block: 790 ns, 79.0% of the node time")
+    status.get_by_role("link", name="Show in the graph").click()
     tab.wait_for_selector(".graph .frame.on")
     assert tab.locator(".graph .frame.on text").text_content() == "block: Block"

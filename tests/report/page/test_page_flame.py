@@ -111,7 +111,7 @@ def test_the_search_sums_each_moment_once(tab: Page) -> None:
 
 
 def test_frames_are_selected_and_zoomed_by_keys_and_clicks(tab: Page) -> None:
-    canvas, told = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
+    canvas, status = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
     canvas.focus()
     for key, name in (
         ("ArrowDown", "ProfilerStep*: 2.000 ms, 100.0%"),
@@ -121,20 +121,20 @@ def test_frames_are_selected_and_zoomed_by_keys_and_clicks(tab: Page) -> None:
         ("Enter", "forward: 1.200 ms, 60.0%"),
     ):
         tab.keyboard.press(key)
-        assert told.inner_text().startswith(name), key
+        assert status.inner_text().startswith(name), key
     box = canvas.bounding_box()
     assert box is not None
     # `forward` is as wide as the picture now, so attention, below it, ends at 2/3 of it
     canvas.click(position={"x": box["width"] * 0.65, "y": 3 * 18 + 9})
-    assert told.inner_text().startswith("attention: 800.000 µs, 40.0%")
+    assert status.inner_text().startswith("attention: 800.000 µs, 40.0%")
     canvas.focus()
     tab.keyboard.press("Escape")
-    assert told.inner_text().startswith("All CPU time: 2.000 ms")
+    assert status.inner_text().startswith("All CPU time: 2.000 ms")
 
 
 def test_the_inverted_graph_begins_with_the_frames_that_spend_the_time(tab: Page) -> None:
     tab.get_by_role("button", name="Inverted").click()
-    canvas, told = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
+    canvas, status = tab.locator("#flame canvas"), tab.locator("#flame > p[role=status]")
     canvas.focus()
     for key, name in (
         ("ArrowDown", "ProfilerStep*: 700.000 µs, 35.0%"),
@@ -143,7 +143,7 @@ def test_the_inverted_graph_begins_with_the_frames_that_spend_the_time(tab: Page
         ("ArrowDown", "forward: 580.000 µs, 29.0%"),
     ):
         tab.keyboard.press(key)
-        assert told.inner_text().startswith(name), key
+        assert status.inner_text().startswith(name), key
     tab.get_by_text("Frames as a table").click()
     row = tab.locator("#flame tr", has_text="attention")
     assert row.inner_text().split("\t") == ["attention", "800.000 µs", "200.000 µs", "40.0%"]
@@ -151,8 +151,8 @@ def test_the_inverted_graph_begins_with_the_frames_that_spend_the_time(tab: Page
 
 def test_the_other_graph_is_chosen(tab: Page) -> None:
     tab.get_by_label("Graph", exact=True).select_option("Ranges and operators, device time")
-    told = tab.locator("#flame > p[role=status]")
-    assert told.inner_text().startswith("All device time: 100.000 µs")
+    status = tab.locator("#flame > p[role=status]")
+    assert status.inner_text().startswith("All device time: 100.000 µs")
 
 
 def test_frames_of_old_traces_are_part_of_the_python_stacks_alone(tmp_path: Path) -> None:
