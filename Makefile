@@ -37,7 +37,8 @@ INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
 # After a change of these files, the package is installed again, which compiles the trace reader.
-BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c
+BUILT_FROM := pyproject.toml hatch_build.py instrument/trace/_scanner.c \
+	instrument/links/_loops.c
 
 # The time is part of the name, so that no demo overwrites the files of another.
 DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)

@@ -1,8 +1,8 @@
-"""Compiles the trace reader `instrument/trace/_scanner.c` while the package is built or installed.
+"""Compiles the modules in C, such as the trace reader, while the package is built or installed.
 
-The extension module uses Python's stable ABI, so that one file serves Python 3.10 and all newer
-versions. Without a working C compiler, the package is built without the extension module. It then
-reads traces more slowly, with the same result.
+The modules use Python's stable ABI, so that one file serves Python 3.10 and all newer versions.
+Without a working C compiler, the package is built without them. It then reads traces more slowly,
+with the same result.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "instrument/trace/_scanner.c"
-MODULE = "instrument/trace/_scanner.abi3.so"
+MODULES = ("instrument/trace/_scanner", "instrument/links/_loops")
 
 
-class CompiledReader(BuildHookInterface[Any]):
-    """Adds the extension module to a wheel, or to the source folder of an editable installation."""
+class CompiledModules(BuildHookInterface[Any]):
+    """Adds the modules to a wheel, or to the source folder of an editable installation."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the module. If this succeeds, the wheel is for this platform only."""
+        """Compile the modules. If one is compiled, the wheel is for this platform only."""
         self._folder = Path(tempfile.mkdtemp(prefix="instrument-build-"))
-        compiled = self._folder / Path(MODULE).name
-        reason = _compile(Path(self.root, SOURCE), compiled)
-        if reason:
-            self.app.display_warning(f"The trace reader is not compiled: {reason}")
-        if version == "editable":
-            _put(compiled, Path(self.root, MODULE))
-        elif not reason:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["force_include"][str(compiled)] = MODULE
-            build_data["pure_python"] = False
-            build_data["tag"] = f"cp310-abi3-{platform}"
+        for module in MODULES:
+            name = f"{module}.abi3.so"
+            compiled = self._folder / Path(name).name
+            reason = _compile(Path(self.root, f"{module}.c"), compiled)
+            if reason:
+                self.app.display_warning(f"{module}.c is not compiled: {reason}")
+            if version == "editable":
+                _put(compiled, Path(self.root, name))
+            elif not reason:
+                platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+                build_data["force_include"][str(compiled)] = name
+                build_data["pure_python"] = False
+                build_data["tag"] = f"cp310-abi3-{platform}"
 
     def finalize(self, *_: Any) -> None:
-        """Remove the compiled file."""
+        """Remove the compiled files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

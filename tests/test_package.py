@@ -95,13 +95,14 @@ def test_the_wheel_holds_what_it_needs_and_nothing_else(wheel: Path) -> None:
         assert f"Provides-Extra: {extra}\n" in metadata
 
 
-def test_the_trace_reader_is_compiled_for_this_platform(wheel: Path, python: Path) -> None:
+def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Path) -> None:
     """One file serves all versions of Python; the tests of reading are skipped if it is missing."""
-    module = "instrument/trace/_scanner.abi3.so"
     if "any" in wheel.name:
         pytest.skip("there is no C compiler, or it has no headers of Python")
     assert "-cp310-abi3-" in wheel.name
-    assert module in zipfile.ZipFile(wheel).namelist()
+    names = zipfile.ZipFile(wheel).namelist()
+    modules = ["instrument/links/_loops.abi3.so", "instrument/trace/_scanner.abi3.so"]
+    assert sorted(name for name in names if name.endswith(".so")) == modules
     version = run(python.parent / "instrument", "--version", cwd=wheel.parent)
     assert version == "instrument 0.1.0, compiled trace reader\n"
 
@@ -111,7 +112,9 @@ def test_without_a_compiler_the_wheel_is_for_all_platforms(
 ) -> None:
     monkeypatch.setenv("CC", "false")
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path)
-    assert "The trace reader is not compiled: " in run(*build, ROOT, cwd=tmp_path)
+    printed = run(*build, ROOT, cwd=tmp_path)
+    for module in ("links/_loops", "trace/_scanner"):
+        assert f"instrument/{module}.c is not compiled: " in printed
     (built,) = tmp_path.glob("*.whl")
     assert built.name == "torch_instrument-0.1.0-py3-none-any.whl"
     assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith((".so", ".c"))]

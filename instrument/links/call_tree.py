@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from instrument.links import loops
 from instrument.links.groupby import Groups
-from instrument.trace import scanner
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 
@@ -217,12 +217,12 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Codes]:
     """The columns `parent`, `depth` and `until`, from the compiled module if it is installed."""
-    if scanner.compiled is None or not len(thread):
+    if loops.compiled is None or not len(thread):
         parent = _parents(thread, start, end)
         depth = _depths(parent)
         return parent, depth, _until(parent, depth)
     given = (thread.astype(np.int32), start, end)
-    found = scanner.compiled.nest(*map(np.ascontiguousarray, given))
+    found = loops.compiled.nest(*map(np.ascontiguousarray, given))
     columns = np.frombuffer(found, np.int32).reshape(3, -1)
     return columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2].copy()
 

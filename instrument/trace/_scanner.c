@@ -1,6 +1,5 @@
 /*
- * Reads the events of a trace from its JSON text, without a Python object for each event. `nest`
- * then finds which event lies inside which.
+ * Reads the events of a trace from its JSON text, without a Python object for each event.
  *
  * The text may come from a stranger. Every function that reads the text gets a `struct text`, and
  * compares the position with the end before it reads a byte. No function is recursive. Memory is at
@@ -868,31 +867,6 @@ static void free_piece(struct piece *piece)
 
 #ifndef WITHOUT_PYTHON
 
-/* ---- The call tree ---- */
-
-/*
- * Finds the parent and the depth of each event, and the index after its last descendant;
- * `links/call_tree.py` has the rule. Events are sorted by thread and start. The search for a parent
- * begins at the event before, and follows the parents. An event that it passes lies on the way of
- * no later search. So the time is linear in `count`.
- */
-static void find_parents(const int32_t *thread, const int64_t *start, const int64_t *end,
-                         Py_ssize_t count, int32_t *parent, int32_t *depth, int32_t *until)
-{
-    for (Py_ssize_t k = 0; k < count; k++) {
-        int64_t needed = start[k] == end[k] && end[k] < INT64_MAX ? end[k] + 1 : end[k];
-        int32_t above = k > 0 && thread[k] == thread[k - 1] ? (int32_t)(k - 1) : -1;
-        while (above >= 0 && end[above] < needed)
-            above = parent[above];
-        parent[k] = above;
-        depth[k] = above >= 0 ? depth[above] + 1 : 0;
-        until[k] = (int32_t)(k + 1);
-    }
-    for (Py_ssize_t k = count - 1; k >= 0; k--)
-        if (parent[k] >= 0 && until[parent[k]] < until[k])
-            until[parent[k]] = until[k];
-}
-
 /* ---- The module ---- */
 
 static PyObject *bytes_of(const struct buffer *buffer)
@@ -952,37 +926,8 @@ static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *nest(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    const char *thread, *start, *end;
-    Py_ssize_t thread_size, start_size, end_size;
-    if (!PyArg_ParseTuple(args, "y#y#y#:nest", &thread, &thread_size, &start, &start_size, &end,
-                          &end_size))
-        return NULL;
-    Py_ssize_t count = thread_size / (Py_ssize_t)sizeof(int32_t);
-    if (count >= INT32_MAX) {
-        PyErr_SetString(PyExc_ValueError, "there are too many events for 32 bits");
-        return NULL;
-    }
-    if (thread_size != count * (Py_ssize_t)sizeof(int32_t) ||
-        start_size != count * (Py_ssize_t)sizeof(int64_t) || end_size != start_size) {
-        PyErr_SetString(PyExc_ValueError, "thread, start and end must have the same length");
-        return NULL;
-    }
-    PyObject *result = PyBytes_FromStringAndSize(NULL, 3 * thread_size);
-    if (result == NULL)
-        return NULL;
-    int32_t *parent = (int32_t *)PyBytes_AsString(result);
-    Py_BEGIN_ALLOW_THREADS
-    find_parents((const int32_t *)thread, (const int64_t *)start, (const int64_t *)end, count,
-                 parent, parent + count, parent + 2 * count);
-    Py_END_ALLOW_THREADS
-    return result;
-}
-
 static PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS, "Read the events between two positions of a text."},
-    {"nest", nest, METH_VARARGS, "Find the parent, depth and last descendant of each event."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1011,7 +956,7 @@ static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "instrument.trace._scanner",
-    .m_doc = "Reads the events of a trace from its JSON text, and finds their parents.",
+    .m_doc = "Reads the events of a trace from its JSON text.",
     .m_methods = methods,
     .m_slots = slots,
 };

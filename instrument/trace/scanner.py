@@ -27,8 +27,6 @@ try:
     from instrument.trace import _scanner as compiled
 except ImportError:  # built only where there is a compiler
     compiled = None
-if not hasattr(compiled, "nest"):  # built from older source
-    compiled = None
 
 Columns = dict[str, NDArray[Any]]
 

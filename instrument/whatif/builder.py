@@ -180,15 +180,12 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     _device_arcs(made, launch_of, end_of, start_of)
     _queue_arcs(made, blocked, start_of)
     _wait_arcs(made, waits, end_of)
-    stream = events.thread[work.event].astype(np.int64) + len(events.threads)
-    thread = np.concatenate(made.threads)
     moments = Moments(
         time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed]]) - made.begin_ns,
         phase=np.concatenate(
             [*made.phases, np.full(len(end_of), _ENDS), np.full(len(needed), _STARTS)]
         ),
-        thread=thread,
-        chain=np.concatenate([thread, stream, stream[needed]]),
+        thread=np.concatenate(made.threads),
         call=np.concatenate(made.calls),
         end_of=end_of,
         start_of=start_of,
@@ -249,7 +246,7 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
         lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
         made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
         arcs, kept = made.columns(), np.append(kept, alone[target])
-    return Program(order, arcs.target, arcs.source, kept, moments.chain, arcs.follows), arcs
+    return Program(order, arcs.target, arcs.source, kept), arcs
 
 
 def _residues(found: Model) -> Ints:

@@ -25,9 +25,6 @@ from instrument.whatif.selection import of_paths, short_name
 from instrument.whatif.window import Window
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
-# The most memory for the simulation of several rows at once, in bytes. More is slower, because it
-# fits less well into the caches of the CPU.
-_MOST_BYTES = 2**27
 _LEAST_SHARE = 0.002
 
 CAUSAL_PROFILE: Schema = schema(
@@ -67,22 +64,18 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         rows: how many ranges, operators and kernels of each rank are simulated. Of each kind, these
             are the ones that take the most time, because they can save the most.
 
-    Cost: for each row, some array operations on all arcs, and four simulations. As many rows as fit
-    into 128 MiB of memory are simulated together.
+    Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """
     tried = _tried(window, rows)
     base = window.weights(costs)
-    steps = window.steps_ns(window.program.run_one(base))
-    width = max(1, _MOST_BYTES // max(len(base) * 8 * len(_FASTER) * 2, 1))
+    steps = window.steps_ns(window.program.run(base))
     whole_ns = np.sum(_counted(steps))
     shares: list[list[float]] = []
-    for begin in range(0, len(tried), width):
-        changes = [
-            window.change(costs, chosen) for chosen in list(tried.values())[begin : begin + width]
-        ]
-        times = window.program.run_many(base, changes, np.array(_FASTER))
+    for chosen in tried.values():
+        change = window.change(costs, chosen)
+        times = window.program.run_shares(base, change, np.array(_FASTER))
         left = np.sum(_counted(window.steps_ns(times)), axis=-1) / max(whole_ns, 1)
-        shares += (1 - left).reshape(-1, len(_FASTER)).tolist()
+        shares.append((1 - left).tolist())
     typical = float(np.median(_counted(steps)))
     bounds = [_bounds(model) for model in window.models]
     spent = [_spent(window, costs, chosen, bounds) for chosen in tried.values()]

@@ -18,7 +18,7 @@ from instrument.links.intervals import Intervals
 from instrument.links.links import Links
 from instrument.trace.events import Flags, Ints, is_runtime
 from instrument.whatif.cpu_time import CpuTime, joined
-from instrument.whatif.program import NEVER, Floats, Program, Times
+from instrument.whatif.program import NEVER, Floats, Program
 
 # The kinds of arcs: what the target of an arc waits for.
 KINDS = (
@@ -58,7 +58,6 @@ class Moments:
         phase: a number that orders moments at the same time: starts of device events, ends of
             device events, ends of waits on the CPU, starts on the CPU, other ends on the CPU.
         thread: the thread of each CPU moment.
-        chain: the number of the thread or stream of each moment.
         call: the event of each CPU moment; -1 if there is none.
         end_of: the moment at the end of each device row.
         start_of: the moment at the start of each device row; -1 if there is none.
@@ -68,7 +67,6 @@ class Moments:
     time_ns: Ints
     phase: Ints
     thread: Ints
-    chain: Ints
     call: Ints
     end_of: Ints
     start_of: Ints
@@ -97,12 +95,6 @@ class Arcs:
 
     def __len__(self) -> int:
         return len(self.target)
-
-    @property
-    def follows(self) -> Flags:
-        """A mask of the arcs from a moment to the next one on its thread or stream."""
-        found: Flags = (self.kind == CPU) | (self.kind == STREAM) | (self.kind == DEVICE)
-        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +266,7 @@ class Model:
         found[self.work.event] = True
         return found
 
-    def ends_ns(self, times: Ints | Times, first: int = 0) -> Floats:
+    def ends_ns(self, times: Ints, first: int = 0) -> Floats:
         """The time at which each step ends.
 
         A step ends when the CPU has ended the step and the device has ended the work that the step
@@ -285,10 +277,10 @@ class Model:
             times: the times of the moments.
             first: the number of this model's first moment in `times`.
         """
-        ends = times[self.moments.step_end + first].astype(np.float64)
+        ends = times[..., self.moments.step_end + first].astype(np.float64)
         last, step, of_step = self._last
         if len(step):
-            device = np.maximum.reduceat(times[last + first], of_step, axis=-1)
+            device = np.maximum.reduceat(times[..., last + first], of_step, axis=-1)
             ends[..., step] = np.maximum(ends[..., step], device)
         found: Floats = np.maximum.accumulate(ends, axis=-1)
         return found

@@ -21,7 +21,7 @@ from instrument.links.intervals import Intervals
 from instrument.trace.events import Flags, Ints
 from instrument.whatif.edits import others_stay
 from instrument.whatif.model import DEVICE, Costs, Model
-from instrument.whatif.program import NEVER, Floats, Program, Times, in_order
+from instrument.whatif.program import NEVER, Floats, Program, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Window:
 
     def simulated(self, costs: Sequence[Costs]) -> list[int]:
         """The duration of each step, from the costs of each rank."""
-        times = self.program.run_one(self.weights(costs))
+        times = self.program.run(self.weights(costs))
         found: list[int] = np.rint(self.steps_ns(times)).astype(np.int64).tolist()
         return found
 
@@ -129,15 +129,11 @@ class Window:
         times = np.concatenate(
             [model.moments.time_ns + shift for model, shift in zip(self.models, self.shift_ns)]
         )
-        targets, sources, chains, follows, above = [], [], [], [], 0
-        for rank, (model, begin) in enumerate(zip(self.models, first)):
+        targets, sources = [], []
+        for model, begin in zip(self.models, first):
             source = model.arcs.source
             targets.append(model.arcs.target + begin)
             sources.append(np.where(source >= 0, source + begin, -1))
-            chains.append(model.moments.chain + above)
-            above = int(chains[-1].max()) + 1
-            follows.append(model.arcs.follows & ~self._transfers(rank))
-        joining = np.zeros(len(meetings.row), np.bool_)
         starts, ends = self._bounds
         joins = first[-1] + meetings.collective
         collectives = Groups(meetings.collective, self._collectives)
@@ -146,14 +142,7 @@ class Window:
         order = self._order(np.concatenate([times, joined_ns]))
         target = np.concatenate([*targets, joins, ends])
         source = np.concatenate([*sources, starts, joins])
-        program = Program(
-            order,
-            target,
-            source,
-            kept=in_order(order, target, source),
-            chain=np.concatenate([*chains, np.full(self._collectives, above)]),
-            follows=np.concatenate([*follows, joining, joining]),
-        )
+        program = Program(order, target, source, in_order(order, target, source))
         late = times[ends] - joined_ns[meetings.collective]
         return program, late - self._transfer_ns[meetings.collective]
 
@@ -263,12 +252,12 @@ class Window:
             found[mine] = each[self.meetings.row[mine]]
         return found
 
-    def ends_ns(self, times: Ints | Times) -> list[Floats]:
+    def ends_ns(self, times: Ints) -> list[Floats]:
         """When each step ends on each rank; see `Model.ends_ns`."""
         bounds = zip(self.models, self.first_moment)
         return [model.ends_ns(times, k) for model, k in bounds]
 
-    def steps_ns(self, times: Ints | Times) -> Floats:
+    def steps_ns(self, times: Ints) -> Floats:
         """The duration of each step.
 
         A step ends when all ranks have ended it. It begins when the first rank begins it on the
@@ -279,7 +268,7 @@ class Window:
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
         last = np.maximum.reduce([each[..., :steps] for each in ends])
-        entered = [times[model.moments.step_start[:steps] + k] for model, k in bounds]
+        entered = [times[..., model.moments.step_start[:steps] + k] for model, k in bounds]
         begin = np.minimum.reduce(entered).astype(np.float64)
         begin[..., 1:] = np.maximum(begin[..., 1:], last[..., :-1])
         found: Floats = last - begin

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 
 from instrument.capture import Capture
+from instrument.links import loops
 from instrument.trace import scanner
 
 # Our columns, and what torch calls them.
@@ -46,9 +47,10 @@ INEXACT_ROWS = set() if EXACT_MEMORY else {"[memory]"}
 
 @pytest.fixture(params=["scanned", "decoded"])
 def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read with the compiled scanner, and as on a machine without a compiler."""
+    """Read with the compiled modules, and as on a machine without a compiler."""
     if request.param == "decoded":
         monkeypatch.setattr(scanner, "compiled", None)
+        monkeypatch.setattr(loops, "compiled", None)
     elif scanner.compiled is None:
         pytest.skip("the scanner is not compiled")
 

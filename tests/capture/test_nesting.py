@@ -137,7 +137,7 @@ def test_nothing_nests_in_an_empty_trace(tmp_path) -> None:
 
 @pytest.mark.parametrize("sizes", [(2, 3, 3), (3, 2, 3), (3, 3, 2)])
 def test_columns_of_different_lengths_are_refused(sizes: tuple[int, int, int]) -> None:
-    compiled = pytest.importorskip("instrument.trace._scanner")
+    compiled = pytest.importorskip("instrument.links._loops")
     thread, start, end = (np.zeros(size, np.int64) for size in sizes)
     with pytest.raises(ValueError, match="must have the same length"):
         compiled.nest(thread.astype(np.int32), start, end)

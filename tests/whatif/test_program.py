@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from instrument.whatif import program as module
+from instrument.links import loops
 from instrument.whatif.program import NEVER, Program, in_order
 
 MOMENTS, CHAINS = 40, 4
@@ -17,37 +17,33 @@ def drawn(seed: int) -> tuple[Program, np.ndarray]:
     random = np.random.default_rng(seed)
     chain, order = random.integers(0, CHAINS, MOMENTS), random.permutation(MOMENTS)
     rank = np.argsort(order)
-    target, source, follows, weights = [], [], [], []
+    target, source, weights = [], [], []
     for number in range(CHAINS):
         own = order[chain[order] == number]
         # Some moments do not follow the one before them.
         linked = random.random(len(own) - 1) < 0.8
         target += own[1:][linked].tolist()
         source += own[:-1][linked].tolist()
-        follows += [True] * int(linked.sum())
         weights += random.integers(0, 9, int(linked.sum())).tolist()
     for _ in range(random.integers(0, 3 * MOMENTS)):
         one, other = sorted(random.integers(0, MOMENTS, 2).tolist(), key=rank.__getitem__)
         if one != other:
             target.append(other)
             source.append(one if random.random() < 0.8 else -1)
-            follows.append(False)
             weights.append(NEVER if random.random() < 0.1 else int(random.integers(-3, 30)))
     # The clocks contradict this one.
     target.append(int(order[0]))
     source.append(int(order[-1]))
-    follows.append(False)
     weights.append(1000)
     # As in a trace, each moment has an arc that binds.
     for moment in range(MOMENTS):
         target.append(moment)
         source.append(-1)
-        follows.append(False)
         weights.append(int(random.integers(0, 5)))
     arcs = (np.array(target), np.array(source))
     kept = in_order(order, *arcs)
     assert not kept.all()
-    return Program(order, *arcs, kept, chain, np.array(follows)), np.array(weights)
+    return Program(order, *arcs, kept), np.array(weights)
 
 
 def longest(program: Program, weights: np.ndarray) -> np.ndarray:
@@ -59,24 +55,31 @@ def longest(program: Program, weights: np.ndarray) -> np.ndarray:
     return times
 
 
-@pytest.mark.parametrize("short", [0, 10**9])
+@pytest.fixture(params=["compiled", "Python"])
+def _either(request, monkeypatch) -> None:
+    if request.param == "Python":
+        monkeypatch.setattr(loops, "compiled", None)
+    elif loops.compiled is None:
+        pytest.skip("The module instrument.links._loops is not compiled.")
+
+
+@pytest.mark.usefixtures("_either")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_times_are_the_longest_paths(monkeypatch, seed, short) -> None:
-    monkeypatch.setattr(module, "_SHORT", short)
+def test_the_times_are_the_longest_paths(seed) -> None:
     program, weights = drawn(seed)
     assert np.array_equal(program.run(weights), longest(program, weights))
 
 
+@pytest.mark.usefixtures("_either")
 @pytest.mark.parametrize("seed", SEEDS)
-def test_many_scenarios_are_each_of_them(seed) -> None:
+def test_shares_of_a_change_are_scenarios(seed) -> None:
     program, weights = drawn(seed)
     random = np.random.default_rng(seed)
-    changes = [np.where(random.random(len(weights)) < 0.3, -weights // 2, 0) for _ in range(3)]
-    changes = [np.where(weights == NEVER, 0, each) for each in changes]
+    change = np.where(random.random(len(weights)) < 0.3, -weights // 2, 0)
+    change = np.where(weights == NEVER, 0, change)
     shares = np.array([0.5, 1.0])
-    some = np.arange(0, MOMENTS, 3)
-    found = program.run_many(weights, changes, shares)[some]
-    right = [longest(program, weights + share * each)[some] for each in changes for share in shares]
+    found = program.run_shares(weights, change, shares)
+    right = [longest(program, weights + np.trunc(share * change).astype(int)) for share in shares]
     assert np.array_equal(found, right)
 
 
