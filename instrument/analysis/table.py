@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -303,11 +305,12 @@ class Table:
         )
 
     def __str__(self) -> str:
-        return to_text(self)
+        """All rows, and all columns; on a terminal, only the columns that fit."""
+        return _fitted(self, name_width=60)
 
     def __repr__(self) -> str:
         known, notes = _abridged(self)
-        return "\n".join([to_text(known, name_width=40), *notes])
+        return "\n".join([_fitted(known, name_width=40), *notes])
 
     def _repr_html_(self) -> str:
         """The first rows, for a notebook. Tooltips show exact values, and bars show shares."""
@@ -432,6 +435,36 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
     if unknown:
         notes.append(f"Columns without values: {', '.join(unknown)}.")
     return table.head(_SHOWN_ROWS).select(known), notes
+
+
+def _fitted(table: Table, name_width: int) -> str:
+    """The table as text; on a terminal, only the columns that fit, and a line on the others.
+
+    The first column always stays. Columns with numbers come before columns with text, which are
+    wider, and columns without values come last.
+    """
+    if sys.stdout is None or not sys.stdout.isatty():
+        return to_text(table, name_width=name_width)
+    left, known = shutil.get_terminal_size().columns, set(known_columns(table))
+    others = sorted(
+        table.columns[1:], key=lambda name: (name not in known, is_text(table.column(name)))
+    )
+    shown: set[str] = set()
+    relative = table.since_begin()
+    for name in (*table.columns[:1], *others):
+        cells = (cell_text(name, value, name_width) for value in relative.column(name))
+        width = max(len(heading(name)), *map(len, cells))
+        if width <= left or not shown:
+            shown.add(name)
+            left -= width + 2
+    text = to_text(
+        table.select([name for name in table.columns if name in shown]), name_width=name_width
+    )
+    if len(shown) == len(table.columns):
+        return text
+    more = len(table.columns) - len(shown)
+    columns = "column" if more == 1 else "columns"
+    return f"{text}\n{more} more {columns}: `.columns` names all, `.select([…])` chooses some."
 
 
 def _exact_text(column: str, value: Any) -> str:

@@ -124,6 +124,38 @@ def test_a_repr_names_the_columns_of_which_nothing_is_known() -> None:
     )
 
 
+def on_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
+def test_on_a_terminal_the_columns_that_fit_are_shown_numbers_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = Table(
+        {
+            "name": ["a"],
+            "path": ["p" * 30],
+            "free_bytes": [None],
+            "calls": [3],
+            "cpu_ns": [1500],
+            "device_ns": [2],
+        }
+    )
+    whole = str(wide)
+    on_terminal(44, monkeypatch)
+    lines = str(wide).splitlines()
+    assert lines[0].split() == ["name", "free", "memory", "calls", "CPU", "device"]
+    assert max(map(len, lines[:-1])) <= 44
+    assert lines[-1] == "1 more column: `.columns` names all, `.select([…])` chooses some."
+    on_terminal(5, monkeypatch)
+    assert str(wide).splitlines()[0] == "name"
+    assert "5 more columns" in str(wide)
+    assert repr(wide).splitlines()[0] == "name"
+    on_terminal(200, monkeypatch)
+    assert str(wide) == whole
+
+
 def test_the_examples_of_the_docstring_run() -> None:
     done = doctest.testmod(table)
     assert done.attempted >= 4
