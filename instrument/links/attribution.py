@@ -40,8 +40,8 @@ class AttributedWork:
         cpu_ns: the CPU time of each group.
         device_ns: the time of the device events that each group launched; None if the trace has no
             device events.
-        counted_cpu_ns: the part of `cpu_ns` in finished steps. If no step finished, this and the
-            other counted times are the whole times. Shares in tables are shares of counted times.
+        counted_cpu_ns: the part of `cpu_ns` in finished steps; all of `cpu_ns` if no step finished.
+            The same holds for the other counted times. Shares in tables are shares of these times.
         counted_device_ns: the part of `device_ns` that was launched in finished steps.
         flops: the FLOPs of each group, by formula; None if the trace has no shapes.
         operations: for each group, the number of operators whose FLOPs are in `flops`; None if the

@@ -19,7 +19,7 @@ torch/csrc/autograd/node.h):
   events have the thread ids of the operating system. So each forward thread is matched with the
   thread whose operators fit its nodes best. An operator fits a node if both have the same sequence
   number. It fits better if their names agree too, such as `aten::addmm` and `AddmmBackward0`. The
-  thread with the most agreeing names is chosen. If several threads have equally many, the one
+  thread with the most agreeing names is chosen. If several threads have equally many, the thread
   whose operators fit the most nodes is chosen.
 
 Three more rules:

@@ -21,7 +21,7 @@ class Paths:
     """The distinct paths. A parent comes before its children; siblings are sorted by first start.
 
     Cost: a sum over the tree is linear in the number of paths plus the number of summed items. If
-    items have two paths, the depth of these paths counts too.
+    items have two paths, the cost also grows with the depth of these paths.
 
     Attributes:
         above: the parent of each path; -1 for a root.

@@ -271,7 +271,7 @@ class _Alike:
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
         """The operators of all nodes, then the ranges of all nodes, in one list.
 
-        Only the first `count` captures are used. A name is `_OPEN` where these captures differ.
+        Only the first `count` captures are used. A name is `_OPEN` if these captures differ.
         """
         names = self._agreed[count - 1]
         if self.keys is None:

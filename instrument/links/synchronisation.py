@@ -19,14 +19,14 @@ An edge is called recorded if the trace states what the call waits for. For this
 set. This event names the stream, and the call that recorded the CUDA event, if there is one
 (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last
 work that was launched on this stream before that call. HTA's critical path uses the same rule. If
-the wait has no CUDA event, the last work before the wait itself counts. `cudaEventQuery` has a
-`cuda_sync` event too, but does not wait.
+the wait has no CUDA event, the edge starts at the last work that was launched before the wait
+began. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
 
 Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
 inferred from times, and only where the times show one cause:
 
 - A device synchronisation waits for the last work of each stream, if the trace has one device. If
-  it has several, the rule of event synchronisations below holds.
+  it has several devices, the rule for event synchronisations holds (see below).
 - A stream synchronisation waits for the stream whose last work ended at most 30 µs before the call
   returned. If there is no such stream, it waits for the last work of the stream on which its thread
   launched last. This work must have ended when the call returned.
@@ -93,9 +93,10 @@ _MOST_TRIED = 64
 
 @dataclass(frozen=True, slots=True)
 class Synchronisations:
-    """The waits of a trace, in the order of the file, and the edges from device work.
+    """The waits of a trace, in the order of the file, and the device work that each waits for.
 
-    `call` and `kind` have an entry for each wait. The other attributes have an entry for each edge.
+    An edge leads from device work to the event that waits for it. `call` and `kind` have an entry
+    for each wait. The other attributes have an entry for each edge.
 
     Attributes:
         call: the CPU call of each wait, as a position among the events; the `cuda_sync` event if
@@ -170,7 +171,7 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
 class _Index:
-    """Looks up, in a group of rows, the last row before a time or the first row from a time on."""
+    """Looks up, in a group of rows, the last row before a time or the first row at or after it."""
 
     def __init__(self, group: Ints, time_ns: Ints) -> None:
         self._order = np.lexsort((time_ns, group))
@@ -537,8 +538,8 @@ def _ended_within(
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
     """The edges to calls. An edge is left out if its work is -1, or ended after the call returned.
 
-    If the trace states the edge, the work may end up to `_SKEW_NS` later, because the clocks of CPU
-    and device can differ.
+    If the trace states the edge, an end at most `_SKEW_NS` after the return is allowed, because the
+    clocks of CPU and device can differ.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)

@@ -6,8 +6,8 @@ more bytes if it reads an input again from the device's memory, and fewer if an 
 There are rules for matrix products, convolutions and attention.
 
 Strides are ignored. So the count is too high for a tensor that repeats its elements (`expand`). The
-mask of attention is usually such a tensor, so its bytes are not counted. Neither are those of the
-`logsumexp` that attention keeps for its backward pass.
+mask of attention is usually such a tensor, so its bytes are not counted. The bytes of `logsumexp`,
+which attention keeps for its backward pass, are not counted either.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class MemoryGrowth(Trigger):
 
 
 def _in_one_go(samples: deque[tuple[int, int]]) -> bool:
-    """Whether fewer than half of the samples grew, as after one large allocation."""
+    """Whether fewer than half of the samples are larger than the sample before."""
     sizes = [size for _, size in samples]
     return sum(later > earlier for earlier, later in pairwise(sizes)) < _SAMPLES // 2
 

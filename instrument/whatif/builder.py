@@ -236,9 +236,9 @@ def _finish(
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
     """Make the program and its arcs.
 
-    An arc is left out if it contradicts the recorded times, because the clocks of CPU and device
-    can differ. If all arcs to a moment are left out, the moment happens at the same time as in the
-    recording.
+    The clocks of CPU and device can differ, so some arcs contradict the recorded times. Such arcs
+    are left out. If all arcs to a moment are left out, the moment happens at the same time as in
+    the recording.
     """
     arcs = made.columns()
     kept = in_order(order, arcs.target, arcs.source)
@@ -350,8 +350,8 @@ def _hand_over(
 
     `bounds` are the times at which events of the main thread start or end. `busy` holds the
     intervals in which the other thread works. The main thread waits between two consecutive bounds
-    if the other thread ends an interval of work there, and is not at work at the second bound. If
-    the other thread is not the autograd engine's, there are three more conditions:
+    if the other thread ends an interval of work between them, and is not at work at the second
+    bound. If the other thread is not the autograd engine's, there are three more conditions:
 
     - The time between the bounds is at least 50 µs.
     - From the first bound to the end of its work, the other thread works for most of the time.
@@ -486,7 +486,10 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The phase of each call's end; the end of a call without a duration comes after its start."""
+    """The phase of each call's end (see `Moments`).
+
+    If a call has no duration, the phase puts its end after its start.
+    """
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
@@ -696,7 +699,7 @@ def _usual_delays(
 
     The delay is the time from the launch to the start. The usual delay is a median for each name of
     a launching call. This median is taken over the events whose stream was free at their launch and
-    that started within 1 ms after it.
+    that started within 1 ms after the launch.
 
     The gap is the time from the end of the predecessor on the stream to the start. Each stream has
     two usual gaps. One is for events with the same launching call as their predecessor, as in a

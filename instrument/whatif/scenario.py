@@ -109,10 +109,10 @@ class Scenario:
     def saving_ns(self) -> int:
         """How much shorter a step is with the edits, in nanoseconds; negative if it is longer.
 
-        The steps together save a share of their total time. The result is this share of the median
-        step (`baseline_ns`). It differs a little from `baseline_ns` minus `step_ns`, because these
-        two medians may be those of different steps. The first step does not count, because no work
-        of an earlier step is queued on the device when the first step begins.
+        All steps together become shorter by a share of their total time. The result is this share
+        of the median step (`baseline_ns`). It differs a little from `baseline_ns` minus `step_ns`,
+        because these two medians may be those of different steps. The first step does not count,
+        because no work of an earlier step is queued on the device when the first step begins.
         """
         return self._saved(0, self.steps)
 
@@ -169,8 +169,9 @@ class Scenario:
             )
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
-                "Other ranks are not in this capture: one bound of the saving assumes that the "
-                "edits apply to them too, and the other bound assumes that they stay as recorded."
+                "Other ranks are not in this capture: the estimate assumes that the edits apply to "
+                "them too; the bounds of the saving include a simulation in which the other ranks "
+                "do not change."
             )
         if abs(self.baseline_ns - self.step_ns - self.saving_ns) > _UNLIKE * self.baseline_ns:
             found.append(

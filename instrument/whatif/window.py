@@ -169,12 +169,12 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """For each rank, the number of its first arc; then that of the collectives' first arc."""
+        """For each rank, the number of its first arc; last, that of the collectives' first arc."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """For each rank, the number of its first moment; then that of the first collective."""
+        """For each rank, the number of its first moment; last, that of the first collective."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
