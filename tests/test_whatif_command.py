@@ -330,7 +330,9 @@ def test_positions_of_events_need_one_rank(tmp_path: Path) -> None:
         lambda: both.scale_events(calls, 0.5),
         lambda: both.asynchronous(positions=calls),
     ):
-        with pytest.raises(CaptureError, match="Positions of events need one capture"):
+        with pytest.raises(
+            CaptureError, match="Events can be selected by position only in a scenario of one rank"
+        ):
             edit()
 
 

@@ -10,8 +10,10 @@
 - `synchronisation`: which device work a synchronising call, such as `cudaStreamSynchronize`, waits
   for.
 - `collective_records`: what torch recorded about the collective of each communication kernel.
-- `step_index`, `intervals`: steps, and overlapping intervals.
-- `flops`, `traffic`: by formula, the FLOPs of operators and the bytes that they read and write.
+- `step_index`: the step in which a point in time lies.
+- `intervals`: merged intervals, and the time that several lists of intervals cover.
+- `flops`: the FLOPs of operators, computed by formula.
+- `traffic`: the bytes that operators read and write, computed by formula.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
 `links.Links` holds these relations for one trace. Each is computed once, at its first use.

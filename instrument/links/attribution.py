@@ -32,21 +32,23 @@ class AttributedWork:
     """All work of a trace, in groups with equal `enclosing`, `attributed` and `kind`.
 
     Attributes:
-        enclosing: the path of the innermost range in which the work ran; -1 if there is no range.
-            A path is an index into `Scopes.paths`.
-        attributed: the path of the range that the work belongs to; -1 if there is no range.
-        kind: an index into `KINDS`.
+        enclosing: for each group, the path of the innermost range in which the work ran; -1 if
+            there is no range. A path is an index into `Scopes.paths`.
+        attributed: for each group, the path of the range that the work belongs to; -1 if there is
+            no range.
+        kind: the kind of work of each group, as an index into `KINDS`.
         cpu_ns: the CPU time of each group.
         device_ns: the time of the device events that each group launched; None if the trace has no
             device events.
-        counted_cpu_ns: the part of `cpu_ns` in finished steps. Shares in tables are shares of this
-            time.
+        counted_cpu_ns: the part of `cpu_ns` in finished steps; all of `cpu_ns` if no step finished.
+            The same holds for the other counted times. Shares in tables are shares of these times.
         counted_device_ns: the part of `device_ns` that was launched in finished steps.
         flops: the FLOPs of each group, by formula; None if the trace has no shapes.
-        operations: the number of operators that `flops` counts.
+        operations: for each group, the number of operators whose FLOPs are in `flops`; None if the
+            trace has no shapes.
         unlaunched_ns: the time of the device events whose launch is not known. These device events
             are in no group.
-        counted_unlaunched_ns: the part of `unlaunched_ns` in finished steps.
+        counted_unlaunched_ns: the part of `unlaunched_ns` that began in finished steps.
         device: the group, start and end of each device event whose launch is known.
     """
 
@@ -120,8 +122,9 @@ def _kinds(links: Links) -> Ints:
 def _under_step(links: Links) -> Flags:
     """A mask of the paths that are work of an optimizer: its steps and the ranges in them.
 
-    An optimizer can call a closure, which runs forward and backward inside the step. The mask does
-    not contain a range in which operators run in grad mode, because it belongs to such a closure.
+    An optimizer can call a closure, which runs forward and backward inside the step. A range in
+    which operators run in grad mode belongs to such a closure. So this range and the ranges in it
+    are not in the mask.
     """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)

@@ -17,20 +17,21 @@ torch/csrc/autograd/node.h):
   torch/csrc/profiler/collection.cpp).
 - The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
   events have the thread ids of the operating system. So each forward thread is matched with the
-  thread whose operators fit its nodes best: the thread with the most pairs of equal names
-  (`AddmmBackward0` and `aten::addmm`). If several threads have equally many such pairs, the thread
-  is chosen that has operators with the sequence numbers of the most nodes.
+  thread whose operators fit its nodes best. An operator fits a node if both have the same sequence
+  number. It fits better if their names agree too, such as `aten::addmm` and `AddmmBackward0`. The
+  thread with the most agreeing names is chosen. If several threads have equally many, the thread
+  whose operators fit the most nodes is chosen.
 
 Three more rules:
 
-- A node that accumulates the gradient of a leaf has no sequence number. The engine prefers such
-  nodes to all other nodes, so the node runs as soon as its input is there. The node therefore gets
-  the range of the backward node just before it on the same thread. This is a guess, and tables show
-  such time as a separate kind.
+- A node that accumulates the gradient of a leaf has no sequence number. The engine runs such nodes
+  before all other nodes that are ready, so the node runs as soon as its input is there. The node
+  therefore gets the range of the backward node just before it on the same thread. This is a guess,
+  and tables show such time as a separate kind.
 - If a backward node has no forward operator and lies inside another backward node, it gets the
   range of the outer node.
-- If operators inside a backward node run in grad mode again, the node repeats a forward pass: this
-  is activation checkpointing. The ranges inside the node get the suffix " (recomputed)".
+- With activation checkpointing, a backward node repeats a forward pass. `_recomputed` finds the
+  ranges of such a pass. They get the suffix " (recomputed)".
 """
 
 from __future__ import annotations
@@ -76,11 +77,14 @@ class Scopes:
         paths: the tree of all paths of ranges.
         enclosing: for each scope, the path of the innermost range at or above it.
         attributed: for each scope, the path that its own time belongs to. A range has its own path.
-            A backward node has the path of the innermost range around its forward operator.
-        unattributed: a mask of the backward nodes whose forward operator is not known.
+            A backward node has the path of the innermost range around its forward operator. The
+            module's docstring has the rules for nodes without a forward operator.
+        unattributed: a mask of the backward nodes whose range is not known. A node whose forward
+            operator ran outside all ranges is not in the mask.
         recomputed: a mask of the ranges that are part of a forward pass which a backward node
             repeats.
-        recording: a mask of the nodes of the whole call tree: the operators that ran in grad mode.
+        recording: a mask of the nodes of the whole call tree that are operators and ran in grad
+            mode.
     """
 
     nodes: CallTree
@@ -155,7 +159,7 @@ def is_backward(events: Events) -> Flags:
 
 
 def is_accumulation(events: Events, nodes: Ints) -> Flags:
-    """For each of `nodes`, whether the event accumulates the gradient of a leaf."""
+    """For each position in `nodes`, whether this event accumulates the gradient of a leaf."""
     return flags(lambda name: name.endswith(ACCUMULATION), events.names)[events.name[nodes]]
 
 
@@ -170,14 +174,14 @@ def _recomputed(
 ) -> Flags:
     """A mask of the ranges that are part of a forward pass which a backward node repeats.
 
-    The ranges inside a backward node are in the mask under three conditions:
+    A range inside a backward node is in the mask if three conditions hold:
 
-    - An operator inside the node ran in grad mode.
-    - An operator that the node called directly, not through another operator, did not run in grad
-      mode. With `create_graph`, all operators of a node run in grad mode, although nothing is
-      repeated.
-    - The name of the range also occurs outside backward nodes. The range of a hook, for example,
-      occurs only in backward nodes.
+    - At least one operator inside the node ran in grad mode.
+    - At least one operator that the node called directly, not through another operator, did not run
+      in grad mode. This excludes `create_graph`: with it, all operators of a node run in grad mode,
+      although nothing is repeated.
+    - The name of the range also occurs outside backward nodes. This excludes the range of a hook,
+      which occurs only in backward nodes.
 
     Args:
         events: the events of the trace.
@@ -215,12 +219,13 @@ def _owners(
     innermost: Ints,
     backward: Flags,
 ) -> tuple[Ints, Flags]:
-    """For each scope, the scope that its own time belongs to.
+    """For each scope, its owner: the range that its own time belongs to.
 
-    A range owns itself. A backward node belongs to the innermost range around its forward operator.
-    If that operator itself ran inside another backward node, as for a second derivative, the two
-    backward nodes have the same owner. A backward node without a forward operator has the owner of
-    the backward node around it.
+    A range is its own owner. The owner of a backward node is the innermost range around its forward
+    operator. If that operator itself ran inside another backward node, as for a second derivative,
+    the two backward nodes have the same owner. A backward node without a forward operator has the
+    owner of the backward node around it. For a node that accumulates a gradient, see
+    `_target_accumulations`.
 
     Args:
         events: the events of the trace.
@@ -308,13 +313,14 @@ def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
 def _best_matches(
     events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
 ) -> list[tuple[Ints, Ints]]:
-    """Choose the thread of the trace for each forward thread; the best pairs are chosen first.
+    """Choose the thread of the trace for each forward thread.
 
-    A pair is a forward thread and a thread of the trace. The best pair is the one in which the most
-    backward nodes have an operator of the same name. Of several such pairs, the best is the one in
-    which the most nodes have any operator. Pairs that are still equally good are chosen in the
-    order in which their threads began. torch numbers its threads in the same order: a thread gets
-    its number when it first records something.
+    A pair is a forward thread and a thread of the trace. In a pair, the operator of a backward node
+    is the operator with the same sequence number on this thread of the trace. Pairs in which more
+    nodes have the same name as their operators (see `_stems`) are chosen first. If several pairs
+    have equally many such nodes, the pair in which more nodes have an operator comes first. Pairs
+    that are still equal are chosen in the order in which their threads began. torch numbers its
+    threads in the same order: a thread gets its number when it first records something.
 
     Args:
         events: the events of the trace.
@@ -343,7 +349,10 @@ def _best_matches(
 
 
 def _stems(events: Events) -> Ints:
-    """A number for each name; `AddmmBackward0` and `aten::addmm` have the same number."""
+    """A number for each name. An operator and its backward node have the same number.
+
+    For example, `aten::addmm` and `AddmmBackward0` have the same number.
+    """
     bare = [
         _BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "")
         for name in events.names

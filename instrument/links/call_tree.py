@@ -1,7 +1,7 @@
 """The call tree of a trace: which CPU event lies inside which.
 
-A trace gives each event a thread, a start and an end, but no parent. Parents follow from the times,
-by the rule of torch's own profiler (`EventList._populate_cpu_children` in
+A trace gives each event a thread, a start and an end, but no parent. Parents are found from the
+times, by the rule of torch's own profiler (`EventList._populate_cpu_children` in
 torch/autograd/profiler_util.py):
 
 - Each thread has separate trees. Its events are sorted by start. If several events start at the
@@ -75,7 +75,7 @@ class CallTree:
         return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)
 
     def ends_before_overlap(self) -> Ints:
-        """The end of each node, or the start of its next sibling if the sibling starts earlier.
+        """The end of each node, or the start of its next sibling if this start is earlier.
 
         Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
         counts once, for the sibling that started later.
@@ -252,7 +252,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """The number of ancestors of each node. Each pass doubles the distance that it looks up."""
+    """The number of ancestors of each node. Each pass looks up twice as far as the pass before."""
     outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
     depth = (jump < outside).astype(np.int64)
@@ -295,8 +295,8 @@ def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
     """Number the distinct paths of names in a call tree, from the roots down.
 
     Returns:
-        Three arrays: the path of each node; the parent of each path, -1 for a root; the last name
-            of each path. A path comes after its parent.
+        Three arrays: the path of each node; the parent of each path, or -1 for a root; and the last
+            name of each path. The number of a path is larger than that of its parent.
     """
     path = np.full(len(call_tree), -1)
     parents, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -24,7 +24,7 @@ _NONE = Details()
 
 
 def is_collective(name: str) -> bool:
-    """Whether an annotation of this name is from a process group, such as "nccl:all_reduce"."""
+    """Whether a process group opens annotations of this name, such as "nccl:all_reduce"."""
     return name.startswith(_OF_PROCESS_GROUPS)
 
 
@@ -67,10 +67,10 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
 
 
 def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints, list[Details]]:
-    """The details of each collective: those of its kernel, and more from its record.
+    """The details of each collective, from its kernel and its record.
 
-    The record gives only the values that the kernel does not have. `kernel` and `record` hold
-    positions among the events; -1 means that there is no such event.
+    A value is taken from the record only if the kernel does not have it. `kernel` and `record` hold
+    the positions of these events among all events; -1 means that there is no such event.
 
     Returns:
         Two values: for each collective, an index into the list of details; and this list.

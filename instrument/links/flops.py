@@ -4,7 +4,7 @@ A multiplication and the addition after it count as two operations. If an operat
 another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
 counts. If an operator calls itself again with other types, as under autocast, only the inner call
 counts, because only it has the types in which the device multiplies. Operators without a rule are
-not counted: elementwise operators, norms, pooling, embeddings. For a trace,
+not counted, for example elementwise operators, norms, pooling and embeddings. For a trace,
 `capture.operators.ops_without_flops` lists the operators that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
@@ -131,14 +131,14 @@ def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
-    """The FLOPs by rule; `UNKNOWN` if the shapes do not fit the rule, as for nested tensors."""
+    """The FLOPs of a call by its rule; `UNKNOWN` if shapes do not fit it, as for nested tensors."""
     dims = decoded(events.texts[shapes])
     arguments = decoded(events.texts[concrete]) if concrete >= 0 else []
     return evaluated(RULES[split_overload(events.names[name])[0]], dims, arguments)
 
 
 def evaluated(rule: Callable[..., int], *arguments: Any) -> int:
-    """The result of a rule; `UNKNOWN` if arguments do not fit, or the result is out of range."""
+    """The result of a rule; `UNKNOWN` if it fails for these arguments or is out of range."""
     try:
         count = rule(*arguments)
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
@@ -219,7 +219,7 @@ def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
 
 
 def _applications(points: list[int], weight: list[int]) -> int:
-    """The FLOPs of a filter [out, in / groups, …] at every point of [batch, channels, …]."""
+    """The FLOPs to apply a filter [out, in / groups, …] at each point of [batch, channels, …]."""
     return 2 * points[0] * elements(points[2:]) * elements(weight)
 
 
@@ -236,7 +236,7 @@ def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
 
 
 def _numbers(text: str, length: int) -> list[int]:
-    """The values of a list such as "[1, 1]"; a single value holds for all dimensions."""
+    """The values of a list such as "[1, 1]"; a single value is repeated `length` times."""
     values: list[int] = msgspec.json.decode(text, type=list[int])
     return values * length if len(values) == 1 else values
 
@@ -244,8 +244,8 @@ def _numbers(text: str, length: int) -> list[int]:
 def _attention(dims: Shapes, _: list[str]) -> int:
     """The FLOPs of attention, as in torch's sdpa_flop_count.
 
-    They are the FLOPs of the scores, and of the product of the scores with the values. A mask does
-    not change the count.
+    Two matrix products are counted: query by key, which gives the scores, and scores by value. A
+    mask does not change the count.
     """
     query, key, value = dims[:3]
     (batch, heads, rows, width), columns = query, key[2]
@@ -265,8 +265,8 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
     """The FLOPs of a call of attention without the products that its mask makes unnecessary.
 
-    `flops` are all FLOPs of the call. They are returned if the call has no causal mask. With a
-    causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
+    `flops` is the count with these products; it is the result if the call has no causal mask. With
+    a causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
     torch.nn.functional.scaled_dot_product_attention.
     """
     dims: Shapes = decoded(events.texts[shapes])

@@ -29,7 +29,7 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
     Returns:
         The key of each group, in increasing order, and the groups.
 
-    Cost: a sort; linear time if all keys are between 0 and the number of rows.
+    Cost: linear time if all keys are between 0 and the number of rows; otherwise a sort.
     """
     if keys.min(initial=0) < 0 or keys.max(initial=0) > len(keys):
         distinct, of = np.unique(keys, return_inverse=True)
@@ -40,7 +40,7 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
 
 
 def group_rows(*columns: Ints | Codes | Flags) -> Groups:
-    """Group rows by several columns of integers: rows of a group are equal in all columns.
+    """Group rows by several columns of integers; the rows of a group are equal in all columns.
 
     Cost: two sorts for each column.
     """
@@ -84,7 +84,7 @@ class Groups:
         return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
-        """The sum of the values of each group; with `where`, only rows where it is True count."""
+        """The sum of the values of each group; only rows where the mask `where` is True count."""
         of = self.of
         if where is not None and not where.all():
             of, values = of[where], values[where]
@@ -99,17 +99,18 @@ class Groups:
         return least
 
     def cells(self, values: Ints | None, known: Flags | None = None) -> list[int | None]:
-        """One value of each group as cells of a table.
+        """The value of each group, as a cell of a table.
 
-        A cell is None where `known` is False. All cells are None if `values` is None.
+        The cell of a group is None if `known` is False for this group. All cells are None if
+        `values` is None.
         """
         return [None] * self.count if values is None else cells(values, known)
 
     def sums(self, values: Ints | None, where: Flags | None = None) -> list[int | None]:
-        """The sum of the values of each group as cells of a table.
+        """The sum of the values of each group, as a cell of a table.
 
-        All cells are None if `values` is None. With `where`, the cell of a group is None if `where`
-        is False at all rows of the group.
+        All cells are None if `values` is None. If the mask `where` is given, only rows where it is
+        True count. The cell of a group without such a row is None.
         """
         total = None if values is None else self.sum(values, where)
         return self.cells(total, None if where is None else self.number(where) > 0)
@@ -126,7 +127,7 @@ class Groups:
         return SortedGroups(order, np.cumsum(self.size) - self.size, self.size)
 
     def rows(self) -> list[Ints]:
-        """The rows of each group, in order."""
+        """The rows of each group, in increasing order."""
         return self.sorted_by().rows()
 
 
@@ -153,18 +154,18 @@ class SortedGroups:
         return found
 
     def rows(self) -> list[Ints]:
-        """The rows of each group."""
+        """The rows of each group, in sorted order."""
         return np.split(self.order, self.start[1:])[: len(self.start)]
 
     def ordinals(self) -> Ints:
-        """The index of each row in its group, from 0."""
+        """The index of each row within its sorted group; the first row of a group has index 0."""
         found = np.zeros(len(self.order), np.int64)
         found[self.order] = np.arange(len(self.order)) - np.repeat(self.start, self.size)
         return found
 
 
 def at(values: Ints, rows: Ints) -> list[int | None]:
-    """The values at the given rows as cells of a table; None for row -1."""
+    """The values at the given rows as cells of a table; the cell for row -1 is None."""
     return cells(np.append(values, 0)[rows], rows >= 0)
 
 

@@ -68,7 +68,7 @@ def launches(events: Events) -> Launches:
 
 
 def launching_operator(events: Events, chosen: Ints) -> Ints:
-    """The operator that the external id of each chosen event names; -1 if it names no operator."""
+    """The operator or annotation that the external id of each event names; -1 if there is none."""
     # Some versions of torch write the correlation as the external id. Such an id names no operator.
     wanted = np.where(
         events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
@@ -104,8 +104,8 @@ def launches_kernel(name: str) -> bool:
 def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
     """A mask of the calls with the same correlation as a device event; False for correlation 0.
 
-    If a call of the driver lies inside a call of the runtime, both have the same correlation. Then
-    `Launches.call` has only one of them, but both have work.
+    If a call of the driver lies inside a call of the runtime, both have the same correlation. Both
+    are in the mask, although `Launches.call` has only one of them.
     """
     wanted = events.correlation[calls]
     on_device = np.zeros(len(events), np.bool_)

@@ -104,7 +104,8 @@ class Links:
     def counted_device_ns(self) -> Ints:
         """The time of each device event, or 0 if it was not launched in a finished step.
 
-        If the launch of a device event is not in the trace, the start of the device event decides.
+        If the launch of a device event is not in the trace, the time counts if the event itself
+        started in a finished step. If no step finished, all times count.
         """
         events, (device, node) = self.events, self.launched
         if not len(self.steps):
@@ -120,10 +121,11 @@ class Links:
 
     @cached_property
     def device_own_ns(self) -> Ints | None:
-        """For each node, the time of the device events that it launched, without its descendants.
+        """For each node, the time of the device events that the node itself launched.
 
-        The result is None if the trace has no device event. If the launch of a device event is not
-        in the trace, its time counts for no node.
+        Device events that a descendant launched do not count. The result is None if the trace has
+        no device event. If the launch of a device event is not in the trace, its time counts for no
+        node.
         """
         return self._own_of_device(self.events.duration_ns[self.launches.device])
 

@@ -18,14 +18,15 @@ LONGEST_PATH, _KEPT = 2000, 980
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The distinct paths, in tree order: a parent before its children, siblings by first start.
+    """The distinct paths. A parent comes before its children; siblings are sorted by first start.
 
-    To sum over the tree takes time in proportion to the number of paths plus the number of items
-    that are summed. The depth of the paths does not matter.
+    Cost: a sum over the tree is linear in the number of paths plus the number of summed items. If
+    items have two paths, the cost also grows with the depth of these paths.
 
     Attributes:
         above: the parent of each path; -1 for a root.
-        after: the descendants of path k are the paths k + 1 to `after[k]` - 1.
+        after: the index after the last descendant: the descendants of path k are the paths k + 1 to
+            `after[k]` - 1.
         names: the last name of each path.
         texts: the names from the root to the path, joined by "/". In a text of more than
             `LONGEST_PATH` characters, a hash of the whole text replaces the middle. So texts stay
@@ -105,7 +106,10 @@ class Paths:
         """Find the items that a sum over the outermost paths of a group counts twice.
 
         This happens if the two paths of the item lie at or below two different outermost paths of
-        the group. The result has one pair of item and group for each such case.
+        the group.
+
+        Returns:
+            Two arrays with one entry for each such case: the item, and the group.
         """
         common = self.common(one, other)
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
@@ -121,9 +125,9 @@ class Paths:
     def _groups_above(self, group: Ints, item: Ints, path: Ints, end: Ints) -> Ints:
         """For each item, the groups of its path and of the ancestors of this path.
 
-        The search goes up and stops before the path `end`. A pair of item and group is returned as
-        one number: item * n + group, where n is the number of paths. This number identifies the
-        pair, because no group has a number of n or more.
+        The search goes up and stops before the path `end`. Each pair of an item and a group is
+        returned as one number: item * n + group, where n is the number of paths. This number
+        identifies the pair, because all groups have numbers below n.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():
@@ -188,7 +192,8 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 def _shortened(path: str) -> str:
     """Replace the middle of a path by a hash if the path has more than `LONGEST_PATH` characters.
 
-    If the text of the parent was shortened, the path contains the hash of the parent.
+    If the text of the parent was shortened, `path` contains the hash of the parent's text. So the
+    new hash still depends on all names of the path.
     """
     if len(path) <= LONGEST_PATH:
         return path

@@ -6,13 +6,14 @@ nodes of the graph. The device runs nothing. Each launch of the graph then repla
 works in the same way.
 
 If the captured calls use one stream, each node depends on the node before it. So the nodes start in
-the order of the calls, on whatever streams they run. If a call makes a stream wait for another
-stream, the graph has branches, and the order of the nodes is not known.
+the order of the calls, even if the device runs them on several streams. If a call makes a stream
+wait for another stream, the graph has branches, and the order of the nodes is not known.
 
 No id in a trace joins a captured call to its node, so calls and nodes are joined by their order. A
-capture fits a graph only if it has as many launches as the graph has nodes, and if the kinds and
-the kernels of launches and nodes are the same. Kineto writes the name of the kernel on launches of
-ROCm, but not on launches of CUDA.
+capture fits a graph only if it has as many launches as the graph has nodes. Each launch must be of
+the same kind (kernel, copy or memset) as its node. If the trace names the kernel of a launch, the
+node must have the same kernel. Kineto writes the name of the kernel on launches of ROCm, but not on
+launches of CUDA.
 
 Without names of kernels, a capture can also fit a graph that it did not make, such as a graph that
 was captured before the recording. All graphs that one capture made run the same kernels. So if n
@@ -73,10 +74,10 @@ class CapturedGraph:
     """The launches between the begin and the end of one capture, in the order of the calls.
 
     Attributes:
-        kind: KERNEL, COPY, MEMSET or OTHER.
-        kernel: the name of the kernel; None if the trace does not have it.
-        operator: the innermost operator around the launch; None if there is no operator.
-        range: the path of the range that the launch belongs to; None if there is no range.
+        kind: the kind of each launch: KERNEL, COPY, MEMSET or OTHER.
+        kernel: for each launch, the name of the kernel; None if the trace does not have it.
+        operator: for each launch, the innermost operator around it; None if there is no operator.
+        range: for each launch, the path of the range that it belongs to; None if there is no range.
         is_named: whether the capture has kernels, and the trace has the names of all its kernels.
         forks: whether a stream waited for another stream during the capture.
         end_ns: the end of the capture.
@@ -92,13 +93,14 @@ class CapturedGraph:
 
 
 class NodeNames(NamedTuple):
-    """The operator and the range of each node of a graph, found in captures; None if not known.
+    """The operator and the range that launched each node of a graph, found in captures.
 
     Attributes:
-        operator, range: the names of the operator and the range that launched each node.
+        operator, range: the names of the operator and the range of each node. A name is None if it
+            is not known, or if the node was launched outside all operators or ranges.
         source: BY_KERNELS if the names of all kernels were compared, else BY_ORDER; None if no
             capture was used.
-        reason: why some names are not known; None if no name is missing.
+        reason: why some names are not known; None if all are known.
     """
 
     operator: list[str | None]
@@ -166,7 +168,7 @@ def captured_graphs(links: Links) -> list[CapturedGraph]:
 
 
 def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
-    """For each of the given nodes, the operator around the node and the range it belongs to.
+    """For each given node: the operator around the node, and the range that the node belongs to.
 
     `node` holds nodes of the call tree, and -1 where the node is not known.
 
@@ -213,7 +215,7 @@ def _by_start(events: Events, index: Ints) -> Ints:
 
 
 def _first_of_each(correlation: Ints) -> Ints:
-    """The indices of the calls without those that repeat the correlation of an earlier call.
+    """The indices of all calls except those with the same correlation as an earlier call.
 
     A driver call inside a runtime call has the same correlation as the runtime call, so only the
     runtime call is kept. All calls with correlation 0 are kept, because 0 means that the
@@ -244,9 +246,9 @@ class _Alike:
     """Captures that fit the same graphs, sorted by `since_ns` (see `add`).
 
     Attributes:
-        keys: None if the order of the launches is known; each capture then has one name for each
-            launch. Otherwise the sorted distinct keys of the launches (see `_Key`); each capture
-            then has one name for each key.
+        keys: None if the order of the launches is known; each capture then has one operator and one
+            range for each launch. Otherwise, the sorted distinct keys of the launches (see `_Key`);
+            each capture then has one operator and one range for each key.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -269,7 +271,7 @@ class _Alike:
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
         """The operators of all nodes, then the ranges of all nodes, in one list.
 
-        Only the first `count` captures are used. A name is `_OPEN` where these captures differ.
+        Only the first `count` captures are used. A name is `_OPEN` if these captures differ.
         """
         names = self._agreed[count - 1]
         if self.keys is None:
@@ -293,8 +295,9 @@ class CapturedNames:
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
         """Keep the captures.
 
-        `own` are captures in the trace with the graphs. Such a capture fits a graph only if it
-        ended before the graph was launched. `others` are captures in other traces.
+        `own` holds the captures of the trace that has the graphs. Such a capture fits a graph only
+        if it ended before the graph was first launched. `others` holds the captures of other
+        traces.
         """
         # The keys are the kinds of the launches, the positions of the kernels whose names are
         # known, and these names.
@@ -342,9 +345,9 @@ class CapturedNames:
             alike.add(since_ns, [*each.operator[:-1], *each.range[:-1]])
 
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
-        """Return the names of the nodes of each CUDA graph.
+        """Return the operators and ranges that launched the nodes of each CUDA graph.
 
-        The names come from stream captures. A capture fits a graph if it has as many launches as
+        Their names come from stream captures. A capture fits a graph if it has as many launches as
         the graph has nodes, with the same kinds and, where the kernels are known, the same kernels.
         If several captures fit, only names that are the same in all of these captures are returned.
 
@@ -442,7 +445,7 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
 
 
 def unnamed(nodes: GraphNodes, reason: str) -> NodeNames:
-    """The result for a graph whose nodes get no names, with the reason."""
+    """The result for a graph whose nodes get no names, with the reason why they get none."""
     unknown: list[str | None] = [None] * len(nodes.kind)
     return NodeNames(unknown, unknown, None, reason)
 

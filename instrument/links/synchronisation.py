@@ -14,17 +14,19 @@ A synchronising call, here called a wait, is a CPU call of one of these kinds:
 
 The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
 
-An edge is recorded if the trace states what the call waits for. For this, Kineto writes a
+An edge is called recorded if the trace states what the call waits for. For this, Kineto writes a
 `cuda_sync` event for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is
-set. This event names the stream, and the call that recorded the CUDA event
+set. This event names the stream, and the call that recorded the CUDA event, if there is one
 (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last
-work that was launched on this stream before the recording call. HTA's critical path uses the same
-rule. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
+work that was launched on this stream before that call. HTA's critical path uses the same rule. If
+the wait has no CUDA event, the edge starts at the last work that was launched before the wait
+began. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
 
 Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
 inferred from times, and only where the times show one cause:
 
-- A device synchronisation waits for the last work of each stream, if the trace has one device.
+- A device synchronisation waits for the last work of each stream, if the trace has one device. If
+  it has several devices, the rule for event synchronisations holds (see below).
 - A stream synchronisation waits for the stream whose last work ended at most 30 µs before the call
   returned. If there is no such stream, it waits for the last work of the stream on which its thread
   launched last. This work must have ended when the call returned.
@@ -32,11 +34,11 @@ inferred from times, and only where the times show one cause:
   if this work ended at most 30 µs before the call returned.
 - A copying call waits for its copy if the call always blocks (such as `cudaMemcpy`), or if the host
   memory is pageable. There is an edge only if the copy ended before the call returned.
-- Work B waits for work A on another stream of the device if a thread called `cudaStreamWaitEvent`
-  and then launched B, with no other launch on B's stream in between. A must have been launched
-  before this call of `cudaStreamWaitEvent`. If the trace has calls that record CUDA events, the
-  last such call before `cudaStreamWaitEvent` counts: A must have been launched before it, too. Then
-  B was launched and its stream became free; after both, A ended, at most 30 µs before B started.
+- Work B waits for work A on another stream of the same device if three conditions hold. First, a
+  thread called `cudaStreamWaitEvent` and then launched B, with no other launch on B's stream in
+  between. Second, A was launched before this call. If the trace has calls that record CUDA events,
+  A was also launched before the last of them that comes before this call. Third, A ended after B
+  was launched and after the work before B on its stream had ended, at most 30 µs before B started.
 """
 
 from __future__ import annotations
@@ -91,17 +93,20 @@ _MOST_TRIED = 64
 
 @dataclass(frozen=True, slots=True)
 class Synchronisations:
-    """The waits of a trace, in the order of the file, and the edges from device work to waits.
+    """The waits of a trace, in the order of the file, and the device work that each waits for.
+
+    An edge leads from device work to the event that waits for it. `call` and `kind` have an entry
+    for each wait. The other attributes have an entry for each edge.
 
     Attributes:
         call: the CPU call of each wait, as a position among the events; the `cuda_sync` event if
             the trace does not have the call.
-        kind: an index into `KINDS`.
-        wait: for each edge, its wait, as an index into `call`.
+        kind: the kind of each wait, as an index into `KINDS`.
+        wait: the wait of each edge, as an index into `call`.
         earlier: the device event that has to end first, as a position among the events.
         later: the event that waits, as a position among the events. It is a device event if the
-            kind is "stream wait", else the call.
-        recorded: a mask of the edges that the trace states; all other edges are inferred.
+            wait's kind is "stream wait", else the call.
+        recorded: whether the trace states the edge; otherwise the edge is inferred.
         waited_ns: how long the event in `later` waited because of this edge, until the earlier
             event ended. A call waits from its start. A device event waits from the time at which
             its launch has begun and its stream is free. The time is 0 if the earlier event ended
@@ -120,10 +125,9 @@ class Synchronisations:
 def synchronisations(events: Events, found: Launches) -> Synchronisations:
     """Find the waits of a trace, and what each of them waits for.
 
-    An edge says that one event waits for another event. Edges that follow from other edges are left
-    out. For example, a stream without new work since the last synchronisation of its device has no
-    edge to the next synchronisation of the device. The exception is the stream whose work ended
-    last on the device.
+    An edge says that one event waits for another event. If an earlier synchronisation of the device
+    already waited for all work of a stream, no edge leads from this stream to the next
+    synchronisation of the device. The exception is the stream whose work ended last on the device.
 
     Cost: some tens of array operations on the device events and waits.
     """
@@ -167,7 +171,7 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
 class _Index:
-    """Looks up, in a group of rows, the last row before a given time or the first row after it."""
+    """Looks up, in a group of rows, the last row before a time or the first row at or after it."""
 
     def __init__(self, group: Ints, time_ns: Ints) -> None:
         self._order = np.lexsort((time_ns, group))
@@ -215,7 +219,7 @@ class _Latest:
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the row that ended last, of the rows queued before it.
+        """For each given group and time, the row that ends last among those queued before the time.
 
         The result is -1 if the group has no row that was queued before the time.
         """
@@ -334,10 +338,10 @@ class _Waits:
     def _read_details(self, events: Events, work: _Work, is_call: Flags) -> None:
         """Find the device and stream of each stated wait, and the work that the wait waits for.
 
-        The wait is for the work that was launched on the stream `source` before the time
-        `since_ns`. This is the time at which the CUDA event was recorded. If it is not known,
-        `since_ns` is the start of the wait's call, and `is_exact` is false. A stream or device on
-        which no work ran is -1.
+        A wait for a CUDA event waits for the work that was launched on the stream `source` before
+        the time `since_ns`, at which the event was recorded. If this time is not known, `since_ns`
+        is the start of the wait's call, and `is_exact` is False. A stream or device on which no
+        work ran is -1.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()
@@ -388,7 +392,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies by blocking calls. A copy is left out if it ended after its call."""
+    """The rows of the copies of blocking calls, without copies that ended after their call."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]
@@ -397,7 +401,7 @@ def _blocking_copies(events: Events, found: Launches) -> Ints:
 
 
 def _device_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from the last work of each stream to the device synchronisation that waits."""
+    """Edges from the last work of each stream to the device synchronisation that waits for it."""
     chosen = np.flatnonzero(waits.kind == DEVICE)
     stated = waits.is_stated[chosen]
     device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)
@@ -519,8 +523,8 @@ def _ended_within(
 ) -> Ints:
     """For each wait, the last row that ended during its call, at most 30 µs before the return.
 
-    Only rows are considered that were queued before the call began. The result is -1 if there is no
-    such row.
+    Only rows count that were queued before the call began and that `accepts` accepts. The result is
+    -1 if there is no such row.
     """
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
 
@@ -534,7 +538,8 @@ def _ended_within(
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
     """The edges to calls. An edge is left out if its work is -1, or ended after the call returned.
 
-    If the trace states the edge, the clocks of CPU and device may differ by `_SKEW_NS`.
+    If the trace states the edge, an end at most `_SKEW_NS` after the return is allowed, because the
+    clocks of CPU and device can differ.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)

@@ -6,8 +6,8 @@ more bytes if it reads an input again from the device's memory, and fewer if an 
 There are rules for matrix products, convolutions and attention.
 
 Strides are ignored. So the count is too high for a tensor that repeats its elements (`expand`). The
-mask of attention is usually such a tensor, and is left out, so that the count is not too high. The
-sums that attention keeps for its backward pass are left out too.
+mask of attention is usually such a tensor, so its bytes are not counted. The bytes of `logsumexp`,
+which attention keeps for its backward pass, are not counted either.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def _attention(call: _Call) -> int:
 def _attention_backward(call: _Call) -> int:
     """The bytes of the backward pass of attention.
 
-    They are those of output, query, key and value, and of the gradients of these four.
+    Query, key, value, the output and its gradient are read. The gradients of query, key and value
+    are written.
     """
     return 2 * sum(call.bytes(at) for at in range(4))
 

@@ -27,9 +27,9 @@ class Step(NamedTuple):
         number: the number of the step, counted from 0.
         duration_ns: wall time since the previous training step ended, minus the time spent in
             other phases of the session, such as validation.
-        loss: the newest loss that has arrived since the previous step; None if no loss has arrived.
-            It belongs to an earlier step, `loss_step`: a loss is copied from the device
-            asynchronously, so that training never waits for it.
+        loss: the newest loss that has arrived on the CPU since the previous step; None if no loss
+            has arrived. It belongs to an earlier step, `loss_step`: a loss is copied from the
+            device asynchronously, so that training never waits for it.
         loss_step: the number of the step that `loss` belongs to; None if `loss` is None.
         recorded: whether a window was open or warming up in this step; such steps are slower.
     """
@@ -42,10 +42,10 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """The bytes that tensors occupy in torch's allocator on the current CUDA device now.
+        """The bytes that tensors now occupy in torch's allocator on the current CUDA device.
 
-        None if there is no CUDA device. Reading takes about 10 µs with a CUDA device, so do not
-        read this property after every step.
+        The result is None if there is no CUDA device. With a CUDA device, reading takes about
+        10 µs, so do not read this property after every step.
         """
         import torch  # not needed by `instrument trigger`
 
@@ -53,9 +53,9 @@ class Step(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for a window: the reason, and the number of steps to record.
+    """A request for a window: why it is requested, and how many steps to record.
 
-    If the number of steps is None, `profiler.active` steps are recorded.
+    If `steps` is None, `profiler.active` steps are recorded.
     """
 
     why: str | None = None
@@ -118,8 +118,8 @@ class Trigger(Options):
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
         """Return whether to record the steps after `step`.
 
-        A text means yes and is the reason. A `Request` means yes and can also set the number of
-        steps.
+        True or a text means yes; the text is the reason. A `Request` means yes, too, and can also
+        set the number of steps.
         """
         return None
 
@@ -138,5 +138,5 @@ class Trigger(Options):
 
     @classmethod
     def display_name(cls) -> str:
-        """The name in error messages."""
+        """The name of the trigger in error messages."""
         return f"The {re.sub(r'(?<=[a-z])(?=[A-Z])', '_', cls.__name__).lower()} trigger"

@@ -26,9 +26,10 @@ class File(Trigger):
 
     The file is in the session's folder for captures.
 
-    If the file holds a number, that many steps are recorded. If the file holds any other text, the
-    trigger ignores it. The trigger never writes or removes the file `record`. Each process checks
-    the file every half second; all ranks of a job record the same steps.
+    If the file holds a number, that many steps are recorded. If it is empty, `profiler.active`
+    steps are recorded. A file with any other text requests no window. The trigger never writes or
+    removes the file `record`. Each process checks the file every half second; all ranks of a job
+    record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
@@ -55,7 +56,7 @@ class File(Trigger):
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
-    """Make a function that returns the request in a file; None if the file has not changed."""
+    """Make a function that returns the request in a file if the file has changed, else None."""
     seen = _stamp(path)
 
     def new_request() -> str | None:
@@ -86,7 +87,14 @@ def _request(path: Path) -> str | None:
 def ask(folder: Path, steps: int | None) -> list[Path]:
     """Request a window from each run that has the file trigger and records in or below a folder.
 
-    Searches five levels of folders below `folder`. Returns the folders of these runs.
+    Folders up to five levels below `folder` are searched.
+
+    Args:
+        folder: the folder to search.
+        steps: the number of steps to record; None for the `profiler.active` of each run.
+
+    Returns:
+        The folders of these runs.
 
     Raises:
         CaptureError: no run in or below the folder has the file trigger.
@@ -108,7 +116,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
 def _write(path: Path, request: bytes) -> None:
     """Write a request into an existing file.
 
-    The request is written at once, so that no reader sees half a number.
+    The whole request is one write, so that no reader sees half a number.
     """
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:

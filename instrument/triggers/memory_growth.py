@@ -23,7 +23,7 @@ class MemoryGrowth(Trigger):
     """Fires when memory has grown by at least `at_least_bytes` in `over` steps, without falling.
 
     Memory is sampled ten times in `over` steps. The trigger does not fire because of one large
-    allocation: memory must have grown in at least half of the samples.
+    allocation: at least half of the samples must be larger than the sample before.
 
     With a CUDA device, a sample is the memory that tensors occupy in torch's allocator at the end
     of a step. Without a CUDA device, it is the resident memory of the process (Linux only).
@@ -81,7 +81,7 @@ class MemoryGrowth(Trigger):
 
 
 def _in_one_go(samples: deque[tuple[int, int]]) -> bool:
-    """Whether memory grew at fewer than half of the samples, as after one large allocation."""
+    """Whether fewer than half of the samples are larger than the sample before."""
     sizes = [size for _, size in samples]
     return sum(later > earlier for earlier, later in pairwise(sizes)) < _SAMPLES // 2
 

@@ -37,11 +37,11 @@ class OutOfMemory(Options):
 
     @classmethod
     def display_name(cls) -> str:
-        """The name in error messages."""
+        """The name of the trigger in error messages."""
         return "The out_of_memory trigger"
 
     def fires(self, step: Step) -> None:
-        """Never fires."""
+        """Request no window: this trigger only saves a snapshot."""
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
         """Start recording the allocator's history."""

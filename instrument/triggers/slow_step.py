@@ -17,9 +17,9 @@ class SlowStep(Trigger):
 
     The median is taken over the last `over` steps outside windows. The step must also take more
     than `excess_ms` longer than the median, because the durations of very short steps vary by large
-    factors. The trigger never fires in the first `after` steps of a run, or in the first `over`
-    steps if `over` is smaller. The window holds the steps after the slow step, so it shows only
-    slowness that recurs.
+    factors. The trigger cannot fire before it has measured `after` steps outside windows (or `over`
+    steps, if `over` is smaller). The window holds the steps after the slow step, so it shows the
+    cause only if later steps are slow, too.
     """
 
     factor: float = Field(3.0, gt=1)
@@ -63,8 +63,8 @@ class SlowStep(Trigger):
 def _lower_bound(times: list[int]) -> tuple[int, int]:
     """Return a lower bound of the median in ns, and for how many steps this bound is valid.
 
-    A step moves the median by at most one place in the sorted times. With this bound, the times are
-    sorted only every few steps, and after steps that may be slow.
+    A step moves the median by at most one place in the sorted times. Because of this bound, the
+    times have to be sorted only every few steps, and after steps that may be slow.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1

@@ -1,6 +1,7 @@
 """Simulate a recorded window to find how long a step takes if a part is faster or removed.
 
-- `model`: the moments of a window; for each moment, the moments that it waits for, and how long.
+- `model`: the moments (starts and ends of events) of a window, and which moments each of them
+  waits for.
 - `builder`: finds these moments and waits in a trace.
 - `cpu_time`: the time of all threads on one axis, and the CPU time between two positions.
 - `window`: the models of several ranks, joined by their collectives.

@@ -14,18 +14,19 @@ that waits for it. There are these arcs:
 - A wait ends after the device work that it waits for (`instrument.links.synchronisation`).
 - A launch waits while `FULL_QUEUE` earlier launches of its stream have not started on the device.
 - The main thread waits while the autograd engine's thread works, and goes on when the engine's
-  thread has ended its work. The same holds for any other thread, if the main thread has no events
-  until just after the other thread has ended its work.
+  thread has ended its work. The main thread also waits for another thread if the main thread has no
+  events until just after that thread has ended its work. If that thread begins its work after a
+  pause, the thread has waited for the main thread.
 - Workers of a data loader run in other processes. So a batch arrives at the same time as in the
   recording.
 
-The usual delays and gaps are medians over the trace. A device event can start later than these
-delays and gaps explain. The difference is the residue of the event. With all residues, the model
-repeats the recording exactly. So this agreement does not show that the model is right.
+The usual delays and gaps are medians over the trace. A device event can start later or earlier than
+these delays and gaps explain. The difference is the residue of the event. Because of the residues,
+the model repeats the recording exactly. So this agreement is no proof that the model is right.
 `Model.typical` leaves the residues out.
 
 Daydream (Zhu et al., USENIX ATC 2020) edits a dependency graph of kernels and launches in the same
-way. This model adds the queue, the threads and the loader.
+way. This model adds the launch queue, the waits between threads and the data loader.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
 class _Builder:
-    """Collect moments and arcs while the model is built."""
+    """The moments and arcs that were added so far while the model is built."""
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
@@ -134,7 +135,7 @@ class _Builder:
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
 
     def wait(self, thread: Ints, start_ns: Ints, end_ns: Ints) -> None:
-        """Record intervals in which threads only wait; they do not count as CPU time."""
+        """Record intervals in which threads only wait. These intervals are not CPU time."""
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
@@ -232,8 +233,9 @@ def _finish(
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
     """Make the program and its arcs.
 
-    The clocks of the trace can contradict all arcs that end at a moment. The moment then happens at
-    the same time as in the recording.
+    The clocks of CPU and device can differ, so some arcs contradict the recorded times. Such arcs
+    are left out. If all arcs to a moment are left out, the moment happens at the same time as in
+    the recording.
     """
     arcs = made.columns()
     kept = in_order(order, arcs.target, arcs.source)
@@ -321,7 +323,7 @@ def _axis(made: _Builder) -> CpuTime:
 
 
 def _hand_overs(made: _Builder) -> None:
-    """Add moments and arcs where the main thread waits for another thread, or the reverse."""
+    """Add moments and arcs where the main thread and another thread wait for each other."""
     links, tree = made.links, made.links.call_tree
     if not len(tree):
         return
@@ -343,11 +345,14 @@ def _hand_over(
 ) -> None:
     """Connect the main thread with another thread for which it waits.
 
-    `bounds` are the times at which events of the main thread start or end. The main thread waits
-    between two consecutive bounds if the other thread ends its work in this time, and does not work
-    at the second bound. If the other thread is not the engine's, there are three more conditions.
-    The time between the bounds is at least 50 µs. The other thread works for most of this time. And
-    the main thread goes on just after the end of this work.
+    `bounds` are the times at which events of the main thread start or end. `busy` holds the
+    intervals in which the other thread works. The main thread waits between two consecutive bounds
+    if the other thread ends an interval of work between them, and is not at work at the second
+    bound. If the other thread is not the autograd engine's, there are three more conditions:
+
+    - The time between the bounds is at least 50 µs.
+    - From the first bound to the end of its work, the other thread works for most of the time.
+    - The second bound comes just after the end of this work.
     """
     start, end = busy
     gap = np.searchsorted(bounds, end)
@@ -478,7 +483,10 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The phase of each call's end; a call without a duration must end after it begins."""
+    """The phase of each call's end (see `Moments`).
+
+    If a call has no duration, the phase puts its end after its start.
+    """
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
@@ -497,11 +505,11 @@ class _WaitMoments:
     """What waiting calls wait for: one row for each pair of a call and device work.
 
     Attributes:
-        moment: the end of the call.
+        moment: the moment at the end of the call.
         call: the call.
         row: the device row that the call waits for.
         lag_ns: the time from the end of the device work to the end of the call.
-        usual_ns: the usual length of this time.
+        usual_ns: the usual value of `lag_ns`.
         unknown_ns: the total time of the calls that wait for unknown device work.
     """
 
@@ -559,9 +567,10 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     """Return the edges from `row` to `wait`, and more edges to device synchronisations.
 
-    Each added edge leads to a device synchronisation from work that an earlier one already waited
-    for. It has no effect until an edit lets the earlier synchronisation return at once. In a trace
-    with very many synchronisations and streams, no edges are added.
+    If a device synchronisation waited for some work, each later synchronisation of the device that
+    waits for no newer work of the stream gets an edge from the same work. Such an edge has no
+    effect until an edit lets the earlier synchronisation return at once. In a trace with very many
+    synchronisations and streams, no edges are added.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
     on_device = found.kind[wait] == DEVICE_WAIT
@@ -603,7 +612,7 @@ def _wait_arcs(made: _Builder, waits: _WaitMoments, end_of: Ints) -> None:
 
 
 def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
-    """Add the arcs of each device event: from its launch, its stream, and other streams."""
+    """Add the arcs to each device event: from its launch, its predecessor, and other streams."""
     events, work = made.events, made.work
     count = len(work.event)
     if not count:
@@ -685,12 +694,14 @@ def _usual_delays(
 ) -> tuple[Ints, Ints]:
     """The usual delay and the usual gap before each device event starts.
 
-    The delay is the time from the launch to the start. Each name of a launching call has a median.
-    It is taken over the events whose stream was free at their launch, and that started within 1 ms.
+    The delay is the time from the launch to the start. The usual delay is a median for each name of
+    a launching call. This median is taken over the events whose stream was free at their launch and
+    that started within 1 ms after the launch.
 
     The gap is the time from the end of the predecessor on the stream to the start. Each stream has
-    two medians. One is taken over the events that were launched before their predecessor ended. The
-    other is for events with the same launching call as their predecessor, as in a CUDA graph.
+    two usual gaps. One is for events with the same launching call as their predecessor, as in a
+    CUDA graph. The other is the median over the events that were launched at least the usual delay
+    before their predecessor ended, and over the events whose launch is not known.
 
     Events that wait for another stream are in no median. If an event began before its predecessor
     ended, its gap is negative and stays as recorded.
@@ -712,7 +723,7 @@ def _usual_delays(
 
 
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
-    """For each row: the median of the values that are chosen in its group.
+    """For each row: the median of the chosen values in the group of the row.
 
     If the group has fewer than `_FEW` chosen values, one exceptional value could change the median.
     The result is then the smallest of these values. If the group has no chosen values, the result

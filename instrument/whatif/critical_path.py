@@ -24,14 +24,16 @@ from instrument.whatif.program import NEVER, Path
 from instrument.whatif.window import Window
 
 CRITICAL_PATH: Schema = schema(
-    kind="CPU; kernel, communication, copy or memset (work of the device); launch (from the call "
-    "until the device begins), stream (between two kernels), other stream, wait (until a call "
-    "returns after the work has ended), full queue, hand-over (between threads), loader (a batch "
-    "of worker processes), other ranks; or unexplained: a device event began late without a known "
-    "cause",
-    name="for CPU time, the path of the range; for device work, its name; for a wait, the call; "
-    "None if there is none",
-    rank="the rank, if the scenario has several; None for the transfer of a collective",
+    kind="what takes the time. CPU: CPU time; kernel, communication, copy or memset: device work; "
+    "launch: from the launching call until the device begins; stream: between two device events of "
+    "a stream; other stream: from the end of work on another stream until the waiting work begins; "
+    "wait: from the end of device work until the waiting call returns; full queue: until the "
+    "launch queue has a free place; hand-over: one thread waits for another; loader: until worker "
+    "processes deliver a batch; other ranks: until the recorded end of a collective; unexplained "
+    "or origin: a device event began late without a known cause",
+    name="for CPU time, the path of the range; for device work, its name; for a wait, the name of "
+    "the waiting call; None if there is none",
+    rank="the rank, if the scenario has several ranks; None for the transfer of a collective",
     total_ns="time on the critical path between the end of the first finished step and the end of "
     "the last one; if only one step finished, the time within this step",
     step_ns="`total_ns` for one step, on average",
@@ -40,8 +42,8 @@ CRITICAL_PATH: Schema = schema(
 SLACK: Schema = schema(
     name="the path of the range",
     slack_ns="how much longer the range or its device work could take before a step takes longer; "
-    "of several calls, the one with the smallest slack counts; None if no step depends on the "
-    "range",
+    "if the range is called several times, the call with the smallest slack counts; None if no "
+    "step depends on the range",
 )
 _UNEXPLAINED = "unexplained"
 # A position after the end of the axis.
@@ -51,9 +53,9 @@ _FAR = 2**62
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
-    The sum of all rows is the time from the end of the first step to the end of the last one. So
-    the time between steps counts too. With only one step, the sum is the duration of this step. If
-    no step finished, the whole window counts as one step.
+    The sum of all rows is the time from the end of the first step to the end of the last step. So
+    the time between steps counts too. If there is only one step, the sum is its duration. If no
+    step finished, the whole window counts as one step.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)
@@ -99,7 +101,7 @@ def _step_ends(window: Window, times: Ints) -> Ints:
 
 
 class _Found:
-    """The time on a path between `begin` and `end`, summed by rank, kind and name."""
+    """The time on the critical path between `begin` and `end`, summed by rank, kind and name."""
 
     def __init__(
         self, window: Window, costs: Sequence[Costs], path: Path, begin: int, end: int
@@ -199,7 +201,7 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _slack_of_paths(model: Model, late: Ints) -> Ints:
-    """For each path of a range, the smallest slack of its calls and their device work.
+    """For each path, the smallest slack of all calls of its range and of their device work.
 
     `late` is the slack of each moment. The result is `_FAR` if no step depends on the range.
     """

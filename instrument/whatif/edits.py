@@ -1,4 +1,4 @@
-"""The edits. Each takes the costs of a scenario, and returns the costs after the edit.
+"""The edits: each function takes the costs of a scenario, and returns the costs after the edit.
 
 An edit multiplies CPU time by a factor, changes the duration of device work, or removes the arcs of
 waits. If the effect of an edit is uncertain, the edit has two forms. The expected form gives the
@@ -27,7 +27,7 @@ _GRAPH_LAUNCH_NS = 10_000
 
 
 def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
-    """Multiply the CPU time and the device time of a selection."""
+    """Multiply the CPU time and the device time of a selection by the factor `by`."""
     device_ns = costs.device_ns.copy()
     device_ns[chosen.rows] = np.rint(device_ns[chosen.rows] * by)
     cpu = (*costs.cpu, (chosen.cpu, by)) if len(chosen.cpu[0]) else costs.cpu
@@ -37,8 +37,8 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
     """Replace the durations of device work.
 
-    Under one assumption, the other ranks do not change (`others_stay`). A collective then has an
-    earliest end, which moves by the change of the collective's duration.
+    Under one assumption, the other ranks do not change (`others_stay`). A collective then has a
+    time before which it cannot end. This time moves by the change of the collective's duration.
     """
     meets, row = model.ranks_arcs
     fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
@@ -130,8 +130,9 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Launch the device work of each call of some ranges with one launch of a CUDA graph.
 
-    The CPU time of the ranges is removed. Each call of a range takes the time of one graph launch
-    instead. The gaps between the kernels are removed; the modest form keeps them.
+    The CPU time of the ranges is removed with the waits in it. Each call of a range takes the time
+    of one graph launch instead. The gaps between the kernels are removed; the modest form keeps
+    them.
     """
     arcs = model.arcs
     cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)))
@@ -185,7 +186,7 @@ def workers(
 
 
 def balance(model: Model, costs: Costs, by: float) -> Costs:
-    """Multiply all CPU time, and the time of all device work except communication."""
+    """Multiply all CPU time and the time of all device work except communication by `by`."""
     device_ns = costs.device_ns.copy()
     computes = model.work.kind != COMMUNICATION
     device_ns[computes] = np.rint(device_ns[computes] * by)

@@ -49,7 +49,7 @@ _SELECT = {
 
 @dataclass(frozen=True)
 class _Variant:
-    """The edits under one assumption.
+    """The costs after the edits, under one assumption.
 
     The smallest and the largest saving of all variants are the bounds of the saving.
 
@@ -79,8 +79,8 @@ class Scenario:
     Attributes:
         window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits under each assumption; the first variant is the
-            estimate.
+        variants: the costs after the edits, under each assumption and with the modest forms of the
+            edits; the first variant gives the estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
 
@@ -109,10 +109,10 @@ class Scenario:
     def saving_ns(self) -> int:
         """How much shorter a step is with the edits, in nanoseconds; negative if it is longer.
 
-        The steps together save a share of their total time. The result is this share of the median
-        step (`baseline_ns`). It differs a little from `baseline_ns` minus `step_ns`, because these
-        two medians may be those of different steps. The first step does not count, because no
-        launched work from earlier steps is waiting when it begins.
+        All steps together become shorter by a share of their total time. The result is this share
+        of the median step (`baseline_ns`). It differs a little from `baseline_ns` minus `step_ns`,
+        because these two medians may be those of different steps. The first step does not count,
+        because no work of an earlier step is queued on the device when the first step begins.
         """
         return self._saved(0, self.steps)
 
@@ -126,7 +126,7 @@ class Scenario:
         return [self.saving_ns, *others]
 
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
-        """The saving of a step if the steps take `after` nanoseconds each; see `saving_ns`."""
+        """The saving of a step if the edited steps take the times in `after`; see `saving_ns`."""
         before = self.window.recorded_steps(assumption)
         counted = _counted(before)
         share = 1 - sum(after[counted]) / max(sum(before[counted]), 1)
@@ -134,19 +134,19 @@ class Scenario:
 
     @property
     def low_ns(self) -> int:
-        """The smallest saving under all assumptions, in nanoseconds; `notes` gives the reasons."""
+        """The smallest saving of all variants, in nanoseconds; `notes` says what is uncertain."""
         return min(self._savings)
 
     @property
     def high_ns(self) -> int:
-        """The largest saving under all assumptions, in nanoseconds."""
+        """The largest saving of all variants, in nanoseconds."""
         return max(self._savings)
 
     @property
     def unexplained(self) -> float:
-        """The share of the time in which device work began late for an unknown reason.
+        """The share of the window in which device work is late for an unknown reason.
 
-        Of several ranks, the largest share counts.
+        If the scenario has several ranks, the rank with the largest share counts.
         """
         return max(each.unexplained for each in self.window.models)
 
@@ -158,8 +158,8 @@ class Scenario:
             found.append("No step finished in the recording: the whole window counts as one step.")
         if self.unexplained > MOST_UNEXPLAINED:
             found.append(
-                f"For {self.unexplained:.0%} of the time, a device event started late for an unknown "
-                "reason; the bounds of the saving include this."
+                f"For {self.unexplained:.0%} of the time, device work is late for an unknown "
+                "reason; the bounds of the saving include a simulation without these delays."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
@@ -169,13 +169,14 @@ class Scenario:
             )
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
-                "Other ranks are not in this capture: one bound assumes that the edits apply to "
-                "them too, the other bound assumes that they do not change."
+                "Other ranks are not in this capture: the estimate assumes that the edits apply to "
+                "them too; the bounds of the saving include a simulation in which the other ranks "
+                "do not change."
             )
         if abs(self.baseline_ns - self.step_ns - self.saving_ns) > _UNLIKE * self.baseline_ns:
             found.append(
-                "The durations of the steps differ: the saving is computed from all steps, and is "
-                "not the difference of the two median steps."
+                "The durations of the steps differ: the saving is computed from all steps, so it "
+                "is not the difference between the recorded and the simulated median step."
             )
         return tuple(found)
 
@@ -222,12 +223,12 @@ class Scenario:
             operator: operators by name, with all that runs inside, and the device work that they
                 launch; or runtime calls by name, without device work.
             kernel: kernels, copies and memsets by name.
-            thread: threads as process/thread, and the device work that they launch.
+            thread: threads, written as process/thread, with the device work that they launch.
             by: the factor, at least 0; 0.5 is twice as fast.
 
         Raises:
-            ConfigError: not exactly one glob is given, it matches nothing, or `by` is negative or
-                too large.
+            ConfigError: no glob or several globs are given, the glob matches nothing, or `by` is
+                negative or too large.
         """
         self._check_factor("by", by, least=0.0)
         chosen, text = self._select(range=range, operator=operator, kernel=kernel, thread=thread)
@@ -272,7 +273,7 @@ class Scenario:
             sync: calls that wait for the device, by their name or by an operator around them.
 
         Raises:
-            ConfigError: not exactly one glob is given, or it matches nothing.
+            ConfigError: no glob or several globs are given, or the glob matches nothing.
         """
         if sync is not None and not any((range, operator, kernel, thread)):
             calls = self._each(selection.calls_named, sync)
@@ -394,7 +395,8 @@ class Scenario:
     def _check_one_rank(self) -> None:
         if len(self.window.models) > 1:
             raise CaptureError(
-                "Positions of events need one capture, and this scenario has several ranks."
+                f"Events can be selected by position only in a scenario of one rank, but this "
+                f"scenario has {len(self.window.models)} ranks: use the scenario of one capture."
             )
 
     def _with(
@@ -406,8 +408,8 @@ class Scenario:
     ) -> Scenario:
         """The scenario with one more edit.
 
-        `chosen` holds what the edit changes on each rank; None for a rank leaves it as it is. If
-        the effect of the edit is uncertain, `modest` is the same edit with a smaller effect.
+        `chosen` holds what the edit changes on each rank; None leaves the rank as it is. If the
+        effect of the edit is uncertain, `modest` is the same edit with a smaller effect.
         """
         variants = self.variants
         if modest and not any(variant.is_modest for variant in variants):
@@ -505,7 +507,7 @@ def joint_scenario(ranks: Ranks) -> Scenario:
 
 
 def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each start and end: the device row of the communication at this time, or -1."""
+    """For each start and end: the device row of the communication with these times, or -1."""
     work = capture.work
     rows = np.flatnonzero(work.kind == COMMUNICATION)
     times = zip(work.start_ns[rows].tolist(), work.end_ns[rows].tolist())

@@ -1,4 +1,7 @@
-"""`Selection`: the CPU time and the device work that an edit changes, by name or by position."""
+"""`Selection`: the CPU time and the device work that an edit changes.
+
+Each function selects such parts by name, by position or by kind.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Parts of a window.
+    """The parts of a window that an edit changes.
 
     Attributes:
-        cpu: intervals on the axis of CPU time.
-        rows: a mask of device rows.
-        calls: a mask of events: the runtime calls that lie inside the CPU time or launched the
-            rows.
+        cpu: the chosen CPU time, as intervals on the axis of CPU time.
+        rows: a mask of the chosen device rows.
+        calls: a mask of the runtime calls among all events that lie in the chosen CPU time, or that
+            launched only chosen rows.
     """
 
     cpu: Intervals
@@ -45,9 +48,9 @@ class Selection:
 def by_range(model: Model, pattern: str) -> Selection:
     """Select ranges by path or name.
 
-    The selection contains all that runs inside the ranges, their backward, and their device work. A
-    pattern that begins with "/" must match the whole path, from the root on. Any other pattern can
-    match the name or the path of a range.
+    The selection contains all that runs inside the ranges, their backward pass, and their device
+    work. A pattern that begins with "/" must match the whole path, from the root on. Any other
+    pattern can match the name or the path of a range.
 
     Raises:
         ConfigError: no range matches.
@@ -124,7 +127,9 @@ def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> 
 
 
 def by_thread(model: Model, pattern: str) -> Selection:
-    """Select threads as process/thread: all their CPU time, and the device work that they launch.
+    """Select threads: all their CPU time, and the device work that they launch.
+
+    The pattern must match the thread, written as process/thread.
 
     Raises:
         ConfigError: no thread matches.
@@ -167,7 +172,7 @@ def _of_mask(model: Model, chosen: Flags) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Select device work, and the calls that launched nothing else; no CPU time is selected."""
+    """Select device work, and the calls that launched only this work; no CPU time is selected."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
     chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)
@@ -237,7 +242,8 @@ def calls_named(model: Model, pattern: str) -> Ints:
 def short_name(name: str) -> str:
     """The name of a kernel without its return type, template arguments and parameters.
 
-    Other names of device work, such as `Memcpy HtoD (Pinned -> Device)`, lose the brackets.
+    For other device work, what is in brackets is left out: `Memcpy HtoD (Pinned -> Device)` becomes
+    `Memcpy HtoD`.
     """
     text, found, end = _UNNAMED.sub("", name), "", 0
     opened: list[str] = []
@@ -258,7 +264,7 @@ def short_name(name: str) -> str:
 
 
 def _below(model: Model, nodes: Flags) -> Selection:
-    """Select nodes of the call tree, and all that runs inside them."""
+    """Select nodes of the call tree, all that runs inside them, and their device work."""
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.at_or_inside(nodes), False)
     # The time of a node contains the time of the nodes inside it.

@@ -1,10 +1,10 @@
 """`Window`: the models of one or several ranks as one program.
 
-A synchronising collective joins the ranks that take part. It begins when the last rank has begun
-its kernel, and ends on all ranks after the transfer. The rank that comes last does not wait. So the
-transfer time is the duration of the shortest of the collective's kernels. For Megatron on eight
-A100, the simulated ends are within 25 µs of the measured ends. `instrument.runs.clock_skew` gives
-the differences between the ranks' clocks.
+A synchronising collective joins the ranks that take part. Its transfer begins when the last rank
+has begun its kernel, and all ranks end their kernels after the transfer. The rank that comes last
+does not wait. So the transfer time is the duration of the shortest of the collective's kernels. For
+Megatron on eight A100, the simulated ends of the collectives are within 25 µs of the measured ends.
+`instrument.runs.clock_skew` gives the differences between the ranks' clocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Meetings:
 
 @dataclass(frozen=True)
 class Window:
-    """One window on the ranks whose captures are given.
+    """One recorded window, on all ranks whose captures are given.
 
     Attributes:
         models: the model of each rank.
@@ -63,16 +63,16 @@ class Window:
 
     @cached_property
     def typical(self) -> tuple[Costs, ...]:
-        """The usual costs, without residues."""
+        """The costs with the usual delays and gaps, without residues; see `builder`."""
         return self._with_transfers([model.typical for model in self.models])
 
     @cached_property
     def assumptions(self) -> tuple[tuple[Costs, ...], ...]:
         """The costs without edits: an entry for each assumption.
 
-        The first assumption is that all times are as recorded. The second is that they are the
-        usual ones. The third is that the other ranks do not change; it applies only to the capture
-        of one rank that communicates with others.
+        The first assumption is that all times are as recorded. The second is that all delays and
+        gaps have their usual lengths. The third is that the other ranks do not change; this
+        assumption is made only if there is one capture, and its rank communicates with others.
         """
         found = [self.measured, self.typical]
         if len(self.models) == 1 and (self.models[0].work.kind == COMMUNICATION).any():
@@ -122,7 +122,7 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program; and for each arc from a collective, its time besides the transfer."""
+        """The program; and for each arc from a collective, its time in addition to the transfer."""
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
         first, meetings = self.first_moment, self.meetings
@@ -147,7 +147,7 @@ class Window:
         return program, late - self._transfer_ns[meetings.collective]
 
     def _order(self, times: Ints) -> Ints:
-        """The moments in order; those of one rank keep their own order."""
+        """All moments in order of time; moments of one rank at the same time keep their order."""
         place = np.zeros(len(times), np.int64)
         for model, begin in zip(self.models, self.first_moment):
             order = model.program.moment_order
@@ -158,12 +158,12 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """For each rank, the number of its first arc; then that of the collectives' first arc."""
+        """For each rank, the number of its first arc; last, that of the collectives' first arc."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """For each rank, the number of its first moment; then that of the first collective."""
+        """For each rank, the number of its first moment; last, that of the first collective."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -244,7 +244,7 @@ class Window:
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
     def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
-        """For each row of `meetings`, the entry of its device row in `device_ns` of its rank."""
+        """For each row of `meetings`, the value of its device row in its rank's `device_ns`."""
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
         for rank, each in enumerate(device_ns):
@@ -260,10 +260,9 @@ class Window:
     def steps_ns(self, times: Ints) -> Floats:
         """The duration of each step.
 
-        A step ends when all ranks have ended it. It begins when the first rank begins it on the
-        CPU. If the step before it ends later than this, it begins at that end, because a device can
-        still work for the step before. The result has one row for each scenario if there are
-        several.
+        A step ends when all ranks have ended the step. It begins when the first rank begins the
+        step on the CPU, but not before the previous step has ended: a device can still do work of
+        the previous step. If there are several scenarios, the result has one row for each.
         """
         ends, bounds = self.ends_ns(times), zip(self.models, self.first_moment)
         steps = min(each.shape[-1] for each in ends)
