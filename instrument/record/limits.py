@@ -21,11 +21,11 @@ _SHARE_OF_MACHINE = 1 / 8
 
 
 class Limits:
-    """Checks the limits of one window while it records, until `closed` is set.
+    """Checks the limits of one window, from its beginning until `closed` is set.
 
-    The owner calls `reached` at the end of each step, and ends the window if there is a reason. If
-    no step ends, as in a server without requests, a thread ends the window at twice the limit: the
-    thread calls `end` with this object and the reason.
+    `StepLoop` calls `reached` at the end of each step, and ends the window if a reason is returned.
+    If no step ends, as in a server without requests, a thread ends the window when it is over twice
+    a limit: the thread calls `end` with this object and the reason.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
