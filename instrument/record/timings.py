@@ -321,7 +321,10 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the current step if `begin_step` was called; after each `every` steps, write a line."""
+        """End the current step, and write a line after every `every` steps.
+
+        The step counts only if `begin_step` was called before.
+        """
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number

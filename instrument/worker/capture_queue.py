@@ -41,13 +41,15 @@ class CaptureQueue:
         output_dir: the folder for captures.
         run: the id of the run on this rank, which is in each `capture.json`.
         rank: the rank of this process.
-        lock: a lock by which other processes see that the run is alive. It is held from the first
+        lock: shows other processes that the run is alive; this process holds it from the first
             window on.
         taken: how many windows have been saved so far.
         exporter: starts and feeds the worker; None with `profiler.export=inline`.
         to_finish: queued folders that this process must finish itself.
-        inline: the user's sinks that run in this process although there is a worker, by name.
-        sinks_here: all sinks that run in this process, by name and in the order in which they run.
+        inline: the user's sinks that run in this process although there is a worker; the keys are
+            their names.
+        sinks_here: all sinks that run in this process, in the order in which they run; the keys are
+            their names.
     """
 
     def __init__(
@@ -142,9 +144,10 @@ class CaptureQueue:
     def close(self, reason: str | None) -> None:
         """Finish all windows; wait for the worker and for uploads as long as the config allows.
 
-        After an exception, other ranks may hang in a collective until this process ends. This
-        method then waits at most two seconds for the worker, which continues by itself. It does not
-        wait for uploads by this process; `instrument export` can upload the captures later.
+        If the run ended early, this method does not wait for uploads by this process; `instrument
+        export` can upload the captures later. After an exception, other ranks may hang in a
+        collective until this process ends. Then this method also waits at most two seconds for the
+        worker, which continues by itself.
 
         Args:
             reason: why the run ended early; None after a normal end.
@@ -253,7 +256,7 @@ class CaptureQueue:
             logger.error(what, error, self.output_dir)
 
     def _take_capture(self, folder: Path) -> None:
-        """Add a finished capture to `captures`, after running this process's sinks on it."""
+        """Run this process's sinks on a finished capture; then add the capture to `captures`."""
         if self.exporter is not None:
             for name, sink in self.sinks_here.items():
                 run_sink(name, sink, Capture.load(folder), folder, self._failed)
@@ -275,7 +278,7 @@ class CaptureQueue:
         return url is not None and not upload.has_arrived(folder, url)
 
     def _remove_oldest(self) -> None:
-        """Remove captures over `profiler.keep` or `disk_budget`, from disk and `captures`."""
+        """Remove the oldest captures if they exceed the config's limits; see `retention`."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(

@@ -40,7 +40,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         The folder of the finished capture.
 
     Raises:
-        CaptureError: another process is finishing the folder, or its trace is not a regular file.
+        CaptureError: another process is finishing the folder, or the trace is not a regular file.
         OSError: the trace cannot be compressed, for example because the disk is full. The folder
             stays queued.
     """
@@ -108,7 +108,7 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Run one sink on a capture; log an exception once per sink, and add the sink to `failed`.
+    """Run a sink on a capture. Log its first exception, and add the sink to `failed`.
 
     KeyboardInterrupt is caught too. A caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
@@ -144,9 +144,9 @@ def call_sinks(
 
     Args:
         sinks: the sinks, by name.
-        what: the method.
+        what: the name of the method.
         failed: the failures that are already logged, each as SINK.METHOD; new failures are added.
-        timeout_s: the argument of `close`.
+        timeout_s: the argument for `close`, in seconds.
     """
     for name, sink in sinks.items():
         try:

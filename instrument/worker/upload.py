@@ -58,7 +58,7 @@ class Upload(Sink):
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
-    """Called with the list of captures that are queued or being uploaded, when it changes."""
+    """Gets the list of captures that are queued or being uploaded, each time this list changes."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -165,7 +165,7 @@ class Upload(Sink):
 def _is_final(error: Exception) -> bool:
     """Whether further attempts are useless after this error.
 
-    This is so if the bucket or the permission is missing, or if the interpreter shuts down.
+    They are useless if the bucket or the permission is missing, or if the interpreter shuts down.
     """
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError):
