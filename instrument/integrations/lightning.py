@@ -147,7 +147,7 @@ class ProfilerCallback(Callback):
     def on_exception(
         self, trainer: Any, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save the open window with the label truncated; the exception propagates."""
+        """Save the open window and label its capture truncated. The exception propagates."""
         self._stop(exception)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:

@@ -30,7 +30,7 @@ class _CountedCall(NamedTuple):
 
     Attributes:
         step: the step in which the call began.
-        first: whether this is the first call.
+        first: whether this is the first call of the session's wrapped functions.
     """
 
     step: int

@@ -5,8 +5,8 @@ MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it
 thread. No collective is called, and no lock is shared with training.
 
 The store outlives a restart of the job, and its entries have no timestamps. To separate new
-messages from old messages, each rank first sends a join message. The process of the leading rank
-answers with a new name for the session. All later messages are stored under this name.
+messages from old messages, each rank first sends a join message. The lowest recording rank, which
+leads, answers with a new name for the session. All later messages are stored under this name.
 
 Limits of torch's store: if its server hangs, a thread that uses the store hangs too. If the server
 dies while the interpreter exits and a thread still uses the store, the process aborts.
@@ -74,7 +74,10 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def steps_ahead(step_ns: int) -> int:
-    """How many steps before its warm-up a window is announced, so that every rank learns of it."""
+    """The number of steps between the announcement of a window and its warm-up.
+
+    Within these steps, all ranks must learn of the window.
+    """
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
@@ -150,7 +153,7 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """Yield the requests of all ranks that are new since the last call.
+        """Yield the requests that all ranks have sent since the last call.
 
         Only the leading rank gets requests, and only after it has timed a step. A request that was
         made before the end of the last announced window is skipped, because that window is recorded
@@ -358,10 +361,9 @@ def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
 def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
     """Answer join messages with the session's name and folder, until all ranks have joined.
 
-    The answers also end after ten minutes, and when the process ends.
-
-    Messages from before a restart of the job are answered too. No rank reads these answers. A rank
-    counts as joined only after it has read its answer.
+    Also stop after ten minutes, or when the process ends. Messages from before a restart of the job
+    are answered too. No rank reads these answers. A rank counts as joined only after it has read
+    its answer.
     """
     joins, began = _Messages(store, "joins"), time.monotonic()
     with suppress(Exception):  # the store may be gone

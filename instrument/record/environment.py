@@ -1,8 +1,9 @@
-"""Collects the key `environment` of `capture.json`: settings of the process, and what slows it.
+"""Collects facts about a window for the key `environment` of `capture.json`.
 
-A trace does not hold these facts. torch's settings, the threads and the hooks are read when a
-window begins. Dynamo's compilations, the runs of the garbage collector and the data loaders are
-noted during the window. If a fact cannot be read, its value is None, and no error is raised.
+The facts are settings of the process, and events that can make the window slower. A trace does not
+hold these facts. torch's settings, the threads and the hooks are read when a window begins.
+Dynamo's compilations, the runs of the garbage collector and the data loaders are noted during the
+window. If a fact cannot be read, its value is None, and no error is raised.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def known(read: Callable[[], T]) -> T | None:
 
 
 def settings() -> dict[str, Any]:
-    """Read the settings of torch that change the speed of a step, on the current thread."""
+    """Read, on the current thread, the settings of torch that change the speed of a step."""
     return {
         "grad_enabled": known(torch.is_grad_enabled),
         "anomaly_mode": known(torch.is_anomaly_enabled),

@@ -1,4 +1,4 @@
-"""Writes the memory of each of torch's categories (parameters, gradients, ...) in a window."""
+"""Writes how much memory each of torch's categories, such as gradients, uses in a window."""
 
 from __future__ import annotations
 

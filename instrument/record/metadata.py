@@ -27,7 +27,7 @@ _GIT_S = 2.0
 def run_metadata(
     config: ProfilerConfig, activities: list[str], rank_info: RankInfo
 ) -> dict[str, Any]:
-    """The metadata of all windows of a run, computed once when it begins."""
+    """The metadata that all windows of a run share, computed once when the run begins."""
     return {
         "format": FORMAT,
         "rank": rank_info.rank,

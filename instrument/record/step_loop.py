@@ -401,7 +401,7 @@ class StepLoop:
         counter.step_number, counter.next_event_step = number, number + 1
 
     def end(self, reason: str | None) -> None:
-        """End the run; `reason` says why it ends early. Call `deliver` afterwards."""
+        """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
         if reason is None:
             self.close_batch(self.current)  # `break` ended the loop after a whole batch
         self.current.batch_open = False
@@ -621,7 +621,10 @@ class StepLoop:
     # The end of a window.
 
     def _end_window(self, reason: str | None) -> None:
-        """Stop recording, save the window, and plan the next; `reason` says why it ends early."""
+        """Stop recording, save the window, and plan the next window.
+
+        `reason` says why the window ends early; None if it does not.
+        """
         counter, recorder, run = self.owner, self.recorder, self.run
         window = counter.planned
         if (

@@ -32,10 +32,11 @@ _CLOSING_S = 5.0
 class CaptureQueue:
     """Finishes the saved windows of a run, uploads their captures, and removes old captures.
 
-    With `profiler.export=process`, the worker process finishes the windows, and a thread of this
-    process adds each capture to the session's `captures`. A capture that is removed from disk is
-    removed from this list too. The upload is the last sink. It runs in the worker, unless this
-    process runs sinks itself: then the upload runs in this process, after these sinks.
+    To finish a window means to compress its trace and to run the sinks. With
+    `profiler.export=process`, the worker process finishes the windows, and a thread of this process
+    adds each capture to the session's `captures`. A capture that is removed from disk is removed
+    from this list too. The upload is the last sink. It runs in the worker, unless this process runs
+    sinks itself: then the upload runs in this process, after these sinks.
 
     Attributes:
         output_dir: the folder for captures.

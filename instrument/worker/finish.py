@@ -1,4 +1,4 @@
-"""Finishes a queued folder: compresses the trace, writes a summary, runs the sinks."""
+"""Finishes the folder of a saved window: compresses the trace, writes a summary, runs the sinks."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ _LOCK_FILE = ".lock"
 
 def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     """Compress a queued folder's trace, write a summary, run the sinks, and rename the folder.
+
+    Sinks with `needs_final_folder` run after the folder has its final name.
 
     Args:
         folder: the queued folder.
@@ -193,7 +195,7 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no other process finishes it; the lock ends with this process."""
+    """Lock a folder during the block, so that no other process finishes it at the same time."""
     try:
         import fcntl
     except ImportError:  # Windows

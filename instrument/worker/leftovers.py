@@ -148,7 +148,8 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
     """Upload captures to `url`, or to the URL in the job of each capture if `url` is None.
 
     Returns:
-        The URLs of the uploaded captures, notes, and errors.
+        The URLs of the uploaded captures, sentences about captures that have no trusted URL, and
+        sentences about errors.
     """
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):

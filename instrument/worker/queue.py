@@ -1,9 +1,9 @@
 """Manages the folder of each window, from the raw trace to the finished capture.
 
 A folder's name shows its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once
-the trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename.
-So every folder without a leading dot is a complete capture. If a process is killed, `instrument
-export` finishes the queued folders that the process leaves.
+the trace and capture.json are complete, `NAME` when the sinks have run, except sinks that need the
+final name. Each change is one rename. So every folder without a leading dot is a complete capture.
+If a process is killed, `instrument export` finishes the queued folders that the process leaves.
 """
 
 from __future__ import annotations
