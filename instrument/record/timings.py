@@ -408,7 +408,7 @@ def _prefixed(prefix: str, durations: DurationHistogram) -> dict[str, int]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line; if the last line is incomplete, begin a new one first."""
+    """Append a line; if the file ends with an incomplete line, end that line first."""
     with open_to_append(path, buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))

@@ -187,7 +187,10 @@ def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
 
 
 def publish(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Rename a queued folder to its capture's name, or to a free name; return the new path."""
+    """Rename a queued folder to its capture's name; return the new path.
+
+    If the name is taken, a number is added.
+    """
     for name in _names(name_of(folder)):
         target = folder.with_name(name)
         if files.exists(target):
