@@ -225,7 +225,7 @@ def _compiled_code() -> ref[CodeType] | None:
 
 
 def current_compiled_ranges() -> list[dict[str, str]]:
-    """The `compiled_ranges`, without ranges whose code `torch._dynamo.reset()` has removed."""
+    """List `compiled_ranges`, except ranges whose code `torch._dynamo.reset()` has removed."""
     return [
         {"range": name, "region": region_name}
         for (name, region_name), (region, code) in compiled_ranges.items()

@@ -1,8 +1,8 @@
 """Opens ranges around calls of modules: wraps `nn.Module.__call__` while something records ranges.
 
 Module hooks are not used, for four reasons. A copy or a saved file of a module contains its hooks.
-TorchScript does not accept hooks. torch's inference fast path is off with hooks. Dynamo recompiles
-a module if its hooks change.
+TorchScript does not accept hooks. torch does not use its inference fast path for modules with
+hooks. Dynamo recompiles a module if its hooks change.
 """
 
 from __future__ import annotations

@@ -70,10 +70,11 @@ def instrument_model(
 
     Args:
         model: returned as it is.
-        depth: how deep to go: 0 is only the model itself, 1 also its children, None has no limit.
-        include: globs over qualified names (`layers.*.self_attn`); empty: all names.
-        exclude: globs over qualified names to leave out.
-        types: classes, or globs over class names (`*Attention`); empty: all classes.
+        depth: how many levels of submodules get ranges. 0 means only the model itself, 1 means also
+            its children, None means all levels.
+        include: globs over qualified names (`layers.*.self_attn`). If empty, all names match.
+        exclude: globs over the qualified names of submodules that get no range.
+        types: classes, or globs over class names (`*Attention`). If empty, all classes match.
 
     Cost: none while no window is open. In a window, about 4 µs per call of a submodule, and 0.4 µs
     per call of any other module in the process. With `profiler.timings.modules`, these costs apply
@@ -82,7 +83,8 @@ def instrument_model(
     environment, this does nothing.
 
     Raises:
-        ConfigError: the options select no submodule, or a glob matches no submodule.
+        ConfigError: the options select no submodule, or a glob in `include` or `exclude` matches no
+            submodule.
     """
     if not backends.disabled:
         _instrument({"": model}, ModuleFilter(depth, tuple(include), tuple(exclude), tuple(types)))
@@ -107,8 +109,8 @@ def instrumented_models() -> list[nn.Module]:
 def named_models(given: Any) -> dict[str, nn.Module]:
     """A session's models, by the prefix of their ranges' names.
 
-    The prefix of a single model is empty. In a mapping, the prefix of a model is its key; in a
-    list, its index and class, such as `0.Generator`.
+    The prefix of a single model is empty. In a mapping, the prefix of a model is its key. In a
+    list, the prefix is the model's index and class, such as `0.Generator`.
 
     Raises:
         ConfigError: `given` is neither a module nor a list, tuple or mapping of modules.
@@ -210,7 +212,7 @@ class ModuleRanges:
 
 
 def attach_ranges() -> ModuleRanges | None:
-    """Attach the ranges of all instrumented models; None if no module has a range."""
+    """Attach the ranges of all instrumented models; return None if no module gets a range."""
     return ModuleRanges().__enter__() if _instrumented or module_calls.marks() else None
 
 

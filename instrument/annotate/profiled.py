@@ -23,10 +23,11 @@ T = TypeVar("T")
 
 
 class Range:
-    """A named range: a decorator and a context manager. Made by `profiled("name")`.
+    """A named range, used as a decorator or as a context manager; `profiled("name")` makes it.
 
-    One object may be entered again while it is open, and from several threads. Do not put an `await`
-    or a `yield` into its `with` block: the range would include other code that runs meanwhile.
+    One object may be entered again while it is open, and from several threads. Do not put an
+    `await` or a `yield` into its `with` block: the range would include other code that runs
+    meanwhile.
     """
 
     def __init__(self, name: str) -> None:
@@ -127,8 +128,8 @@ def profiled(*, name: Name | None = None) -> Callable[[T], T]: ...
 def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     """Mark code, so that every window shows its calls as a named range.
 
-    `@profiled` uses the qualified name, and `@profiled("attention_block")` the given name. `with
-    profiled("loss"):` marks a block. `profiled` can mark:
+    `@profiled` uses the qualified name as the range's name. `@profiled("attention_block")` uses the
+    given name. `with profiled("loss"):` marks a block. `profiled` can mark:
 
     - functions and methods. `@classmethod` or `@staticmethod` may stand above or below `@profiled`;
     - coroutines and generators, which get a range for each slice between two suspensions;
@@ -175,9 +176,9 @@ _pushed = _PushedRanges()
 def range_push(name: str) -> int:
     """Open a range on this thread, until `range_pop`; return the range's nesting depth, from 0.
 
-    Like `torch.cuda.nvtx.range_push`, for code in which no `with` block fits. A window does not
-    show ranges that were pushed before the window began. While nothing records, a call costs
-    0.5 µs. As with `profiled`, no range opens inside compiled regions.
+    This works like `torch.cuda.nvtx.range_push`; use it in code in which no `with` block fits. A
+    window does not show ranges that were pushed before the window began. While nothing records, a
+    call costs 0.5 µs. Inside compiled regions, no range opens and the returned depth is -1.
     """
     if is_dynamo_compiling():
         backends.note_compiled(name)

@@ -160,7 +160,7 @@ def _wrapper_factory(
 
 
 def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
-    """The source code of a wrapper's parameters, of the arguments it passes on, and of a dict.
+    """Write a wrapper's parameters and arguments as source code.
 
     Returns three texts, such as "x, *, y", "x, y=y" and "{'x': x, 'y': y}": the list of parameters,
     the arguments that pass the parameters on, and a dict from the parameters' names to their

@@ -29,7 +29,7 @@ def attach(
 
     A window is a series of recorded steps; the config says which. The wait for a batch is a range
     `data`. The loss of a step, which triggers can use, comes from `state.output`, if the output is
-    a number, a tensor of one element, or a mapping with such a `loss`. Handlers of
+    a number, a tensor of one element, or a mapping whose `loss` is one of these. Handlers of
     ITERATION_COMPLETED that were added before this call run inside the step; handlers that are
     added later run inside the next step. While no window is open, an iteration costs a few µs.
 
@@ -128,7 +128,7 @@ class Attached:
 
 
 def _iterations(state: State) -> int | None:
-    """The iterations of the whole run; None if unknown."""
+    """The number of iterations in the whole run; None if unknown."""
     if state.max_epochs is not None and state.epoch_length is not None:
         return int(state.max_epochs * state.epoch_length)
     max_iters: int | None = getattr(state, "max_iters", None)  # Ignite 0.5.4 has none
@@ -136,7 +136,7 @@ def _iterations(state: State) -> int | None:
 
 
 def _loss(output: Any) -> Any:
-    """The loss that a process function returned, or None."""
+    """The loss in the output of a process function; None if the output has no loss."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     single = isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1)
     return loss if single else None

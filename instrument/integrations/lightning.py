@@ -147,7 +147,7 @@ class ProfilerCallback(Callback):
     def on_exception(
         self, trainer: Any, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Save the open window, labelled truncated; the exception propagates."""
+        """Save the open window and label its capture truncated. The exception propagates."""
         self._stop(exception)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
@@ -198,7 +198,7 @@ class _Parts(Profiler):
         self._find_marked_steps(module)
 
     def _find_marked_steps(self, module: LightningModule | None) -> None:
-        """Find the methods that the user marked: they get no second range."""
+        """Find the methods that the user marked, because they get no second range."""
         self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
         self._ranges.clear()
 

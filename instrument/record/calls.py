@@ -30,7 +30,7 @@ class _CountedCall(NamedTuple):
 
     Attributes:
         step: the step in which the call began.
-        first: whether this is the first call.
+        first: whether this is the first call of the session's wrapped functions.
     """
 
     step: int
@@ -62,7 +62,7 @@ class RecordedCalls:
     def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
         """Wrap a function so that each call is counted as a step and opens a range.
 
-        The range is named `name`, or like the function if `name` is None.
+        The range has the name `name`, or the function's name if `name` is None.
 
         Raises:
             ConfigError: `function` is not a function, or is an asynchronous generator.

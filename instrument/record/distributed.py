@@ -1,12 +1,12 @@
-"""Decides which ranks record, into which folder, and at which step a requested window begins.
+"""Decides which ranks record, into which folder, and at which step a trigger's window begins.
 
-The ranks exchange messages of some hundred bytes through the job's store, which listens at
+The ranks exchange messages of a few hundred bytes through the job's store, which listens at
 MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it on the training
 thread. No collective is called, and no lock is shared with training.
 
 The store outlives a restart of the job, and its entries have no timestamps. To separate new
-messages from old messages, each rank first sends a join message. The process of the leading rank
-answers with a new name for the session. All later messages are stored under this name.
+messages from old messages, each rank first sends a join message. The lowest recording rank, which
+leads, answers with a new name for the session. All later messages are stored under this name.
 
 Limits of torch's store: if its server hangs, a thread that uses the store hangs too. If the server
 dies while the interpreter exits and a thread still uses the store, the process aborts.
@@ -74,7 +74,10 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def steps_ahead(step_ns: int) -> int:
-    """How many steps before its begin a window is announced, so that all ranks know of it."""
+    """The number of steps between the announcement of a window and its warm-up.
+
+    Within these steps, all ranks must learn of the window.
+    """
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
@@ -111,10 +114,11 @@ class StepProgress(NamedTuple):
 
 
 class RankCoordinator:
-    """One rank's connection to the other recording ranks; the lowest recording rank leads.
+    """One rank's connection to the other recording ranks.
 
-    Only the polling thread uses this object. A method raises an exception if the store or the
-    leading rank does not answer any more.
+    The lowest recording rank leads: it decides when a requested window begins. Only the thread that
+    polls the triggers uses this object. If the store or the leading rank does not answer any more,
+    the methods raise an exception: a TimeoutError, or any exception of the store.
 
     Attributes:
         rank: the number of this rank.
@@ -149,11 +153,11 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """On the leading rank, the new requests of all ranks since the last call.
+        """Yield the requests that all ranks have sent since the last call.
 
-        On other ranks, nothing. Requests wait until the leading rank has timed a step. A request
-        that was made before the end of the last announced window is skipped, because that window is
-        recorded for this request too.
+        Only the leading rank gets requests, and only after it has timed a step. A request that was
+        made before the end of the last announced window is skipped, because that window is recorded
+        for this request too.
         """
         if not self.leads:
             return
@@ -179,7 +183,7 @@ class RankCoordinator:
         self._announced_at, self._announced_until = step, begin + length - 1
 
     def new_windows(self) -> Iterator[AnnouncedWindow]:
-        """The windows announced since the last call.
+        """Yield the windows that were announced since the last call.
 
         Raises:
             TimeoutError: the leading rank does not read this rank's requests.
@@ -223,7 +227,7 @@ class _Messages:
         return number
 
     def unread(self) -> Iterator[Any]:
-        """The messages that are new since the last call.
+        """Yield the messages that are new since the last call.
 
         Cost: one request to the store, and one more for each new message.
         """
@@ -252,8 +256,8 @@ def join_ranks(
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
     there are no triggers. Cost: a connection to the store. All ranks except the leading rank also
     wait for the answer of the leading rank: about 0.1 s, or up to 30 s if the leading rank starts
-    later. If the store does not answer, a rank waits 10 s, at worst 40 s, and then records by
-    itself.
+    later. If the store cannot be reached, a rank waits 10 s and then records by itself. If the
+    store stops answering later, the rank waits up to 40 s.
 
     Returns:
         The folder, and the coordinator. The coordinator is None if there are no triggers, or if
@@ -293,7 +297,7 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """Connect to the store; return the session's part of the store, and the leading rank's folder.
+    """Connect to the store; return it with the session's key prefix, and the leading rank's folder.
 
     `own` is this rank's own folder. The leading rank does not wait for other ranks.
 
@@ -357,8 +361,9 @@ def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
 def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
     """Answer join messages with the session's name and folder, until all ranks have joined.
 
-    Messages from before a restart of the job are answered too. No rank reads these answers. A rank
-    counts as joined only after it has read its answer.
+    Also stop after ten minutes, or when the process ends. Messages from before a restart of the job
+    are answered too. No rank reads these answers. A rank counts as joined only after it has read
+    its answer.
     """
     joins, began = _Messages(store, "joins"), time.monotonic()
     with suppress(Exception):  # the store may be gone
@@ -432,7 +437,7 @@ def _connection_error(address: str, port: int) -> OSError | None:
 
 
 def _connect(address: str, port: int, session: str) -> Any:
-    """Connect to the job's store; return the store's part for this session of this job."""
+    """Connect to the job's store; return it with a key prefix for this session of this job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=_CONNECT_S)

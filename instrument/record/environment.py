@@ -1,8 +1,9 @@
-"""The key `environment` of `capture.json`: settings of the process, and what disturbed a window.
+"""Collects facts about a window for the key `environment` of `capture.json`.
 
-A trace does not hold these facts. torch's settings, the threads and the hooks are read when a
-window begins. Dynamo's compilations, the runs of the garbage collector and the loaders are noted
-during the window. If a fact cannot be read, its value is None, and the recorder gets no error.
+The facts are settings of the process, and events that can make the window slower. A trace does not
+hold these facts. torch's settings, the threads and the hooks are read when a window begins.
+Dynamo's compilations, the runs of the garbage collector and the data loaders are noted during the
+window. If a fact cannot be read, its value is None, and no error is raised.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRAN
 class WindowEnvironment:
     """The environment of one window; create it when the window begins.
 
-    The owner adds `collections` to `gc.callbacks` and removes it when the window ends. It calls
-    `count_compilations` at the end if Dynamo's counters differ from `counters`.
+    `Recorder` adds `collections` to `gc.callbacks` and removes it when the window ends. If Dynamo's
+    counters then differ from `counters`, `Recorder` calls `count_compilations`.
 
     Attributes:
-        facts: the content of the key `environment`, in which `loaders` is still None.
+        facts: the content of the key `environment`. Its `loaders` is None until `StepLoop` saves
+            the window.
         collections: counts the runs of the garbage collector.
-        counters: a copy of Dynamo's counters at the beginning; None if Dynamo was not loaded.
+        counters: a copy of Dynamo's counters when the window began; None if Dynamo was not loaded.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ def known(read: Callable[[], T]) -> T | None:
 
 
 def settings() -> dict[str, Any]:
-    """Settings of torch that change the speed of a step, as they are now on this thread."""
+    """Read, on the current thread, the settings of torch that change the speed of a step."""
     return {
         "grad_enabled": known(torch.is_grad_enabled),
         "anomaly_mode": known(torch.is_anomaly_enabled),
@@ -194,7 +196,7 @@ def cpu_quota(membership: str, root: Path) -> float | None:
 
 
 def _quota(folder: Path) -> float | None:
-    """The CPU quota in the files of one cgroup; None without a quota, or without such files."""
+    """The CPU quota of one cgroup, in CPUs; None if its files set no quota or do not exist."""
     with suppress(OSError, ValueError, ZeroDivisionError):  # "max" is no number
         quota, period = map(int, (folder / "cpu.max").read_text().split())
         return quota / period
@@ -269,9 +271,12 @@ def _recompilations() -> int:
 
 
 def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
-    """Count graphs, graph breaks by reason, and recompilations between two copies of the counters.
+    """Count what Dynamo compiled between two copies of its counters.
 
-    If a counter has become smaller, the program has cleared it, and the count is None.
+    The result has the number of graphs, the number of graph breaks for each reason, and the number
+    of recompilations. If the counter of graphs has become smaller, the program has cleared Dynamo's
+    counters. Then the graphs and the graph breaks are None. The recompilations are None if their
+    counter has become smaller or is not known.
     """
     graphs = _unique_graphs(after) - _unique_graphs(before)
     recompilations = None
@@ -295,7 +300,7 @@ def _unique_graphs(counts: DynamoCounts) -> int:
 
 
 def shortened(breaks: Mapping[str, int]) -> dict[str, int]:
-    """The most frequent reasons for graph breaks, as short texts of one line without secrets."""
+    """Keep the most frequent reasons for graph breaks, each cut to a short line without secrets."""
     counted = Counter[str]()
     for reason, times in breaks.items():
         # redacted before the cut, which could leave half of a token
@@ -320,7 +325,7 @@ class Loaders:
 
     @contextmanager
     def iterating(self, loader: Any, phase: str) -> Iterator[None]:
-        """Context manager for a loop over `loader` in a phase of the session."""
+        """Record the settings of `loader`, over which the block iterates in this phase."""
         iteration = object()
         self._add(iteration, loader, phase)
         try:
@@ -342,7 +347,7 @@ class Loaders:
             del self._open[phase]
 
     def begin_window(self) -> None:
-        """Forget the loaders whose loop has ended."""
+        """Remove from `seen` the loaders over which the run no longer iterates."""
         self.seen = {tuple(facts.values()): facts for facts in list(self._open.values())}
 
     def _add(self, iteration: object, loader: Any, phase: str) -> None:
@@ -382,13 +387,13 @@ def _is_iterable(dataset: Any) -> bool:
 
 
 def _of_type(kind: type[T], owner: Any, name: str) -> T | None:
-    """The value of an attribute; None if it has another type, is negative, or is above 2**50."""
+    """The value of an attribute; None if it is not of type `kind`, or not between 0 and 2**50."""
     value = known(lambda: getattr(owner, name))
     return value if type(value) is kind and 0 <= value <= 2**50 else None  # type: ignore[operator]
 
 
 def _leave_to_parent() -> None:
-    """In a forked child, such as a loader's worker: stop counting collections."""
+    """Stop counting collections in a forked child, such as a worker of a data loader."""
     for callback in list(gc.callbacks):
         if isinstance(callback, Collections):
             gc.callbacks.remove(callback)

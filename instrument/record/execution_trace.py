@@ -24,7 +24,8 @@ class ExecutionTrace:
 
     Attributes:
         path: the file; deleted with this object, unless it was moved.
-        observer: started and stopped by torch's profiler; None if no execution trace is possible.
+        observer: writes the file; torch's profiler starts and stops it. None if no execution trace
+            is possible.
     """
 
     def __init__(self, folder: Path, run: str) -> None:

@@ -21,10 +21,10 @@ _SHARE_OF_MACHINE = 1 / 8
 
 
 class Limits:
-    """Checks the limits of one window while it records, until `closed` is set.
+    """Checks the limits of one window, from its beginning until `closed` is set.
 
-    The owner calls `reached` at the end of each step, and ends the window if there is a reason. If
-    no step ends, as in a server without requests, a thread ends the window at twice the limit: the
+    `StepLoop` calls `reached` at the end of each step, and ends the window if a reason is returned.
+    If no step ends, as in a server without requests, a thread ends the window at twice a limit: the
     thread calls `end` with this object and the reason.
     """
 
@@ -42,7 +42,7 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Why the window must end; None while it may continue.
+        """Return why the window must end; None while it may continue.
 
         One limit is for the window's duration, the other for the memory that the process has gained
         within the window. The window must end when one of the two values is at least its limit
@@ -68,7 +68,7 @@ class Limits:
 
 
 def resident_bytes() -> int:
-    """The memory of the process without mapped files, in bytes; 0 on systems other than Linux."""
+    """The resident memory of the process without mapped files, in bytes; 0 if not on Linux."""
     try:
         pages, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:

@@ -9,7 +9,7 @@ from loguru import logger
 
 
 class LossReader:
-    """Reads the losses for triggers, each at least one step late.
+    """Reads the losses for triggers. Triggers get a loss at least one step after its own step.
 
     A tensor on a device is copied into pinned memory asynchronously, and read when the copy is
     done. While a copy is in progress, further losses are skipped.

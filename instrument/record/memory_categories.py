@@ -1,4 +1,4 @@
-"""Writes a window's memory by torch's categories: parameters, gradients, and so on."""
+"""Writes how much memory each of torch's categories, such as gradients, uses in a window."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from instrument.errors import reason_of
 def write(profile: _KinetoProfile, folder: Path) -> None:
     """Write two files for each device, as torch's `export_memory_timeline` does.
 
-    The first file holds the bytes of each category over time, the second file every change. Call
-    this while torch still holds the recording. Cost: 0.2 to 0.3 ms per operator of the window, with
-    the GIL held. An error is logged; then none of these files is written.
+    The first file holds the bytes of each category over time. The second file holds every change of
+    these bytes. Call this function while torch still holds the recording. If there is an error, it
+    is logged, and none of these files is kept. Cost: 0.2 to 0.3 ms per operator of the window, with
+    the GIL held.
     """
     try:
         # imported here, because torch will remove it in a later version

@@ -1,4 +1,4 @@
-"""The part of `capture.json` that a run's windows share: config, machine, versions, source."""
+"""The part of `capture.json` that is the same in all windows of a run, such as the config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIT_S = 2.0
 def run_metadata(
     config: ProfilerConfig, activities: list[str], rank_info: RankInfo
 ) -> dict[str, Any]:
-    """The metadata of all windows of a run, computed once when it begins."""
+    """The metadata that all windows of a run share, computed once when the run begins."""
     return {
         "format": FORMAT,
         "rank": rank_info.rank,
@@ -60,7 +60,7 @@ def provenance() -> dict[str, Any]:
     repository, and `dirty`, which says whether a tracked file differs from this commit. `git` is
     None if there is no repository or no git, or if git does not answer within two seconds. `dirty`
     is None if the repository's own config names programs that compare files, because git would run
-    these programs. git is called only once in a process.
+    these programs. The repository is read only once in a process.
     """
     hydra = queue.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -89,11 +89,13 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _run_git(folder: Path, *arguments: str) -> str:
-    """Run git in a folder and return its output; git runs no program that the repository names.
+    """Run git in a folder and return its output.
+
+    git does not run programs that the repository's config names.
 
     Raises:
-        OSError, subprocess.SubprocessError, UnicodeError: there is no git, no repository, or no
-            answer in time.
+        OSError, subprocess.SubprocessError, UnicodeError: git or the repository is missing, or git
+            does not answer in time.
     """
     safe = ["core.fsmonitor=false", f"core.hooksPath={os.devnull}", "protocol.allow=never"]
     command = ["git", *(word for option in safe for word in ("-c", option)), *arguments]
@@ -112,7 +114,7 @@ def _run_git(folder: Path, *arguments: str) -> str:
 
 
 def devices(activities: list[str]) -> list[str]:
-    """The names of the recorded devices; empty without CUDA."""
+    """The names of the CUDA devices; empty if CUDA is not recorded."""
     return [
         str(torch.cuda.get_device_name(index))
         for index in range(torch.cuda.device_count())

@@ -57,8 +57,8 @@ def abandon(owner: Owner) -> None:
 def stop_abandoned() -> str | None:
     """Stop the profiler that an owner left on, if this thread can stop it.
 
-    While the thread lives on which the owner prepared its window, only that thread can stop the
-    profiler. After that thread has ended, any thread can stop the profiler.
+    Only the thread that prepared the owner's window can stop the profiler. After that thread has
+    ended, any thread can stop the profiler.
 
     Returns:
         None if the profiler is off; otherwise a sentence that says why it is still on.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """What is recorded, such as "records steps 2–4 (counted from 0), and times the whole run"."""
+    """The plan in words, such as "records steps 2–4 (counted from 0), and times the whole run"."""
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where
@@ -57,7 +57,7 @@ def unreachable_window(
 def unreachable_in_first_pass(
     config: ProfilerConfig, train: StepCounter, batches: int | None
 ) -> str | None:
-    """Like `unreachable_window`, for a run that is one pass over a loader with `batches` batches."""
+    """Like `unreachable_window`, for a run that is one pass over a loader of `batches` batches."""
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
     run = "If the run is one pass over the loader, it"
@@ -76,7 +76,7 @@ def nothing_recorded(
         unit: what a step is, "step" or "call".
 
     Returns:
-        The sentence; None if the schedule has no window, or the session warned at its start.
+        The sentence. None if the schedule has no window, or if the session warned at its start.
     """
     if not entered:
         name = config.phases[0]

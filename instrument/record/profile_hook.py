@@ -18,7 +18,11 @@ class ProfileHook:
         self._thread = threading.get_ident()
 
     def restore(self) -> None:
-        """Set the hook again if torch removed it; warn if only the hook's owner can set it."""
+        """Set the hook again if torch removed it.
+
+        Log a warning about hooks that Python cannot set from here: a hook in C, such as that of
+        cProfile before Python 3.12, and the hooks of other threads.
+        """
         if self._thread != threading.get_ident() or sys.getprofile() is self._hook:
             return
         if self._hook is None or callable(self._hook):

@@ -67,14 +67,14 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new `Recorder`.
 
-    All threads are recorded, and any thread may continue and stop the window. There are two
-    exceptions: windows with `profile_memory`, and a torch without the option `profile_all_threads`.
-    Then only the thread that prepares the window is recorded, and only this thread can stop torch's
-    profiler. If another thread continues such a window, the window is dropped, and
+    All threads are recorded, and any thread may continue and stop the window. This is not so in two
+    cases: if `profile_memory` is on, or if torch has no option `profile_all_threads`. In these
+    cases only the thread that prepares the window is recorded, and only this thread can stop
+    torch's profiler. If another thread continues such a window, the window is dropped, and
     `one_profiler.stop_abandoned` stops torch's profiler later.
 
     `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
-    million events, 13–16 s with shapes.
+    million events, or 13–16 s with `record_shapes`.
 
     Attributes:
         prepared: whether torch's profiler is on for this window.
@@ -176,7 +176,7 @@ class Recorder:
         return self._all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:
-        """End the open step and begin the next, a range `ProfilerStep#number` as torch names it.
+        """End the open step and begin the next: open its range, which torch names `ProfilerStep#N`.
 
         If several threads call `session.step()` at once, a number may be skipped. The skipped step
         gets a range of length zero.
@@ -187,7 +187,7 @@ class Recorder:
             self._step_range, self._step = backends.torch_backend.open(f"{STEP_PREFIX}{each}"), each
 
     def end_step(self) -> None:
-        """End the open step, if any. The trace marks a step that never ends as unfinished.
+        """End the open step, if there is one. A step that never ends is unfinished in the trace.
 
         Raises:
             CaptureError: as for `stop`.
@@ -228,7 +228,7 @@ class Recorder:
         )
 
     def stop_here(self) -> None:
-        """Stop torch's profiler. The caller holds its lock and has checked `can_stop_here`."""
+        """Stop torch's profiler; call this with `one_profiler.lock` held, if `can_stop_here`."""
         self._detach()
         if self._takes_snapshot and self.started_at is not None:
             self._take_snapshot()
@@ -285,7 +285,7 @@ class Recorder:
         time.sleep(_CALLBACKS_S)
 
     def _abandon(self) -> None:
-        """Abandon the window: this thread is not recorded and cannot stop the profiler.
+        """Abandon the window, because this thread is not recorded and cannot stop the profiler.
 
         Raises:
             CaptureError: always.
@@ -297,8 +297,8 @@ class Recorder:
         raise CaptureError(
             "A window began on one thread and continued on another, but "
             f"{'with profiler.profile_memory ' * memory}torch {torch.__version__} records only the "
-            "first thread and can stop only there, so the window is dropped: call session.step() "
-            f"from one thread{', or turn profile_memory off' * memory}."
+            "first thread and can be stopped only there, so the window is dropped: call "
+            f"session.step() from one thread{', or turn profile_memory off' * memory}."
         )
 
     def release(self) -> None:
@@ -350,7 +350,7 @@ class RecordedWindow:
         ranges: facts for `capture.json` that the trace does not hold, by key; see below.
         profile: torch's profiler with its recording.
         disturbed: whether the program ran another torch profiler within the window.
-        with_memory_categories: whether `save` also writes memory by category.
+        with_memory_categories: whether `save` also writes the memory of each category.
         snapshot: the CUDA allocator's memory snapshot, or None.
         execution_trace: torch's execution trace, or None.
 
@@ -360,8 +360,8 @@ class RecordedWindow:
       the region.
     - `module_types`: the classes of the submodules whose ranges opened.
     - `modules_not_seen`: the submodules whose ranges never opened, because they were not called or
-      are inside a compiled region. Modules that the user marked are listed only if this process
-      compiles code.
+      are inside a compiled region. Modules that the user marked with `profiled` are listed only if
+      Dynamo has compiled a graph in this process.
     - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
       compilation may make the window slower.
     - `environment`: the settings of torch, and what disturbed the window; see
@@ -379,14 +379,14 @@ class RecordedWindow:
     def save(self, path: Path, *, quickly: bool = False) -> None:
         """Write the trace as plain JSON, with snapshot, execution trace and memory categories.
 
-        Call this once: torch refuses a second export, and the recording is freed. With `quickly`,
-        for a process that is about to end, memory categories are not written, because they take
-        long. Cost: holds the GIL for about 3.5 s per million events.
+        Call this once: torch refuses a second export, and the recording is freed. Set `quickly` if
+        the process is about to end: then memory categories are not written, because they take long.
+        Cost: holds the GIL for about 3.5 s per million events.
 
         Raises:
-            CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted,
-                or another torch profiler ran within the window. In the last two cases torch's
-                export would crash the process.
+            CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted
+                while it stopped, or another torch profiler ran within the window. In the last two
+                cases torch's export would crash the process.
         """
         if self.disturbed:
             raise CaptureError(
@@ -488,9 +488,9 @@ def import_early() -> None:
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
     """Record an empty window, to check options that only torch can check.
 
-    If neither `experimental_config` nor types of an activity's events are given, there is nothing
-    to check, and no cost. Otherwise the cost is about 1 ms. The first window of a process takes
-    another 1 s, because Kineto initializes.
+    Nothing is recorded if `experimental_config` is empty and `activities` chooses no types of an
+    activity. Otherwise the cost is about 1 ms. The first window of a process takes another 1 s,
+    because Kineto initializes.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -518,7 +518,7 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """Yield `path`; if Kineto cannot open it, yield a temporary file and then move it to `path`."""
+    """Yield `path`, or a temporary file if Kineto cannot open `path`; later move it to `path`."""
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path
         return

@@ -53,7 +53,7 @@ class Session:
 
     With `model`, each submodule gets a range while a window warms up or records. If `model` is a
     list, the names of the ranges begin with index and class, such as `0.Generator`; if it is a
-    dict, with the key.
+    dict, they begin with the key.
 
     Use the session as a context manager. Or call `start`, then `step` once after each training
     step, then `stop`.
@@ -62,7 +62,7 @@ class Session:
         config: the checked `ProfilerConfig`.
         captures: the captures of this rank so far, oldest first.
         step_number: the current training step, counted from 0. The trace shows these numbers. Set
-            it when training resumes from a checkpoint, before the start or later; the schedule then
+            it when training resumes from a checkpoint, before or after the start; the schedule then
             continues from this number. Steps of other phases do not change the number.
         activities: what is recorded, such as cpu and cuda; empty before the start.
         output_dir: the folder for captures; None before the start.
@@ -71,9 +71,10 @@ class Session:
 
     A copy, by `copy` or `pickle`, has the same config and model, and is not started.
 
-    Errors while recording or writing are logged and never reach the training loop. Cost: one
-    comparison for a step outside windows. At the end of a window, training waits until torch has
-    stopped and written its trace; with `export=inline`, it also waits for the sinks.
+    Errors while recording or writing are logged and never reach the training loop. A step outside
+    windows costs one comparison and one reading of the clock. At the end of a window, training
+    waits until torch has stopped and written its trace; with `export=inline`, it also waits for the
+    sinks.
 
     Raises:
         ConfigError: from the constructor, for an option that cannot work.
@@ -140,8 +141,9 @@ class Session:
 
         Args:
             model: its submodules get ranges, unless the constructor already got a model.
-            total_steps: the number of steps of the whole run, instead of `profiler.total_steps`.
-                The session warns of windows that do not fit into the run. None means unknown.
+            total_steps: the number of steps of the whole run; if it is None,
+                `profiler.total_steps` is used. The session warns of windows that do not fit into
+                the run.
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses an option.
@@ -218,8 +220,8 @@ class Session:
         """Count the steps of the block separately: `with session.phase("validation"):`.
 
         `name` is "validation", "test" or "predict"; outside such blocks the phase is "train". The
-        schedule applies to the phases that `profiler.phases` lists. Triggers see only steps of
-        train.
+        schedule applies to the phases that `profiler.phases` lists. Triggers are called only after
+        steps of train.
 
         If a window is open when the block begins, the window stays open. The block is then a range
         within the current step, and the steps of the block do not count for that window. If a
@@ -266,13 +268,14 @@ class Session:
         schedule, the first call is the only window. If the schedule is a function, the last window
         is unknown, so the session runs until `stop` is called.
 
-        Each call is a range, named `name` or, if that is None, after the function. Calls in all
-        threads and asynchronous tasks count as steps; a coroutine or generator counts when it ends.
-        Two kinds of calls do not count: a call inside another call, and a call that was already
-        running when the open window began.
+        Each call is a range. Its name is `name`, or the function's name if `name` is None. Calls in
+        all threads and asynchronous tasks count as steps; a coroutine or generator counts when it
+        ends. Two kinds of calls do not count: a call inside another call, and a call that was
+        already running when the open window began.
 
         A step lasts from the end of one call to the end of the next. If calls overlap, their ranges
-        show how long each call took. After the last window, a call costs the check of a flag.
+        show how long each call took. After the last window, the only cost of a call is to check a
+        flag.
 
         Raises:
             ConfigError: `function` is a module, a class or an asynchronous generator.
@@ -288,7 +291,7 @@ class Session:
         self._stop(None)
 
     def add_metadata(self, key: str, value: Any) -> None:
-        """Add a key to `capture.json` and the trace of every window that ends from now on.
+        """Add a key to `capture.json` and to the trace of every window that ends from now on.
 
         Later values overwrite earlier ones. A value that JSON cannot hold is skipped with a
         warning.
@@ -311,7 +314,9 @@ class Session:
 
 
 class Batches(Generic[T]):
-    """Wraps a loader, and ends a step after each batch; all other attributes are the loader's.
+    """Iterates over a loader, and ends a step after each batch.
+
+    All attributes of the loader are available on this object too.
 
     The wait for each batch is a range `data`. If the loader's length is unknown, there is one more
     range `data` at the end, for the attempt that finds no further batch.

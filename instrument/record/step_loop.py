@@ -90,10 +90,10 @@ class OverheadTimer:
             self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began
 
     def unrecorded_ns(self) -> int | None:
-        """The median duration of the last unrecorded steps, at most 50; None for fewer than two.
+        """The median duration of the last unrecorded steps (up to 50 of them).
 
-        The oldest stored step is left out. It may be the first step of the run, in which data
-        workers start and code is compiled.
+        None if there are fewer than two such steps. The oldest stored step is left out, because it
+        may be the first step of the run, in which data workers start and code is compiled.
         """
         steps = tuple(self._unrecorded)[1:]  # a copy: another thread may call this
         return int(median(steps)) if steps else None
@@ -102,9 +102,10 @@ class OverheadTimer:
         """The cost of the window that ends now, for `capture.json`.
 
         `recorded_step_ns` is the median duration of the window's steps. `unrecorded_step_ns` is
-        the median over the last steps before the window, and `unrecorded_steps` is their number,
-        at most 50. A median is None if there are no such steps. `start_ns`, `stop_ns` and
-        `save_ns` are how long training waited for torch to start, to stop and to write the trace.
+        the median duration of the last steps before the window (up to 50 of them), and
+        `unrecorded_steps` is the number of these steps. A median of no steps is None. Training
+        waited `start_ns` for torch to start, `stop_ns` for torch to stop, and `save_ns` for torch
+        to write the trace.
         """
         return {
             "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
@@ -124,19 +125,19 @@ class StepCounter:
         name: train, validation, test or predict.
         schedule: the config that says which steps of this phase are recorded; None if
             `profiler.phases` does not list the phase.
-        step_number: the current step of the phase, counted from 0. While another phase runs, the
-            step with which this phase continues.
+        step_number: the current step of the phase, counted from 0. While another phase runs, this
+            is the step with which this phase continues.
         began_at: the step number at the session's start.
-        planned: the open window, or the next window if none is open. If the next window is not
-            known yet, an `Idle`, which says before which step no window begins. None if no window
-            is left.
+        planned: the open window; if no window is open, the next window. If the next window is not
+            known yet, this is an `Idle`, which says before which step no window begins. None if no
+            window is left.
         skipped: the last window that was skipped because its first step had passed; None if no
             window was skipped.
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
         loss: the loss that was passed to `session.step` for this batch.
-        overhead: measures the steps of the phase.
+        overhead: measures the durations of the steps of the phase.
     """
 
     name: str
@@ -231,17 +232,17 @@ class StepLoop:
 
     Any thread may call `step`, and a thread of `Limits` may end a window. So all code that changes
     a window holds `lock`. If recording fails, the window is lost and the error is logged, once in
-    a run. The error never reaches the caller, because `_guarded` catches it. Cost: a step outside
-    windows is one comparison and one reading of the clock.
+    a run. The error never reaches the caller, because `_guarded` catches it. A step outside
+    windows costs one comparison and one reading of the clock.
 
     Attributes:
         lock: held by the thread that begins, continues or ends a window.
         running: whether a run has begun and not ended.
-        records_nothing: whether the config records nothing, or nothing on this rank.
+        records_nothing: whether the config is disabled, or excludes this rank.
         run: the parts of the run that do not change; None before the first run.
         train: the counter of the phase train.
         current: the counter of the current phase.
-        recorder: records the window that is open or warming up; None without such a window.
+        recorder: records the window that is open or warming up; None if there is no such window.
         owner: the counter whose window is being recorded, or was recorded last.
         by_calls: whether a step is a call of a function instead of a training step.
         user_metadata: what the user adds to `capture.json`.
@@ -400,7 +401,7 @@ class StepLoop:
         counter.step_number, counter.next_event_step = number, number + 1
 
     def end(self, reason: str | None) -> None:
-        """End the run; `reason` says why it ends early. Call `deliver` afterwards."""
+        """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
         if reason is None:
             self.close_batch(self.current)  # `break` ended the loop after a whole batch
         self.current.batch_open = False
@@ -458,7 +459,8 @@ class StepLoop:
     def exclusively(self, act: Callable[..., T], *args: Any) -> T | None:
         """Call `act` with the lock held, and return its result.
 
-        If another thread holds the lock for 0.1 s, `act` is not called, and the result is None.
+        If another thread still holds the lock after 0.1 s, `act` is not called, and the result is
+        None.
         """
         if not self.lock.acquire(timeout=_LOCK_WAIT_S):
             return None
@@ -505,7 +507,7 @@ class StepLoop:
     # Between two steps.
 
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
-        """End the step, and perhaps the window; begin the next step.
+        """End the step, and the window if it is over; then begin the next step.
 
         Returns True, so that the caller of `exclusively` knows that this method was called.
         """
@@ -525,7 +527,7 @@ class StepLoop:
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
-        """Ask the triggers after a step of the phase train, outside windows."""
+        """After a step outside windows, ask the triggers whether a window begins."""
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if requested is not None:
             self._guarded(self._begin_next_step, requested)
@@ -545,10 +547,10 @@ class StepLoop:
             self._end_window(reason)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
-        """Begin the next step of the current phase: idle, warm-up or recorded.
+        """Begin the next step of the current phase. It is idle, part of a warm-up, or recorded.
 
-        `requested` is a trigger's name and the window that it requests. This window takes
-        precedence over the windows of the schedule.
+        `requested` is a trigger's name and the window that it requests; None if no trigger requests
+        a window. A requested window takes precedence over the windows of the schedule.
         """
         counter = self.current
         if requested is not None:
@@ -619,7 +621,10 @@ class StepLoop:
     # The end of a window.
 
     def _end_window(self, reason: str | None) -> None:
-        """Stop recording, save the window, and plan the next; `reason` says why it ends early."""
+        """Stop recording, save the window, and plan the next window.
+
+        `reason` says why the window ends early; None if it does not.
+        """
         counter, recorder, run = self.owner, self.recorder, self.run
         window = counter.planned
         if (
@@ -751,8 +756,9 @@ class StepLoop:
 
         Args:
             reason: why the run ends early; None if it does not end early.
-            ended: the label for a window that has not reached its planned end. The label is used
-                only if `reason` is None. If no step has ended, the label says this instead.
+            ended: the reason that `capture.json` gives if the window has not reached its planned
+                end and `reason` is None. If no step has ended, `capture.json` says that
+                `session.step` was never called.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window

@@ -1,9 +1,9 @@
 """Times every range and step of a whole run, without Kineto and in constant memory.
 
 A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
-histogram. Every n steps a line is added to `timings_rank0.jsonl`, with a summary of the time since
-the last line and a summary of the whole run. TensorBoard can also get the summary of the time since
-the last line.
+histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`. It
+has a summary of the time since the last line and a summary of the whole run. TensorBoard can also
+get the summary of the time since the last line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_WAITING = 16_384  # how many ranges may wait for the device; further range
 
 
 class DurationHistogram:
-    """Any number of durations in 7 kB: exact count, sum and maximum, and a histogram.
+    """A histogram of durations, with their exact count, sum and maximum; it takes 7 kB.
 
     The bins are 4 % wide, so a quantile is within 2 % of the true one. The true quantile is the
     duration at position ceil(share · count) of the sorted durations.
@@ -73,7 +73,7 @@ class DurationHistogram:
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """The quantile of a share, such as 0.5 for the median, within 2 %.
+        """Estimate a quantile with an error of at most 2 %; a `share` of 0.5 is the median.
 
         The histogram must hold at least one duration.
         """
@@ -83,7 +83,7 @@ class DurationHistogram:
         return min(round(middle_ns), self.max_ns)
 
     def summary(self) -> dict[str, int]:
-        """The statistics that go into a summary. The histogram must not be empty."""
+        """The count, the mean, two quantiles and the maximum. The histogram must not be empty."""
         return {
             "calls": self.calls,
             "mean_ns": round(self.total_ns / self.calls),
@@ -268,15 +268,15 @@ class Timings:
 
     Each call counts with its full duration, even inside another call of the same name. Coroutines
     and generators are timed in slices, from one suspension to the next: the first slice is named
-    `name`, later ones `name (resumed)`. Steps and ranges inside a window count too, although
-    recording makes them slower. The session's work between two steps does not count. Ranges that
-    torch.compile traces into a compiled region are not timed.
+    `name`, the later slices are named `name (resumed)`. Steps and ranges inside a window count too,
+    although recording makes them slower. The session's work between two steps does not count.
+    Ranges that torch.compile traces into a compiled region are not timed.
 
-    Cost on the CPU: 0.5 to 1 µs per range if ranges follow each other directly. In a step of 2 ms
-    it was 2 to 5 µs per range, because the work of the step evicts this code from the caches. A
-    submodule costs 3 µs with `modules`, and a step 1 µs. Each name takes 25 kB of memory. Each
-    write takes 0.05 ms on the training thread, and 0.2 kB of disk per name. If the process is
-    killed, the durations since the last write are lost.
+    Cost on the CPU: 0.5 to 1 µs per range if ranges follow each other directly. In a step of 2 ms,
+    a range costs 2 to 5 µs, because the work of the step evicts this code from the caches. With
+    `profiler.timings.modules`, a call of a submodule costs 3 µs. A step costs 1 µs. Each name takes
+    25 kB of memory. Each write takes 0.05 ms on the training thread, and 0.2 kB of disk per name.
+    If the process is killed, the durations since the last write are lost.
 
     Attributes:
         path: the file to which each write appends a line.
@@ -321,7 +321,10 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """Count the current step if `begin_step` was called; after every n steps, write a line."""
+        """End the current step, and write a line after every `every` steps.
+
+        The step counts only if `begin_step` was called before.
+        """
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number
@@ -347,7 +350,7 @@ class Timings:
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
 
     def table(self) -> Table:
-        """One row for each range, the longest total time first.
+        """One row for each range. The range with the longest total time comes first.
 
         The rows cover the run up to the last write.
         """
@@ -405,7 +408,7 @@ def _prefixed(prefix: str, durations: DurationHistogram) -> dict[str, int]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line; if the last line is incomplete, begin a new one first."""
+    """Append a line; if the file ends with an incomplete line, end that line first."""
     with open_to_append(path, buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -441,7 +444,7 @@ def _tensorboard_writer(
 
 
 def _tagged(summaries: dict[str, dict[str, int]]) -> dict[str, float]:
-    """The summaries as scalars, by tag: `timings/<range>/p50_ms`, `timings/<range>/calls`."""
+    """Convert summaries to scalars with tags such as `timings/<range>/p50_ms`."""
     return {
         f"timings/{name}/{key.removesuffix('_ns')}{'_ms' if key.endswith('_ns') else ''}": (
             value / 1e6 if key.endswith("_ns") else value

@@ -102,8 +102,9 @@ def refuse_unknown(config: ProfilerConfig) -> None:
     """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: an experimental option is unknown to this torch or its value has the wrong
-            type, or this torch cannot record only chosen types of an activity.
+        ConfigError: an experimental option is unknown to this version of torch, or its value has
+            the wrong type, or the config chooses some types of an activity, but this version of
+            torch can only record all of them.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):

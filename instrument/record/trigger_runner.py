@@ -65,8 +65,8 @@ class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
     With a `coordinator`, all ranks record a window that a trigger of any rank requests. The window
-    begins at the step that the leading rank announces. Cooldown and number of windows then count
-    for all ranks together.
+    begins at the step that the leading rank announces. The options `cooldown` and
+    `max_windows` then apply to all ranks together.
     """
 
     def __init__(
@@ -125,9 +125,9 @@ class TriggerRunner:
 
         Args:
             number: the step that has ended.
-            took_ns: its duration.
+            took_ns: the duration of this step.
             loss: the loss that was given to `session.step`.
-            recorded: whether a window is open; then no other window can begin.
+            recorded: whether a window is open or warming up; then no other window can begin.
 
         Returns:
             The name of a trigger and its request; None if no window begins. If a window was
@@ -195,7 +195,7 @@ class TriggerRunner:
             trigger.count_window(number)
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """Take all requests made between steps; return the first whose trigger may get a window."""
+        """Take the requests made between steps; return the first one that may get a window."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._triggers:
             if trigger.name in pending and trigger.may_record(number):
@@ -207,7 +207,7 @@ class TriggerRunner:
         return None
 
     def failed(self, error: BaseException, number: int) -> None:
-        """Pass the exception that leaves the session's block in step `number` to the triggers."""
+        """Tell the triggers that an exception ended the session's `with` block in step `number`."""
         for trigger in self._triggers:
             if trigger.callbacks.failed is not None:
                 self._call(trigger, partial(trigger.callbacks.failed, error, number))

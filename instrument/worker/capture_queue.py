@@ -32,22 +32,25 @@ _CLOSING_S = 5.0
 class CaptureQueue:
     """Finishes the saved windows of a run, uploads their captures, and removes old captures.
 
-    With `profiler.export=process`, the worker process finishes the windows, and a thread of this
-    process adds each capture to the session's `captures`. A capture that is removed from disk is
-    removed from this list too. The upload is the last sink. It runs in the worker, unless this
-    process runs sinks itself: then the upload runs in this process, after these sinks.
+    To finish a window means to compress its trace and to run the sinks. With
+    `profiler.export=process`, the worker process finishes the windows, and a thread of this process
+    adds each capture to the session's `captures`. A capture that is removed from disk is removed
+    from this list too. The upload is the last sink. It runs in the worker, unless this process runs
+    sinks itself: then the upload runs in this process, after these sinks.
 
     Attributes:
         output_dir: the folder for captures.
         run: the id of the run on this rank, which is in each `capture.json`.
         rank: the rank of this process.
-        lock: a lock by which other processes see that the run is alive. It is held from the first
+        lock: shows other processes that the run is alive; this process holds it from the first
             window on.
         taken: how many windows have been saved so far.
         exporter: starts and feeds the worker; None with `profiler.export=inline`.
         to_finish: queued folders that this process must finish itself.
-        inline: the user's sinks that run in this process although there is a worker, by name.
-        sinks_here: all sinks that run in this process, by name and in the order in which they run.
+        inline: the user's sinks that run in this process although there is a worker; the keys are
+            their names.
+        sinks_here: all sinks that run in this process, in the order in which they run; the keys are
+            their names.
     """
 
     def __init__(
@@ -142,9 +145,10 @@ class CaptureQueue:
     def close(self, reason: str | None) -> None:
         """Finish all windows; wait for the worker and for uploads as long as the config allows.
 
-        After an exception, other ranks may hang in a collective until this process ends. This
-        method then waits at most two seconds for the worker, which continues by itself. It does not
-        wait for uploads by this process; `instrument export` can upload the captures later.
+        If the run ended early, this method does not wait for uploads by this process; `instrument
+        export` can upload the captures later. After an exception, other ranks may hang in a
+        collective until this process ends. Then this method also waits at most two seconds for the
+        worker, which continues by itself.
 
         Args:
             reason: why the run ended early; None after a normal end.
@@ -253,7 +257,7 @@ class CaptureQueue:
             logger.error(what, error, self.output_dir)
 
     def _take_capture(self, folder: Path) -> None:
-        """Add a finished capture to `captures`, after running this process's sinks on it."""
+        """Run this process's sinks on a finished capture; then add the capture to `captures`."""
         if self.exporter is not None:
             for name, sink in self.sinks_here.items():
                 run_sink(name, sink, Capture.load(folder), folder, self._failed)
@@ -275,7 +279,7 @@ class CaptureQueue:
         return url is not None and not upload.has_arrived(folder, url)
 
     def _remove_oldest(self) -> None:
-        """Remove captures over `profiler.keep` or `disk_budget`, from disk and `captures`."""
+        """Remove the oldest captures if they exceed the config's limits; see `retention`."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(

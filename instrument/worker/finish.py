@@ -1,4 +1,4 @@
-"""Finishes a queued folder: compresses the trace, writes a summary, runs the sinks."""
+"""Finishes the folder of a saved window: compresses the trace, writes a summary, runs the sinks."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ _LOCK_FILE = ".lock"
 def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     """Compress a queued folder's trace, write a summary, run the sinks, and rename the folder.
 
+    Sinks with `needs_final_folder` run after the folder has its final name.
+
     Args:
         folder: the queued folder.
         sinks: the sinks, by name.
@@ -40,7 +42,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         The folder of the finished capture.
 
     Raises:
-        CaptureError: another process is finishing the folder, or its trace is not a regular file.
+        CaptureError: another process is finishing the folder, or the trace is not a regular file.
         OSError: the trace cannot be compressed, for example because the disk is full. The folder
             stays queued.
     """
@@ -108,7 +110,7 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Run one sink on a capture; log an exception once per sink, and add the sink to `failed`.
+    """Run a sink on a capture. Log its first exception, and add the sink to `failed`.
 
     KeyboardInterrupt is caught too. A caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
@@ -144,9 +146,9 @@ def call_sinks(
 
     Args:
         sinks: the sinks, by name.
-        what: the method.
+        what: the name of the method.
         failed: the failures that are already logged, each as SINK.METHOD; new failures are added.
-        timeout_s: the argument of `close`.
+        timeout_s: the argument for `close`, in seconds.
     """
     for name, sink in sinks.items():
         try:
@@ -193,7 +195,7 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that no other process finishes it; the lock ends with this process."""
+    """Lock a folder during the block, so that no other process finishes it at the same time."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -36,8 +36,8 @@ class Job(msgspec.Struct, kw_only=True):
         rank: the rank that recorded the captures.
         folder: the folder for captures.
         owner: the user id that owns the run's files; None on systems without user ids.
-        sinks: the config of each sink that the worker runs (`_target_` and options), by name and in
-            the order of the run's config.
+        sinks: the config (`_target_` and options) of each sink that the worker runs, in the order
+            of the run's config. The keys are the names of the sinks.
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.

@@ -75,7 +75,7 @@ def queued_at(path: Path) -> list[Path]:
 
 
 class Outcome(NamedTuple):
-    """The finished captures, notes about them, and errors; notes and errors are sentences."""
+    """The folders of the finished captures, sentences about them, and sentences about errors."""
 
     done: list[Path]
     notes: list[str]
@@ -85,7 +85,8 @@ class Outcome(NamedTuple):
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
     """Finish queued folders with `sinks`.
 
-    If `sinks` is None, the sinks of each folder's job are used, or the default sinks without a job.
+    If `sinks` is None, the sinks of each folder's job are used. For a folder without a job, the
+    default sinks are used.
     """
     done, notes, errors = list[Path](), list[str](), list[str]()
     # The sinks of each job, by run: built once and closed at the end.
@@ -116,7 +117,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The default sinks, without the sinks that need data that was not recorded."""
+    """The default sinks, except those that need data which was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink
@@ -126,7 +127,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A sentence with the names of the config's sinks that did not run; empty if all ran."""
+    """A list with a sentence that names the config's sinks that did not run; empty if all ran."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [
@@ -144,7 +145,12 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
 
 
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Upload captures to `url`, or to the URL of each job; return new URLs, notes and errors."""
+    """Upload captures to `url`, or to the URL in the job of each capture if `url` is None.
+
+    Returns:
+        The URLs of the uploaded captures, sentences about captures that have no trusted URL, and
+        sentences about errors.
+    """
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):
         try:

@@ -64,8 +64,8 @@ class Exporter:
     that it was finishing stays queued, and the next window or `close` starts another process. Only
     the first death in a run is logged.
 
-    Cost for the training loop: about 2 ms to start the process, and a line in a pipe for each
-    window.
+    Cost for the training loop: about 2 ms to start the process; for each window, the time to write
+    a line to a pipe.
     """
 
     def __init__(self, job: Job, lock: RunLock, on_finished: Callable[[Path], None]) -> None:
@@ -87,7 +87,7 @@ class Exporter:
 
     @property
     def pending(self) -> list[Path]:
-        """The queued folders that are not finished yet, in order."""
+        """The queued folders that are not finished yet, in the order of their announcement."""
         return list(self._pending)
 
     @property
@@ -118,7 +118,7 @@ class Exporter:
                 raise
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all windows are finished and uploaded, at most the job's `timeout_s`.
+        """Wait until all windows are finished and uploaded, for at most the job's `timeout_s`.
 
         The wait is shown in the log or as a progress bar. If training `failed`, other ranks may be
         waiting for this process to end. Then this method waits at most two seconds, and does not
@@ -240,7 +240,7 @@ class Exporter:
                     self._changed.notify_all()
 
     def _drop_lost(self, lines: int) -> None:
-        """Remove folders that the worker could not find from the pending folders.
+        """Remove from the pending folders those that the worker could not find.
 
         The worker has read `lines` lines, and has worked on every folder that these lines announced
         and that it could find. So it could not find the announced folders that are still pending.

@@ -1,9 +1,9 @@
-"""The folders of windows, from the raw trace to the finished capture.
+"""Manages the folder of each window, from the raw trace to the finished capture.
 
 A folder's name shows its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once
-the trace and capture.json are complete, `NAME` when all sinks have run. Each change is one rename.
-So every folder without a leading dot is a complete capture. If a process is killed, `instrument
-export` finishes the queued folders that the process leaves.
+the trace and capture.json are complete, `NAME` when the sinks have run, except sinks that need the
+final name. Each change is one rename. So every folder without a leading dot is a complete capture.
+If a process is killed, `instrument export` finishes the queued folders that the process leaves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def output_dir(config: ProfilerConfig) -> Path:
 
 
 def _folder_option() -> str:
-    """The variable or option that sets the folder for captures, as error messages name it."""
+    """The name of the variable or option that sets the folder for captures, for error messages."""
     variable = files.CAPTURES_VARIABLE
     return (
         f"The environment variable {variable}" if variable in os.environ else "profiler.output_dir"
@@ -76,7 +76,7 @@ def hydra_run() -> Any:
 
 
 def writable(folder: Path) -> Path:
-    """Create a folder if it is missing, and return it.
+    """Create a folder if it is missing, check that it can be written, and return it.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -135,12 +135,12 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _names(name: str) -> Iterator[str]:
-    """A name, then this name with a number: NAME, NAME-2, NAME-3 and so on."""
+    """Yield the names NAME, NAME-2, NAME-3 and so on."""
     return chain([name], map("{}-{}".format, repeat(name), count(2)))
 
 
 def _make_again(staging: Path) -> None:
-    """Create a partial folder, and create its removed parent folders again."""
+    """Create a partial folder and its parent folders, which were removed."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(
@@ -187,7 +187,10 @@ def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
 
 
 def publish(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Rename a queued folder to its capture's name, or to a free name; return the new path."""
+    """Rename a queued folder to its capture's name; return the new path.
+
+    If the name is taken, a number is added.
+    """
     for name in _names(name_of(folder)):
         target = folder.with_name(name)
         if files.exists(target):
@@ -203,14 +206,14 @@ def publish(folder: Path, metadata: dict[str, Any]) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a capture. It is renamed first, so that no reader sees half of it."""
+    """Remove a capture. It is renamed first, so that no reader sees an incomplete capture."""
     with suppress(OSError):
         folder = folder.rename(folder.with_name(f".{folder.name}{_PARTIAL}"))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def queued(output_dir: Path, depth: int = 1) -> list[Path]:
-    """The queued folders in `depth` levels of folders, oldest first; links are skipped."""
+    """The queued folders below `output_dir`, down to `depth` levels, oldest first; skips links."""
     found = [
         f
         for folder in _folders(output_dir, depth)

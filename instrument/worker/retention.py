@@ -32,9 +32,9 @@ def enforce(
     budget: int | None,
     needed: Callable[[Path], bool],
 ) -> list[Path]:
-    """Remove the oldest captures of a run until the rest does not exceed the limits.
+    """Remove the oldest captures of a run until the others are within the limits.
 
-    The newest capture is never removed.
+    The newest capture and the captures for which `needed` is true are never removed.
 
     Cost: none without limits. With a limit, about 0.1 ms to read the `capture.json` of each capture
     of this rank; with a budget, also about 0.04 ms to list the files of each capture.
@@ -45,7 +45,7 @@ def enforce(
         rank: the rank of the captures.
         keep: the maximum number of captures; None means no limit.
         budget: the maximum size of all captures together, in bytes; None means no limit.
-        needed: whether a capture must stay for now, for example until it is uploaded.
+        needed: returns whether a capture must stay for now, for example until it is uploaded.
 
     Returns:
         The captures that were removed.

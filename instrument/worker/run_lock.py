@@ -54,7 +54,7 @@ class RunLock:
                 remove_if_free(self.path)
 
     def forget(self) -> None:
-        """Close the handle of this process; a worker that holds the lock keeps it."""
+        """Close the handle of this process. A worker that also holds the lock keeps the lock."""
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None

@@ -6,9 +6,9 @@ holds other files, the upload goes to NAME-2. A capture counts as uploaded when 
 its files with the right sizes. If the server's ETags are MD5 sums, these sums must be right too.
 The local `upload.json` then records the URL. An interrupted upload is resumed.
 
-All files in a capture's folder are uploaded, except hidden files and cached columns. Files that
-sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not uploaded. Nothing at
-the URL is ever removed.
+All files in a capture's folder are uploaded, except hidden files and the cached columns of the
+trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
+uploaded. Nothing at the URL is ever removed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Upload(Sink):
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
-    """Called with the list of captures that are queued or being uploaded, when it changes."""
+    """Called with the captures that are queued or being uploaded, each time these change."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -165,7 +165,7 @@ class Upload(Sink):
 def _is_final(error: Exception) -> bool:
     """Whether further attempts are useless after this error.
 
-    This is so if the bucket or the permission is missing, or if the interpreter shuts down.
+    They are useless if the bucket or the permission is missing, or if the interpreter shuts down.
     """
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError):

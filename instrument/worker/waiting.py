@@ -14,10 +14,10 @@ _SILENT_S, _LOG_EVERY_S = 2.0, 60.0
 
 
 def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, whom: str) -> None:
-    """Wait until `left()` is empty, at most `timeout_s`, and show the progress.
+    """Wait until `left()` is empty, for at most `timeout_s`, and show the progress.
 
     Args:
-        changed: a condition that the caller holds, notified after each change.
+        changed: a condition that the caller holds; it is notified after each change.
         left: a function that returns the names of the unfinished windows, in order; called after
             each change.
         timeout_s: the longest wait, in seconds.
