@@ -150,7 +150,7 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest wrapper opens ranges."""
 
     def ranged(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # checked first: Dynamo inlines this function, and must not guard on `call`, which changes
+        # Checked first, because Dynamo traces this function and must not guard on `call`.
         if is_dynamo_compiling():
             return _torch_call(self, *args, **kwargs)
         own, mark_name = _attached.get(id(self)), self.__dict__.get(_MARK)

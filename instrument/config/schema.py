@@ -123,7 +123,8 @@ class ProfilerConfig(BaseModel):
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
         capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
-            Then they can be grouped by overload. By default, tables show operators without overload.
+            Then they can be grouped by overload. By default, tables show operators without
+            overload.
         communication: regular expressions for kernel names; case is ignored. Kernels that match
             count as communication, and so do known kernels such as NCCL's. The capture stores the
             expressions.

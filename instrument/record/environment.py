@@ -182,7 +182,7 @@ def cpu_quota(membership: str, root: Path) -> float | None:
     quotas = list[float | None]()
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2
+        if controllers == "":  # cgroups of version 2
             mounts = [root, root / "unified"]
         elif "cpu" in controllers.split(","):
             mounts = [root / controllers, root / "cpu"]
