@@ -110,7 +110,8 @@ def _refresh() -> None:
         _wrapper = _wrap(_unwrap(nn.Module.__call__))
         _set_call(_wrapper)
     elif not needed and _wrapper is not None and _changes < _MOST_CHANGES:
-        _wrapper = None  # another tool may have wrapped the wrapper, which now only passes calls on
+        # If another tool has wrapped this wrapper, the wrapper stays and only passes calls on.
+        _wrapper = None
         _set_call(_unwrap(nn.Module.__call__))
 
 

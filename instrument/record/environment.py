@@ -105,7 +105,7 @@ class Collections:
             self.totals["longest_ns"] = max(self.totals["longest_ns"], took)
 
 
-# A collection may run inside a compiled region, where Dynamo would compile the method.
+# Python may collect garbage inside a compiled region, where Dynamo would compile this method.
 skip_in_dynamo(Collections.__call__)
 
 
