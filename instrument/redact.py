@@ -42,15 +42,15 @@ _PLAIN_VALUE = re.compile(
     rf"""(\\?["'])?({_SWITCH}|{_NUMBER})(?(1)\1)(?=$|\s*[,;&}})\]\n])""", re.I
 )
 
-# Words of a command line. The first pattern matches a word before values (`--token`,
-# `Authorization:`), the second a word before one value (`API_KEY`, `-p`), and the last two a word
-# that ends the values.
+# Words of a command line. `_BEFORE_VALUES` matches a word that names all values after it
+# (`--token`, `Authorization:`). `_BEFORE_ONE_VALUE` matches a word that names only one value
+# (`API_KEY`, `-p`). The values end before a word that matches `_OPTION` or `_OVERRIDE`.
 _BEFORE_VALUES = re.compile(r"""^--?([\w.\-]+)$|(?<![\w.\-])([\w.\-]+)[\\"'\])]*[=:]\s*$""")
 _BEFORE_ONE_VALUE = re.compile(r"-p|\w[\w.\-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.\-]*(=.*)?|-[A-Za-z]", re.S)
 _OVERRIDE = re.compile(r"[+~]*[A-Za-z_][\w./@\-]*=[^=].*", re.S)
 
-# Parts of a URL that may be secrets: the password, which may hold slashes, the user's name, the
+# Parts of a URL that may be secrets: the password (it may hold slashes), the user's name, and the
 # query.
 _PASSWORD = r"://[^\s/@'\"]*:(?!\d+/)[^\s@'\"]*@"
 _USER = r"://[^\s/@'\"]*@"

@@ -38,8 +38,8 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 DEVICE, CPU = "device", "CPU"
 # Operators that only start a collective or wait for it.
 _STARTING_OR_WAITING = "c10d::"
-# Each kind, and a pattern for names that contain the kind: in torch's records, and in the names of
-# annotations and kernels.
+# For each kind, a pattern that finds the kind in the names of annotations and kernels, and in the
+# records of collectives that torch writes.
 _KINDS = (
     ("all_reduce", r"all_?reduce|cross_device_reduce"),
     ("all_gather", r"all_?gather"),

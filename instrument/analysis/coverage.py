@@ -342,7 +342,8 @@ def _in_order(capture: Views) -> Part | None:
     called, returned = events.start_ns[call], events.end_ns[call]
     stream = groupby(events.thread[work.event[known]])[1].of
     order = np.lexsort((start, stream))
-    # Each call gets a number. A key made of stream and number keeps the streams apart.
+    # The calls are numbered by start. With the stream in the key, one running maximum serves all
+    # streams.
     count = len(known)
     by_call = np.argsort(called, kind="stable")
     number = np.empty(count, np.int64)
@@ -481,7 +482,7 @@ def _owned(capture: Views) -> Part | None:
 def _nested(capture: Views) -> Part | None:
     events = capture.events
     tree = nest(events, events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime))
-    # If an event overlaps an earlier event only in part, it is the next child of the same parent.
+    # Two events that overlap only in part are successive children of the same parent.
     order = np.argsort(tree.parent, kind="stable")
     one, other = order[:-1], order[1:]
     overlaps = (tree.parent[one] == tree.parent[other]) & (tree.thread[one] == tree.thread[other])

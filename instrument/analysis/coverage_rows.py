@@ -130,7 +130,7 @@ ROWS = {
 }
 
 # Groups of rows. Every view depends on `_FILE`, and every view of device work on `_DEVICE`. The
-# other groups matter to views with operators as owners of work, with steps, or with ranges.
+# other groups matter to views that assign work to operators, and to views of steps or ranges.
 _FILE = (VALID, READ, PLANNED)
 _DEVICE = (LAUNCHES, RECORDS)
 _OWNERS = (LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS)

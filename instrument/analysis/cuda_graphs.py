@@ -454,7 +454,8 @@ def _node_table(
     """
     first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
     kernels = [events.names[k] for k in events.name[event].tolist()]
-    # If the order of the nodes is not known, all nodes of a kernel have one operator and range.
+    # If the order of the nodes is not known, a node has no position. Then all nodes of a kernel
+    # have the same operator and range, which the name of the kernel gives.
     rows_of_kernels = [{name: k for k, name in enumerate(ran.kernel)} for _, ran, _ in graphs]
     rows = [
         position if position >= 0 else rows_of_kernels[of].get(kernel)

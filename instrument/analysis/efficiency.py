@@ -89,7 +89,8 @@ _FULL = re.compile(
 _FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
 _SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
 _SEVERAL, _NO_DEVICE = -2, -1
-# If the FLOPs of a smaller share of the kernels are known, the utilization would be far too low.
+# If the FLOPs of a smaller share of the kernels are known, no utilization is shown: it would be far
+# too low.
 _LEAST_COVERED = 0.5
 
 
@@ -253,7 +254,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
     says = np.zeros(len(node), np.int64)
     np.bitwise_or.at(says, launched.of, _said(events)[events.name[events_on]])
-    # Given peaks apply to the CPU if the trace has no device.
+    # If the trace has no device, the given peaks are those of the CPU.
     cpu = peak_rates(None, None if len(owner) else given)
     calls = _Calls(
         node=node,

@@ -243,7 +243,7 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     """An Arrow column with the text at the position of each code; null for a negative code."""
     import pyarrow
 
-    # Bytes that are no text are lone surrogates here, which UTF-8 cannot encode.
+    # Bytes that are not UTF-8 were read as lone surrogates, which UTF-8 cannot encode.
     encodable = [text.encode("utf-8", "replace").decode() for text in values]
     return pyarrow.DictionaryArray.from_arrays(
         _known(codes, codes >= 0), pyarrow.array(encodable, pyarrow.string())

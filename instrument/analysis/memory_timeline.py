@@ -320,7 +320,7 @@ class MemoryView:
         kept = extremes(line.level_bytes, line.time_ns, points)
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
-            codes = np.zeros_like(codes)  # no label is shown
+            codes = np.zeros_like(codes)  # a free without an address belongs to no label
         at_peak = self.live(by, device=line.device).column("name")
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
         series = {

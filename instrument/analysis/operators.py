@@ -450,8 +450,8 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
 def _outermost(calls: Calls, group: Ints) -> Flags:
     """A mask of the calls that are inside no other call of their group."""
     beyond = int(calls.after.max(initial=0)) + 1
-    # numpy sorts integers of 16 bits or fewer by radix, which is faster. In each group, an outer
-    # call comes before the calls inside it.
+    # numpy sorts integers of 16 bits or fewer by radix, which is faster. The sort is stable, so in
+    # each group an outer call stays before the calls inside it.
     narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
     order = np.argsort(narrow, kind="stable")
     node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]

@@ -133,7 +133,7 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
     if not (machinery | around_users).any():
         return call_tree, values
     hidden = call_tree.inside(machinery) | around_users
-    # A frame without any remaining frame above it stays.
+    # The time of a hidden frame goes to a frame above it, so a frame with no such frame stays.
     hidden &= call_tree.inside(~hidden)
     kept, nearest = call_tree.only(~hidden)
     return kept, Groups(nearest, len(kept)).sum(values)

@@ -136,8 +136,8 @@ def arm(emitting: Backend | None = None) -> None:
     changes.
     """
     emitting = emitting or torch_backend
-    # the newest backend opens a range first and closes it last: so timings of the run, which are
-    # armed earlier, exclude the cost of a window's tools
+    # The newest backend opens a range first and closes it last. The timings of the run are armed
+    # before a window, so they exclude the cost of the window's tools.
     _emit_with(_arming if emitting in _arming else (emitting, *_arming))
 
 

@@ -110,7 +110,8 @@ def _refresh() -> None:
         _wrapper = _wrap(_unwrap(nn.Module.__call__))
         _set_call(_wrapper)
     elif not needed and _wrapper is not None and _changes < _MOST_CHANGES:
-        _wrapper = None  # another tool may have wrapped the wrapper, which now only passes calls on
+        # If another tool has wrapped this wrapper, the wrapper stays and only passes calls on.
+        _wrapper = None
         _set_call(_unwrap(nn.Module.__call__))
 
 
@@ -150,7 +151,7 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `nn.Module.__call__`; if wrappers are nested, only the newest wrapper opens ranges."""
 
     def ranged(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        # checked first: Dynamo inlines this function, and must not guard on `call`, which changes
+        # Checked first, because Dynamo traces this function and must not guard on `call`.
         if is_dynamo_compiling():
             return _torch_call(self, *args, **kwargs)
         own, mark_name = _attached.get(id(self)), self.__dict__.get(_MARK)

@@ -33,8 +33,8 @@ class Range:
     def __init__(self, name: str) -> None:
         self.name = name
         self._label = to_trace(name)
-        # The open ranges of each thread, innermost last. An entry holds the function that closes the
-        # range, and the range's handle; it is None if nothing recorded when the range was entered.
+        # The open ranges of each thread, innermost last. An entry holds the function that closes
+        # the range, and the range's handle. It is None if nothing recorded when the range began.
         self._open: dict[int, list[tuple[Callable[[Any], None], Any] | None]] = {}
 
     def __call__(self, target: T) -> T:
@@ -43,7 +43,7 @@ class Range:
         return marked
 
     def __enter__(self) -> Range:
-        # checked first: Dynamo traces this function, and must not guard on `armed`
+        # Checked first, because Dynamo traces this function and must not guard on `armed`.
         if is_dynamo_compiling():
             backends.note_compiled(self.name)
             return self

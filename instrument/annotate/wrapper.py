@@ -194,7 +194,7 @@ def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
 def _is_format(name: str) -> bool:
     try:
         return any(field is not None for _, field, _, _ in string.Formatter().parse(name))
-    except ValueError:  # a single brace: a name, not a format
+    except ValueError:  # a name with a single brace is not a format
         return False
 
 
@@ -238,7 +238,7 @@ class _CallSlices:
             try:
                 value = yield yielded
                 resume = inner.send
-            # includes GeneratorExit: with `throw`, the inner generator cleans up inside a range
+            # GeneratorExit is passed on too, so that the inner generator cleans up inside a range.
             except BaseException as error:
                 resume, value = inner.throw, error
 

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             made = arguments.run(arguments)
         shown, status = made if isinstance(made, Result) else Result(made)
         show_result(shown)
-    except BrokenPipeError:  # as with `| head`; Python's flush at exit must not fail too
+    except BrokenPipeError:  # the reader has ended, as `| head` does; the flush at exit must work
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         say("instrument: interrupted")

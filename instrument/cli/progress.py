@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from instrument.printable import printable
 
-# A command that ends before the first time shows no bar. The second is the time between updates.
+# How long a command runs before it shows a bar, and the time between two updates of the bar.
 _AFTER_S, _EVERY_S = 0.5, 0.1
 # Smaller files are read so fast that they need no bar.
 _LEAST_BYTES = 1 << 20

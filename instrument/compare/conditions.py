@@ -28,7 +28,8 @@ _OTHER_INPUTS = 0.25
 # their time changes by at least this share, the cause is probably the clock rate.
 _ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
 _SIDES = ("BEFORE", "AFTER")
-# A value has at least the length of the longest host name, so that a redacted report finds the name.
+# How many values are shown, and how many characters of each. The longest host name has 64. With a
+# lower limit, host names would be cut, and a redacted report would not find them.
 _SHOWN, _LONGEST = 4, 64
 
 

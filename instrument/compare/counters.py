@@ -79,7 +79,7 @@ _COLLECTIVE = "c10d::"
 # The name of an operator in torch's dispatcher. Autograd nodes and compiled regions have names of
 # another form.
 _DISPATCHED = re.compile(r"\w+::\w+(\.\w+)?")
-# The cost grows with the number of steps, and usual windows have far fewer.
+# Only this many steps are counted, because the cost grows with their number.
 _MOST_STEPS = 1_000
 
 
@@ -263,13 +263,14 @@ class Occurred:
     def _syncs(self) -> Occurrences:
         events, tree = self.views.events, self.views.links.call_tree
         if self.has_device:
-            # Chosen by name. Whether a call had to wait depends on times, which vary.
+            # Calls that can wait are counted. Which of them really waited varies from run to run.
             waits = (events.among(is_runtime) & events.named(is_wait))[tree.index]
             return self._at(tree.index[waits & ~tree.inside(waits)])
         chosen = events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)[tree.index]
         found = self._at(tree.index[chosen & ~tree.inside(chosen)])
         paths = self.views.links.scopes.paths
-        # An optimizer reads its step counts, which are on the CPU even if the model is on a device.
+        # An optimizer reads its step counts without waiting: they are on the CPU even if the model
+        # is on a device.
         optimizes = [name.startswith(OPTIMIZER_STEP) for name in paths.names]
         in_optimizer = np.append(paths.at_or_below(np.array(optimizes, np.bool_)), False)
         return found.only(~in_optimizer[self.paths_of(found)])

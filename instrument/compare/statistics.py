@@ -44,7 +44,7 @@ Verdict = Literal["slower", "faster", "same", "undecided"]
 #: The significance level: the share of comparisons of a program with itself that may report a
 #: change.
 LEVEL = 0.05
-# The same for `is_higher`, as an exact number: three windows on each side reach exactly 1 in 20.
+# The level of `is_higher`. It is exact, because three windows on each side can reach exactly 1/20.
 _LEVEL_OF_WINDOWS = Fraction(1, 20)
 # The largest number of blocks for which all patterns of signs are counted; the number of random
 # patterns for more blocks; and their seed.

@@ -216,7 +216,8 @@ def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]
         own["step_ns"] = step_ns.pop(text, 0)
         if any(own.values()):
             found[text] = plus(found.get(text, {}), own)
-    for text, total in step_ns.items():  # (no range), (no launch), and a loader outside of ranges
+    # The rest has no path: time outside all ranges, loaders there, and work without a known launch.
+    for text, total in step_ns.items():
         found[text] = plus(found.get(text, {}), {"step_ns": total})
     return found
 

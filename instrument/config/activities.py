@@ -25,7 +25,7 @@ _CONFLICTS = (
 
 
 class Config(Protocol):
-    """The options of `ProfilerConfig` that `conflict` reads, besides those in `_CONFLICTS`."""
+    """The options of `ProfilerConfig` that `conflict` reads; `_CONFLICTS` names the other ones."""
 
     activities: Activities | None
     experimental_config: dict[str, Any]

@@ -62,7 +62,9 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
 
 
 def instantiated(path: str, given: Mapping[str, Any]) -> Any:
-    """Build the `_target_` mapping at a path of the config, with nested mappings first.
+    """Build the object that a `_target_` mapping at a path of the config describes.
+
+    Nested mappings are built first.
 
     Raises:
         ConfigError: the mapping cannot be built.
@@ -145,7 +147,7 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A mapping from which any process can build this sink; the sink itself if none can be made.
+    """A mapping from which any process can build this sink; the sink if there is no such mapping.
 
     `given` is the value in the config from which the sink was built.
     """

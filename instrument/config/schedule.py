@@ -249,7 +249,7 @@ def conflict(schedule: Schedule) -> str | None:
             return _needs_active("repeat", schedule.repeat, "the first window has")
         return None
     given = [f"profiler.{name}" for name in _WINDOW_OPTIONS if getattr(schedule, name) is not None]
-    # at_steps=[] adds no window of its own
+    # at_steps=[] may stand beside another option, because it adds no window.
     if len(given) > 1 and not (schedule.at_steps == [] and len(given) == 2):
         return f"{given[0]} and {given[1]} are both given, but each is a schedule: leave one out."
     for name, default in _CYCLE_DEFAULTS.items():

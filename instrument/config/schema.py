@@ -118,12 +118,13 @@ class ProfilerConfig(BaseModel):
             `memory_categories_DEVICE.json` and `.raw.json.gz`, the files of torch's
             `export_memory_timeline`. Turns on `record_shapes`, `profile_memory` and `with_stack`.
             At the end of a window, training waits 0.2 to 0.3 ms for each operator.
-        with_stack: record Python stacks, which the stacks sink needs. The costliest option while
-            recording.
+        with_stack: record Python stacks, which the stacks sink needs. While recording, this
+            option costs the most.
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
         capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
-            Then they can be grouped by overload. By default, tables show operators without overload.
+            Then they can be grouped by overload. By default, tables show operators without
+            overload.
         communication: regular expressions for kernel names; case is ignored. Kernels that match
             count as communication, and so do known kernels such as NCCL's. The capture stores the
             expressions.
@@ -143,7 +144,8 @@ class ProfilerConfig(BaseModel):
             starts.
         emit: the tools that receive the ranges: torch, nvtx (Nsight Systems), itt (VTune).
         modules: which submodules of the session's model get a range.
-        timings: how ranges and steps of the whole run are timed; None means not at all.
+        timings: how ranges and steps of the whole run are timed. None means that they are not
+            timed.
         metadata: keys with JSON values for the top level of the trace and capture.json; see also
             `Session.add_metadata`.
         output_dir: the folder for captures. None means `profile/` in Hydra's run folder, or in the
@@ -428,13 +430,13 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
             f"The profiler config is {source!r}, but it must be a mapping, a preset's name or a "
             f"ProfilerConfig{hint}."
         )
-    if "_target_" in given:  # of a ProfilerConfig that Hydra has not built yet
+    if "_target_" in given:  # a mapping that describes a ProfilerConfig: build it
         return as_config(instantiated("profiler", given), **options)
     return ProfilerConfig(**{str(key): value for key, value in given.items()} | options)
 
 
 def _resolved(source: DictConfig) -> Any:
-    """The config as dicts and lists; interpolations see the whole config of the application."""
+    """The config as dicts and lists. Interpolations may refer to any part of the whole config."""
     try:
         return OmegaConf.to_container(source, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -462,7 +464,7 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def _sentence(error: ErrorDetails) -> str:
-    """One sentence for an error of pydantic's."""
+    """One sentence about an error that pydantic found."""
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)

@@ -59,7 +59,7 @@ def _as_json(key: str, value: Any, whose: str) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        # shows only numbers: the repr of a tensor runs operators and waits for the device
+        # Only numbers are shown: the repr of a tensor runs operators and waits for the device.
         shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
         raise ConfigError(
             f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text."

@@ -24,7 +24,8 @@ def makers(capture: Views) -> Ints:
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]
     is_last = np.append((thread[1:] != thread[:-1]) | (number[1:] > number[:-1]), True)
-    # On the last operator of a thread, the number says only which node would have come next.
+    # An operator has the number of the next node. Only a higher number on the operator after it
+    # shows that it made this node, and after the last operator of a thread there is none.
     next_is_same_thread = np.append(thread[1:] == thread[:-1], False)
     has_run = np.isin(number, ran(capture))
     found: Ints = numbered[is_last[: len(numbered)] & (next_is_same_thread | has_run)]

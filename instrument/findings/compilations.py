@@ -12,7 +12,7 @@ from instrument.trace.events import ANNOTATION, OPERATOR, Ints
 
 # Torch opens these events around each compilation; the parts inside end with "(dynamo_timed)".
 _AROUND = frozenset({"dynamo", "entire_frame_compile"})
-# Such as "entire_frame_compile_data: fn_name=…, compile_id=0/2": frame 0 is compiled a third time.
+# For example, "entire_frame_compile_data: …, compile_id=0/2" is the third compilation of frame 0.
 _FRAME = re.compile(r"entire_frame_compile_data: .*compile_id=(?:!\d+/)?(\d+)/(\d+)")
 
 

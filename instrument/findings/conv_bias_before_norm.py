@@ -95,7 +95,7 @@ def _before_norm(capture: Views) -> Ints:
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR)[tree.index]
     outer = ~np.append(is_operator, False)[tree.parent] & is_operator
-    index = tree.index[outer & ~is_backward(events)[tree.index]]  # by thread, then by start
+    index = tree.index[outer & ~is_backward(events)[tree.index]]  # sorted by thread and start
     found = []
     waiting: tuple[int, list[int], int] | None = None  # a convolution, its output, its thread
     for event in index.tolist():
@@ -187,7 +187,7 @@ def _accumulations(capture: Views, nodes: Ints) -> Ints:
     """
     events, tree = capture.events, capture.links.call_tree
     is_node = np.append(is_backward(events)[tree.index], False)
-    outer = np.flatnonzero(is_node[:-1] & ~is_node[tree.parent])  # by thread, then by start
+    outer = np.flatnonzero(is_node[:-1] & ~is_node[tree.parent])  # sorted by thread and start
     accumulates = is_accumulation(events, tree.index[outer])
     found = []
     for k in np.flatnonzero(np.isin(tree.index[outer], nodes)).tolist():

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _SEARCH = frozenset({"aten::isnan", "aten::_is_any_true", "aten::any", "aten::item"})
 _FIRST = "aten::isnan"
-# If a larger share of the backward nodes has a search, the mode is on. A user's hook may search
-# some gradients too.
+# If a larger share of the backward nodes searches for NaN, anomaly mode is on. A smaller share may
+# come from hooks of the user.
 _LEAST_SEARCHED = 0.5
 # At this percentile of the own times are operators that compute almost nothing, such as views.
 _CHEAP = 25

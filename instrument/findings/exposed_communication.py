@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.05
 _MOST_ROWS = 5
-# For each library: event names that occur only if the library communicates, and the change.
+# For each library: a pattern of event names that occur only if it communicates, and the advice.
 _CHANGES = (
     (
         re.compile(r"DistributedDataParallel"),

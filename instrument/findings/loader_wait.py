@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.05
 _DATA, _SINGLE = "data", "_SingleProcess"
-# The number of workers to try if the number of CPUs is not known, and the most to propose.
+# The least number to propose if the number of CPUs is not known, and the largest if it is known.
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
-# If one of several waits takes at least this part of all waiting time, the workers had to start.
+# If one of several waits takes at least this part of all waiting time, it is a wait for the workers
+# to start.
 _IN_ONE_WAIT = 0.5
 
 # Where batches are loaded: by a DataLoader in the training process, by a DataLoader in worker

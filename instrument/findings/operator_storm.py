@@ -50,7 +50,7 @@ _TINY_NS = 50_000
 _SHOWN = 5
 # Calling an operator takes 2 to 20 µs while it is recorded, however little it does.
 _CALL_NS = 20_000
-# If the loop is at least this part of its range, the saving is taken from the whole range.
+# If the loop takes at least this part of its range, the scenario shortens the whole range.
 _MOST_OF_RANGE = 0.5
 # Optimizers of torch that have a fused implementation for CPU and CUDA.
 _FUSED = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})

@@ -99,7 +99,7 @@ def _common_range(capture: Views, events: Ints, weight_ns: Ints, needed_ns: floa
     inside = own >= 0
     of_path = Groups(own, len(paths.texts)).sum(weight_ns, inside)
     enough = np.flatnonzero(paths.with_descendants(of_path) >= needed_ns)
-    # A path comes after its ancestors, so the last one is the innermost.
+    # A path comes after its ancestors, so the last path with enough time is an innermost one.
     return paths.texts[enough[-1]] if len(enough) else None
 
 

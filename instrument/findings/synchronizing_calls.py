@@ -107,7 +107,8 @@ CHECK = Check("synchronizing-calls", find)
 def synchronizing_calls(capture: Views) -> Ints:
     """The positions of the calls that wait for the device, except copies to the device."""
     events, found = capture.events, capture.links.synchronisations
-    last = np.full(len(found.call), -1)  # for each wait, the work that it waits for longest
+    # For each wait, the work that ends last among the work that it waits for.
+    last = np.full(len(found.call), -1)
     order = np.argsort(events.end_ns[found.earlier], kind="stable")
     last[found.wait[order]] = found.earlier[order]
     to_device = events.among(COPIES) & events.named(lambda name: _TO_DEVICE in name)

@@ -69,8 +69,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     outermost = wasteful & ~np.append(wasteful, False)[paths.above]
     time, most_ns = measured(capture), _most_ns(capture, outermost)
     for k in np.flatnonzero(outermost).tolist():
+        # Small ranges are skipped here, because `share_of` reads the whole call tree.
         if time.share(int(most_ns[k])) < _LEAST_SHARE:
-            continue  # `share_of` reads the whole call tree, so only large ranges use it
+            continue
         calls = links.scopes.ranges.index[links.scopes.opened == k]
         share = share_of(capture, calls)
         if share >= _LEAST_SHARE:

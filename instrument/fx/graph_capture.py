@@ -44,7 +44,8 @@ class Traced(NamedTuple):
         constants: a module with the tensors that the graph uses and the model does not have.
         values: a function that makes the values of the placeholders from the inputs of a call.
         result: a function that makes the result of the model from the value of the output node.
-        how: the tool that captured the graph, and why the tools before it failed.
+        how: the tool that captured the graph. If another tool was tried first, the text also says
+            why that tool failed.
     """
 
     graph: fx.Graph
@@ -81,9 +82,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            # stderr is redirected because torch.export prints the graph of a failed attempt. The
-            # seed gives other random numbers than the run for `expected`. So the comparison fails
-            # if tracing turned random numbers into constants.
+            # stderr is redirected because torch.export prints the graph of a failed attempt. With
+            # this seed, the random numbers differ from those of the run for `expected`. So the
+            # comparison fails if tracing turned random numbers into constants.
             with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, _copied(inputs))
             why = _hooks_left_out(traced.graph, model) or mismatch(traced, model, inputs, expected)
@@ -215,8 +216,8 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
     """A key for a call: two calls with the same key have the same graph.
 
     The key holds the shape, type, device and `requires_grad` of each input tensor; the values of
-    all other inputs; the modules, their hooks and plain attributes, such as `training`; and the
-    modes of autograd and autocast.
+    all other inputs; the modules, the number of their hooks, and their plain attributes, such as
+    `training`; and the modes of autograd and autocast.
 
     Cost: about 6 µs for each module.
     """
@@ -237,7 +238,7 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _copied(inputs: Inputs) -> Inputs:
-    """The same leaves in new containers, because a model may remove items from its inputs."""
+    """Copy the containers in the inputs, because a model may remove items; keep their leaves."""
     copied: Inputs = pytree.tree_map(lambda leaf: leaf, inputs)
     return copied
 

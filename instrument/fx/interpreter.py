@@ -84,7 +84,7 @@ class NodeInterpreter(fx.Interpreter):
             closes(opened)
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
-        """The callable of a node. It is looked up only once; the base class does so in each run."""
+        """The callable of a node, looked up only once. The base class looks it up in each run."""
         if node.op == "call_function":
             return node.target  # type: ignore[return-value]
         if node.op == "call_method":

@@ -50,10 +50,10 @@ class Liveness:
         most = self.at_peak.head(3)
         held = ", ".join(f"{row.name} {size(row.alive_bytes)}" for row in most)
         return (
-            f"Activations take up to {size(self.peak_bytes)}, at {self.peak_node}"
-            f"{f' (held by {held})' if held else ''}, plus {size(self.input_bytes)} of inputs and "
-            f"{size(self.model_bytes)} of parameters and buffers. Not counted: memory that a node "
-            "frees before it returns, and tensors that autograd keeps."
+            f"Activations take up to {size(self.peak_bytes)}, at the node {self.peak_node}"
+            f"{f' (the largest are {held})' if held else ''}, plus {size(self.input_bytes)} of "
+            f"inputs and {size(self.model_bytes)} of parameters and buffers. Not counted: memory "
+            "that a node frees before it returns, and tensors that autograd keeps."
         )
 
     __repr__ = __str__
@@ -61,9 +61,9 @@ class Liveness:
 
 @dataclass
 class _Storage:
-    """A piece of memory: its bytes, the node that makes it, and the last node that uses it.
+    """A piece of memory: its bytes, the row of the node that makes it, and the row of the last use.
 
-    `freed` is None for memory that lives to the end.
+    `freed` is the row of the last use; None for memory that lives to the end.
     """
 
     size: int

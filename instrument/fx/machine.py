@@ -51,8 +51,8 @@ def measured(
 ) -> Machine:
     """The rates of a device for these types; rates that are not in the cache are measured.
 
-    The best of five measurements counts. On a busy machine, measured rates are too low, and the
-    cache keeps them until `refresh`. The file `machine.json` in the user's cache folder
+    The best of five measurements counts. On a busy machine, measured rates are too low; call again
+    with `refresh` to replace them in the cache. The file `machine.json` in the user's cache folder
     (`instrument.cache`) holds the rates by device, torch version, number of threads and float32
     precision.
 

@@ -197,7 +197,7 @@ def _class_name(model: nn.Module, path: str) -> str | None:
 
 
 def module_types(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
-    """The class of each module in whose call at least one node runs, by the module's path."""
+    """Map the path of each module to its class, for modules whose call runs at least one node."""
     stacks = [node.meta.get("nn_module_stack", {}).values() for node in graph.nodes]
     paths = sorted({str(path) for stack in stacks for path, _ in stack})
     return {path: kind for path in paths if (kind := _class_name(model, path)) is not None}

@@ -96,10 +96,10 @@ class _Captured:
 class NodeProfiler:
     """Runs the graph of a model, node by node, and collects the times of the nodes.
 
-    Call `run` instead of the model: gradients and writes to buffers and inputs are the same. The
-    first `run` captures the graph. For that, the model runs a few more times, and the changes that
-    these runs make are undone, as in `profile_graph`. For `sync`, see `profile_graph`. Each run
-    stores eight bytes for each node.
+    Call `run` instead of the model. It computes the same result and gradients as the model, and
+    writes the same values to buffers and inputs. The first `run` captures the graph. For that, the
+    model runs a few more times, and the changes that these runs make are undone, as in
+    `profile_graph`. For `sync`, see `profile_graph`. Each run stores eight bytes for each node.
     """
 
     def __init__(self, model: nn.Module, *, sync: bool = False) -> None:

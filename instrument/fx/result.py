@@ -95,7 +95,7 @@ class GraphProfile:
         storages: for each node, the memory of its tensors, except parameters and buffers: pairs of
             a number and a size in bytes. A view has the number of the tensor that it was made from.
         model_bytes: the memory of the parameters and buffers.
-        device: the kind of device that the model or its inputs are on, such as `cuda`, else `cpu`.
+        device: the kind of device that the model or its inputs are on, such as `cuda` or `cpu`.
         model: the name of the model's class.
         module_types: the class of each module whose call contains nodes, by its qualified name.
     """
@@ -134,7 +134,7 @@ class GraphProfile:
         return roofline.roofline(self.nodes, machine or self.machine())
 
     def machine(self, *, refresh: bool = False) -> Machine:
-        """The rates of this machine for the types of the nodes; `refresh` measures again."""
+        """The rates of this machine for the types of the nodes; with `refresh`, measured again."""
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:

@@ -29,8 +29,8 @@ def roofline(nodes: Table, machine: Machine) -> Table:
       are equal. Operators without a formula for FLOPs (elementwise operators, norms, pooling) get
       `bandwidth`, because they compute little for each byte. For operators that compute much, such
       as an FFT or a custom kernel, `bandwidth` may be wrong, but `bound_ns` is still a lower limit
-      of their time. `bound_by` is None if the node has FLOPs and the rate for their type is not known,
-      or if the node has no FLOPs and moves no bytes.
+      of their time. `bound_by` is None if the node has FLOPs and the rate for their type is not
+      known, or if the node has no FLOPs and moves no bytes.
     - `bound_share`: `bound_ns` divided by `median_ns`; 0.5 means that half the time would be
       enough. `bound_share` is above 1 if the data was in a cache.
     """
@@ -41,16 +41,16 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The types in `MEASURED` that nodes with FLOPs return.
+    """The element types that nodes with FLOPs return, if their rates can be measured.
 
-    `measured` measures the rates of these types, and `roofline` uses the rates.
+    `machine.measured` measures the rates of these types, and `roofline` uses the rates.
     """
     found = (dtype_of(row) for row in nodes if row.flops)
     return sorted({dtype for dtype in found if dtype is not None})
 
 
 def dtype_of(row: Any) -> str | None:
-    """The first of a node's result types whose rate can be measured."""
+    """The first element type of a node's result whose rate can be measured."""
     given = (row.output_dtype or "").split(", ")
     return next((dtype for dtype in given if dtype in MEASURED), None)
 

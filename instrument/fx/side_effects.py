@@ -109,7 +109,8 @@ def changed(model: nn.Module, before: dict[tuple[int, str], Any]) -> dict[tuple[
     after = attributes_of(model)
     found: dict[tuple[int, str], Any] = dict.fromkeys(before.keys() - after.keys(), "deleted")
     for key, (value, size) in after.items():
-        was, size_was = before.get(key, (found, None))  # no attribute has the value `found`
+        # The default `found` differs from the value of every attribute.
+        was, size_was = before.get(key, (found, None))
         if size != size_was or (value is not was and not (_is_plain(value) and value == was)):
             found[key] = value if _is_plain(value) else size
     return found
@@ -126,7 +127,7 @@ def plain_attributes(model: nn.Module) -> tuple[Any, ...]:
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """How often torch counted a write to a tensor; None for an inference tensor.
+    """The number of writes to a tensor that torch has counted; None for an inference tensor.
 
     Some kernels, such as those of BatchNorm, do not count their writes.
     """
@@ -134,7 +135,7 @@ def version_of(tensor: Tensor) -> int | None:
 
 
 def _attributes(model: nn.Module) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The dicts of the attributes and of the buffers of each module, each with a copy."""
+    """Pairs of a dict and its copy, for the attributes and for the buffers of each module."""
     dicts = [vars(module) for module in model.modules()]
     # `_buffers` of TorchScript is not a dict.
     dicts += [each["_buffers"] for each in dicts if isinstance(each.get("_buffers"), dict)]

@@ -281,7 +281,7 @@ class InstrumentProfiler(_Parts):
             or action == "optimizer_step"
             or (hook == "backward" and "[Strategy]" in owner)
         )
-        # `run_training_epoch` contains many steps
+        # `run_training_epoch` gets no range, because it contains many steps
         if own or has_range or action == "run_training_epoch":
             return None
         return re.sub(r"\{.*\}", "", action)  # removes the state of a callback, which can be long

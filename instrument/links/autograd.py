@@ -240,7 +240,7 @@ def _owners(
             and a mask of the backward nodes whose owner is not known.
     """
     count = len(scopes)
-    # Two more targets, which point at themselves.
+    # Two more targets for scopes without an owner. They point at themselves, so targets end there.
     no_range, unknown = count, count + 1
     target = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
@@ -252,7 +252,7 @@ def _owners(
     scope = innermost[node[found]]
     target[nodes[found]] = np.where(scope >= 0, scope, no_range)
     _target_accumulations(events, scopes, backward, target, unknown)
-    for _ in range(count.bit_length() + 1):  # k rounds follow 2**k targets
+    for _ in range(count.bit_length() + 1):  # after k rounds, a target is 2**k steps away
         target = target[target]
     owner = target[:count]
     # In a damaged trace, backward nodes can point at each other. Then the owner is a backward node.

@@ -241,7 +241,8 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     active = np.flatnonzero(passed)
     above, needed = candidate[active], needed[active]
     while active.size:
-        # Events that the candidate skipped end before the candidate, so this event can skip them.
+        # The candidate's own search has skipped events that end before the candidate ends. They end
+        # too early for this event too, because the candidate does.
         above = candidate[above]
         candidate[active] = above
         passed = above >= 0

@@ -312,7 +312,7 @@ def _recurrent_stack(times: int) -> Rule:
 
     def rule(dims: Shapes, _: list[str]) -> int:
         data, weights = dims[:2]
-        # `weights` is a list of tensors: a list of shapes.
+        # The argument `weights` is a list of tensors, so here it is a list of shapes.
         matrices = [weight for weight in weights if len(weight) == 2]  # type: ignore[arg-type]
         return times * 2 * elements(data[:-1]) * sum(map(elements, matrices))  # type: ignore[arg-type]
 

@@ -94,7 +94,7 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
         begun = (change == k).astype(np.int32)
         begun -= change == k + len(layers)
         np.greater(np.cumsum(begun, dtype=np.int32), 0, out=covers)
-    # The segment between the last end of a group and the first start of the next gets no duration.
+    # The segment from the last end of a group to the first start of the next one gets no duration.
     end = np.where(group[1:] == group[:-1], times[1:], times[:-1])
     return Timeline(times[:-1], end, group[:-1], active)
 

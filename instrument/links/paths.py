@@ -160,7 +160,7 @@ def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int]
     """
     first = np.full(len(above), np.iinfo(np.int64).max)
     np.minimum.at(first, path, call_tree.start_ns)
-    children: dict[int, list[int]] = {}  # by descending start, for the stack
+    children: dict[int, list[int]] = {}  # latest first: the stack reverses it
     for k in np.argsort(-first, kind="stable").tolist():
         children.setdefault(int(above[k]), []).append(k)
     depth, order, stack = [0] * len(above), [], list(children.get(-1, []))

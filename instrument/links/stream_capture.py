@@ -299,14 +299,14 @@ class CapturedNames:
         if it ended before the graph was first launched. `others` holds the captures of other
         traces.
         """
-        # The keys are the kinds of the launches, the positions of the kernels whose names are
-        # known, and these names.
+        # The three keys, from the outside: the kinds of the launches, the positions of the kernels
+        # whose names are known, and these names.
         self._ordered: dict[bytes, dict[tuple[int, ...], dict[tuple[str, ...], _Alike]]] = {}
-        # The key is whether the graph has an order, and the keys of all nodes.
+        # A key says whether the graph has an order, and holds the sorted keys of its nodes.
         self._unordered: dict[tuple[bool, tuple[_Key, ...]], _Alike] = {}
-        # The key is all launches except the last launch, which is a kernel.
+        # A key holds all launches of a capture except the last launch, which is a kernel.
         self._longer: dict[_Sequence, _Alike] = {}
-        # The time from which a reason holds. The key is the reason, whether the graph has an order,
+        # The time from which a reason holds. A key has the reason, whether the graph has an order,
         # and either the kinds of its nodes in order or the number of nodes of each kind.
         self._since_ns: dict[tuple[str, bool, str, bytes], float] = {}
         every = [*((-np.inf, each) for each in others), *((each.end_ns, each) for each in own)]
@@ -409,8 +409,8 @@ class CapturedNames:
         return OTHER_LAUNCHES if self._first_ns <= nodes.launched_ns else NO_CAPTURE
 
 
-# Two values: the way in which captures fit a graph, or None if no capture fits; and these captures,
-# each `_Alike` with the number of its captures that ended before the graph was launched.
+# The captures that fit a graph. The first value is the way in which they fit; None if no capture
+# fits. The list holds each `_Alike` and how many of its captures ended before the graph's launch.
 _Chosen = tuple[str | None, list[tuple[_Alike, int]]]
 
 

@@ -405,8 +405,8 @@ def _device_edges(work: _Work, waits: _Waits) -> _Edges:
     chosen = np.flatnonzero(waits.kind == DEVICE)
     stated = waits.is_stated[chosen]
     device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)
-    # The first synchronisation that waits for each work. If several rows of a stream have the same
-    # first synchronisation, only the last row gets an edge.
+    # For each row of `work`, the first synchronisation that waits for it. If several rows of a
+    # stream have the same first synchronisation, only the last row gets an edge.
     first = _Index(device, waits.start_ns[chosen]).since(work.device_number, work.queued_ns + 1)
     rows = np.flatnonzero(first >= 0)
     rows = rows[np.lexsort((work.end_ns[rows], work.stream[rows], first[rows]))]
@@ -500,7 +500,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
     )
     later, wait, launch_ns = later[is_new], chosen[wait[is_new]], launch_ns[is_new]
     stream, device = stream[is_new], work.device_number[later]
-    limit_ns = waits.start_ns[wait]  # the other work was launched before this time
+    limit_ns = waits.start_ns[wait]  # a wait is only for work that was launched before it
     if len(waits.record_ns):
         record = np.searchsorted(waits.record_ns, limit_ns) - 1
         limit_ns = np.where(record >= 0, waits.record_ns[record], np.iinfo(np.int64).min)

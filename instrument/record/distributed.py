@@ -236,9 +236,10 @@ class _Messages:
         written = self._store.add(self._name, 0)
         while self.read < written:
             self.read += 1
-            try:  # waits for a rank that is between the two requests of `append`
+            # `get` waits if a rank has taken this number in `append`, but not stored its text yet.
+            try:
                 message = json.loads(self._store.get(f"{self._name}/{self.read}"))
-            except (DistStoreError, ValueError):  # the rank was killed between these two requests
+            except (DistStoreError, ValueError):  # the rank was killed before it stored the text
                 continue
             yield message
 

@@ -107,7 +107,7 @@ class Collections:
             self.totals["longest_ns"] = max(self.totals["longest_ns"], took)
 
 
-# A collection may run inside a compiled region, where Dynamo would compile the method.
+# Python may collect garbage inside a compiled region, where Dynamo would compile this method.
 skip_in_dynamo(Collections.__call__)
 
 
@@ -184,7 +184,7 @@ def cpu_quota(membership: str, root: Path) -> float | None:
     quotas = list[float | None]()
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2
+        if controllers == "":  # cgroups of version 2
             mounts = [root, root / "unified"]
         elif "cpu" in controllers.split(","):
             mounts = [root / controllers, root / "cpu"]

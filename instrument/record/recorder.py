@@ -241,10 +241,11 @@ class Recorder:
         try:
             self._profile.stop_trace()
         except Exception:
-            if not self._disturbed:  # if disturbed, older torch raises here; `save` says why
+            if not self._disturbed:  # `save` reports the disturbance, which makes older torch raise
                 self.release()
                 raise
-        self.release()  # not reached after Ctrl-C, so that the cleanup can stop the profiler again
+        # After Ctrl-C, this line is not reached, so that the cleanup can stop the profiler again.
+        self.release()
         self._close_step()
         backends.release_outlived()
 
@@ -411,7 +412,8 @@ class RecordedWindow:
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        # free the events here, so that the caller's time includes it: it takes about a tenth
+        # The events are freed here, so that the time that the caller measures includes this. It is
+        # about a tenth of that time.
         self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(
@@ -462,7 +464,8 @@ def uninterrupted() -> Iterator[None]:
         if os.getpid() == process:
             arrived.add(number)
             return
-        signal.signal(number, before[signal.Signals(number)])  # in a forked child: do not delay
+        # A forked child saves no window, so its signals are not delayed.
+        signal.signal(number, before[signal.Signals(number)])
         signal.raise_signal(number)
 
     for number, handler in before.items():

@@ -79,7 +79,8 @@ class Preemption:
         """Do what SIGTERM would have done without this handler."""
         self._cancel_timer()
         self.noticed = False
-        if not _on_main_thread():  # handled again on the main thread, with nothing left to save
+        # Handlers run on the main thread: the signal is sent again, and nothing is left to save.
+        if not _on_main_thread():
             os.kill(os.getpid(), signal.SIGTERM)
         elif callable(self._previous):
             self._previous(signal.SIGTERM, None)

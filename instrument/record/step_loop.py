@@ -394,7 +394,7 @@ class StepLoop:
         if self.running and number != counter.step_number and self.owner is counter:
             self._guarded(self._abandon_window, "session.step_number was set")
         if self.ended_at is not None:
-            # so that the next run begins at this number, even if it equals `ended_at`
+            # Otherwise the next run would begin at step 0 if `number` equals `ended_at`.
             self.ended_at = -1
         if counter.began_at == counter.step_number:
             counter.began_at = number

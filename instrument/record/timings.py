@@ -288,7 +288,8 @@ class Timings:
         self._cpu = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
         self._ranges = self._cpu.backend
-        if self._device:  # CPU ranges are inside, so that their times exclude the cost of events
+        # CPU ranges are inside device ranges, so that CPU times exclude the cost of CUDA events.
+        if self._device:
             self._ranges = backends.both(self._device.backend, self._cpu.backend)
         self._step: Any = None
         self._last_step: int | None = None

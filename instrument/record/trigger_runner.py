@@ -40,7 +40,7 @@ class _ActiveTrigger:
 
     def may_record(self, number: int) -> bool:
         """Whether the trigger may get a window after this step; warns once if no window is left."""
-        # the difference exceeds the cooldown if the user has set the step number back
+        # If the user has set the step number back, the difference exceeds the cooldown: it is over.
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:

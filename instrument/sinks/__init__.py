@@ -39,7 +39,7 @@ class Sink(Options):
         super().__init__(**options)
 
     inline: ClassVar[bool] = False
-    """Whether this sink must run in the training process, on a thread, not in the worker."""
+    """Whether only the training process can run this sink; it then runs on a separate thread."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

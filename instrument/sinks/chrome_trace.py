@@ -19,7 +19,7 @@ class ChromeTrace(Sink):
     """Rewrites, copies or removes the window's trace file after the other sinks have run.
 
     With the default options, this sink does nothing: every capture has `trace.json.gz` already.
-    Perfetto opens plain and compressed traces, chrome://tracing only plain ones.
+    Perfetto opens plain and compressed traces; chrome://tracing opens only plain traces.
 
     Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given;
     another pass if `copy_to` is given. With `keep=False`, the capture can no longer be shown or

@@ -204,7 +204,7 @@ def _process(capture: Capture) -> tuple[str, int]:
 
 
 def _started_ns(capture: Capture) -> int:
-    """The start of the recording in Unix time; if unknown, when the trace file was last changed."""
+    """The start of the recording in Unix time; if unknown, the last change of the trace file."""
     started_s = unix_time(capture.about.started_at)
     if started_s is None:
         return trace_of(capture).stat().st_mtime_ns

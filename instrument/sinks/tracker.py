@@ -101,7 +101,7 @@ class Tracker(Sink):
             )
 
     def busy_with(self, folder: Path) -> bool:
-        """Whether the window of a capture is still to be sent."""
+        """Whether the window of a capture still has to be sent."""
         return folder in self._unsent
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -33,7 +33,7 @@ DEVICE = (
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
 
-# A name such as "dynamo_data: compile_id=0/0". The phase that it describes is another event.
+# For example, "dynamo_data: compile_id=0/0" only describes a phase, which is another event.
 _COMPILER_NOTE = re.compile(r"_data: (.*, )?compile_id=\d")
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)

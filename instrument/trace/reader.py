@@ -286,7 +286,8 @@ class _Columns:
         found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
-        if self._has_frames():  # the first frame may come after call stacks
+        # With Python frames, no call stack is kept. Those before the first frame are removed here.
+        if self._has_frames():
             columns["call_stack"][:] = -1
         return Events(
             categories=tuple(self._categories),

@@ -53,7 +53,7 @@ class Signal(Trigger):
 
         def restore() -> None:
             on_main = threading.current_thread() is threading.main_thread()
-            # If another handler was set since, that handler may call `handle`: leave both.
+            # If the program has set its own handler since, that handler may call `handle`.
             if on_main and signal.getsignal(number) is handle:
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 

@@ -473,8 +473,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
     moments = made.add(_returns(called, returned), thread_of[call], returned, call)
-    # A call that did not wait in the recording may wait in a scenario. Its usual time is at most
-    # the recorded time, so that it does not wait in the simulated recording.
+    # A call that did not wait in the recording may wait in a scenario. Its lag is at most the
+    # recorded time, so that the call does not wait if the scenario changes nothing.
     after = returned - started
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)

@@ -80,7 +80,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
             run_sink(name, sinks[name], capture, folder, failed)
         cost["export_ns"] = time.perf_counter_ns() - began
         with suppress(InstrumentError):
-            if about.get("sinks_inline"):  # inline sinks then do not read the trace during training
+            if about.get("sinks_inline"):  # so that inline sinks need not read the trace
                 about["scalars"] = dict(scalars(capture))
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)

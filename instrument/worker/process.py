@@ -73,7 +73,7 @@ class Exporter:
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._changed = Condition()
-        # The announced folders that are not finished, in order; each with the number of its line.
+        # The announced folders that are not finished, in order, with the line number of each.
         self._pending: dict[Path, int] = {}
         # Folders that the worker found by itself and finished before they were announced.
         self._early: set[Path] = set()

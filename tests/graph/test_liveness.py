@@ -59,9 +59,9 @@ def test_a_chain_by_hand() -> None:
     ]
     assert memory.model_bytes == 4 * sum(parameter.numel() for parameter in Chain().parameters())
     assert str(memory) == (
-        "Activations take up to 5.00 KiB, at three (held by three 3.00 KiB, two 2.00 KiB), plus 256 B "
-        "of inputs and 2.07 MiB of parameters and buffers. Not counted: memory that a node frees "
-        "before it returns, and tensors that autograd keeps."
+        "Activations take up to 5.00 KiB, at the node three (the largest are three 3.00 KiB, two "
+        "2.00 KiB), plus 256 B of inputs and 2.07 MiB of parameters and buffers. Not counted: "
+        "memory that a node frees before it returns, and tensors that autograd keeps."
     )
     assert str(profile).endswith(f"\n{memory}")
 

@@ -48,8 +48,8 @@ def payload(
     and `notes`. The keys of the section `graph`:
 
     - `times`: the times by module and by type; see `icicle.graphs`.
-    - `views`: the pictures, from all modules closed to all modules open. The keys are the fields of
-      `View` and of its parts.
+    - `views`: the pictures. In the first picture, each outermost module is one box; in the last
+      picture, every node is a box. The keys are the fields of `View` and of its parts.
     - `shown`: the index of the picture to show first.
     - `nodes`: the table, with the keys of `as_columns`.
     """
@@ -91,7 +91,7 @@ def _facts(nodes: Table, times: Sequence[dict[str, Any]]) -> list[tuple[str, str
 
 
 def _outermost(graph: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The name and the total time of each outermost frame of a graph."""
+    """The name and the total time of each outermost frame of a flame graph."""
     found: list[tuple[str, int]] = []
     for depth, name, own_ns in zip(graph["depth"], graph["name_of"], graph["self"]):
         if not depth:

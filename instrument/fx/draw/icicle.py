@@ -20,18 +20,18 @@ BY_MODULE, BY_TYPE = "By module", "By module type"
 def graphs(
     nodes: Table, types: Mapping[str, str], frame_of: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the times of the nodes by module, and by module type; empty if no node has a time.
+    """Return two flame graphs of the nodes' times; an empty list if no node has a time.
 
-    By module, a module is a frame, and its nodes are frames inside it. If a module without
-    submodules has only one node, the frame of the module stands for this node. A parameter
-    (`get_attr`) has no frame: its time counts for the module that holds it, or for the frame
-    `get_attr` if the model itself holds it.
+    In the graph `BY_MODULE`, each module is a frame, and its nodes are frames inside it. If a
+    module without submodules has only one node, the frame of the module stands for this node. A
+    parameter (`get_attr`) has no frame: its time counts for the module that holds it, or for the
+    frame `get_attr` if the model itself holds it.
 
-    By module type, the outermost frames are the classes of modules. A node that does not stand for
-    a module is in a frame of the function that it calls.
+    In the graph `BY_TYPE`, the outermost frames are the classes of modules. A node that does not
+    stand for a module is in a frame of the function that it calls.
 
-    A graph has the keys of `instrument.report.page.flame.section`, and two keys with an entry for
-    each of `names`:
+    Each graph has the keys of `instrument.report.page.flame.section`, and two more keys. Their
+    values are lists with one entry for each name in `names`:
 
     - `labels`: the name without the path of the module around it.
     - `targets`: the address of the module or node in the picture of the graph; None for a type.
@@ -83,7 +83,7 @@ def graphs(
 
 
 def _modules(path: str, types: Mapping[str, str]) -> list[str]:
-    """A module and the modules around it, the outermost first; only modules with a known class."""
+    """The paths of a module and of the modules around it, without modules of unknown class."""
     around = accumulate(path.split("."), "{}.{}".format)
     return [each for each in around if each and each in types]
 

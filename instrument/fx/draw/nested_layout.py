@@ -55,7 +55,7 @@ class Frame:
     Attributes:
         path: the qualified name of the module; "" for the whole model.
         first, last: the boxes of the frame are `first` to `last` - 1.
-        children: the boxes, by number, and the frames directly inside this frame.
+        children: the frames and the numbers of the boxes that are directly in this frame.
         sources: the boxes outside the frame whose values enter it.
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame: the ports of `sources`, the children, the ports of
@@ -91,9 +91,10 @@ def _first(child: int | Frame) -> int:
 
 
 def frames(paths: Sequence[str]) -> Frame:
-    """Make the frames of the modules, from the module path of each box; boxes are in graph order.
+    """Make the frames of the modules. `paths` are the module paths of the boxes, in graph order.
 
-    A frame with only one child, a box or a frame, is left out. Its child takes its place.
+    A frame that would have only one child is left out. The child, a box or a frame, takes its
+    place.
     """
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
@@ -116,7 +117,7 @@ def _children(
 
 
 def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
-    """The frames inside a frame with their depths, outer frames first; depths begin at 1."""
+    """Yield the depth (from 1) and the frame, for each frame inside a frame, outer frames first."""
     for child in frame.children:
         if isinstance(child, Frame):
             yield 1, child
@@ -152,7 +153,7 @@ def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
 
 
 def _holders(root: Frame, count: int) -> list[list[Frame]]:
-    """For each box the frames that hold it, the outermost first."""
+    """Return, for each box, the frames that hold it; the outermost frame comes first."""
     holders: list[list[Frame]] = [[root] for _ in range(count)]
     for _, frame in nested(root):
         for box in range(frame.first, frame.last):

@@ -65,7 +65,7 @@ class ParameterBadge(NamedTuple):
 
 
 class DrawnNode(NamedTuple):
-    """The box of a node, or of a closed module.
+    """The box of a node, or of a closed module, which is drawn as one box without its nodes.
 
     `number` is the row of the node in the table of nodes; for a closed module, the row of its first
     node. `frame` is the number of the module's frame; None for a node. `strength` is the opacity of
@@ -86,6 +86,8 @@ class DrawnNode(NamedTuple):
 
 class View(NamedTuple):
     """A picture in which modules are open down to `depth`; positions and sizes are in pixels.
+
+    The content of an open module is drawn; a closed module is one box.
 
     `boxes` is the number of boxes; boxes of parameters do not count. In the last picture, all
     modules are open and `every_node` is true. `legend` has pairs of a share of the time and the
@@ -154,7 +156,7 @@ def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
 
 
 def module_label(path: str, around: str, types: Mapping[str, str]) -> str:
-    """The label of a module: its path without that of the module around it, and its known class."""
+    """The label of a module: its path below the module `around`, and its class if it is known."""
     below = path.removeprefix(f"{around}.")
     return f"{below}: {types[path]}" if path in types else below
 
@@ -215,7 +217,10 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], depth
 def _closed(
     graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
 ) -> Frame:
-    """Copy a frame, with frames deeper than `depth` closed; append the copy's boxes to `units`."""
+    """Copy a frame and append the copy's boxes to `units`.
+
+    In the copy, each frame deeper than `depth` is one box.
+    """
     first = len(units)
     children: list[int | Frame] = []
     for child in frame.children:
@@ -233,7 +238,7 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node. The only node of a module without a frame has the module's label."""
+    """The label of a node. If it is the only node of a module, its label is that of the module."""
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:

@@ -285,8 +285,9 @@ def _centres(rows: _Rows) -> list[float]:
     """The x position of each item's middle, as close to its neighbours as the row's order allows.
 
     Each row is placed several times, alternately by the neighbours above it and by the neighbours
-    below it, so that items spread. The last time, each row is placed by the neighbours above it, so
-    that chains are straight. An item without neighbours above is placed by its neighbours below.
+    below it, because each placement moves the neighbours of other rows. The last time, each row is
+    placed by the neighbours above it, so that chains are straight. An item without neighbours above
+    is placed by its neighbours below.
     """
     centres = [0.0] * len(rows.widths)
     upper = [above or below for above, below in zip(rows.above, rows.below)]
