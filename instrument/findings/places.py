@@ -1,4 +1,4 @@
-"""Where events are: their range, their file and line, their step; and evidence made from them.
+"""Find the range, the file and line, and the step of events, and make evidence from events.
 
 Events are given as positions in `capture.events`, as everywhere in this package.
 
@@ -308,7 +308,8 @@ class Measured:
 
     Attributes:
         what: "step", or "recording" if no step was finished.
-        start_ns, end_ns: the start and end of each step, sorted; of the recording if there is none.
+        start_ns, end_ns: the start and end of each step, sorted; those of the recording if there is
+            no step.
     """
 
     what: Literal["step", "recording"]
@@ -361,7 +362,7 @@ def measured(capture: Views) -> Measured:
 def evidence(
     capture: Views, events: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name of the events, the names with the most time first.
+    """Make one row of evidence for all events of a name; the rows with the most time come first.
 
     Every row gets the same `detail`. At most `most` rows are returned.
     """
@@ -411,11 +412,11 @@ def percent(share: float) -> str:
 
 
 def evidence_span(capture: Views, finding: Finding, evidence: Evidence) -> tuple[int, int] | None:
-    """The start and the end of the event that starts at `evidence.start_ns`; None if none does.
+    """Find the event that starts at `evidence.start_ns`, and return its start and end.
 
-    The result is also None if the evidence of the finding is in another capture. If several events
-    start then, those whose name begins with the name of the evidence come first. Of these, the
-    longest is returned.
+    The result is None if no event starts then, or if the evidence of the finding is in another
+    capture. If several events start then, those whose name begins with the name of the evidence are
+    preferred. Of these, the longest is chosen.
     """
     if evidence.start_ns is None or finding.capture not in (None, capture.name):
         return None
