@@ -87,7 +87,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
         rank: the rank of both sides; None if they hold several ranks.
         before: the sums before the change.
         after: the sums after the change.
-        paths: the new path of each renamed range.
+        paths: the new path of each renamed range, by its old path.
     """
     old, new = mean_parts(before), mean_parts(after)
     old = {(paths.get(path, path), kind): ns for (path, kind), ns in old.items()}

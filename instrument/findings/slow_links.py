@@ -47,8 +47,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
     if not any(calls.column("bytes")):
         raise NotRecorded(
-            "The rate of the links was not checked: the trace has no sizes of messages. Record with "
-            "profiler.record_shapes=true and torch 2.3 or later."
+            "The rate of the links was not checked: the trace has no sizes of messages. Record "
+            "with profiler.record_shapes=true and torch 2.3 or later."
         )
     large = calls.where(
         bytes=lambda moved: moved >= _LARGE_BYTES, bus_bytes_per_second=lambda speed: speed > 0
