@@ -113,7 +113,7 @@ def read(path: Path) -> Counters:
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether a path is a baseline file, of any format version."""
+    """Whether the file at a path is a baseline, whatever its format version."""
     try:
         content = msgspec.json.decode(
             files.read_bytes(path, _MOST_BYTES), type=dict[str, msgspec.Raw]

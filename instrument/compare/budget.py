@@ -149,7 +149,7 @@ def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Exce
 
 
 def share_of(capture: Views, name: str) -> float:
-    """The share of the steps' time in the ranges of a name or path; 0 if there are none.
+    """The share of the steps' time in the ranges with this name or path; 0 if there are none.
 
     For the name "data", waits for the batches of a `DataLoader` count too.
     """

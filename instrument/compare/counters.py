@@ -459,6 +459,7 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
     """Replace the counters of graph breaks and recompilations, which then count for another period.
 
-    `dynamo` holds these values, with the keys of `environment.dynamo` in `capture.json`.
+    `dynamo` holds the counts of that period, with the keys of `environment.dynamo` in
+    `capture.json`.
     """
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

@@ -14,12 +14,12 @@ because the order of each block is drawn at random. For up to 17 blocks, all 2**
 are counted; for more blocks, 10,000 random patterns. The test uses ranks, so one disturbed block
 has a limited effect.
 
-Several quantities are compared at once: the step and its ranges. A pattern changes the sign
-of a block for all quantities together. The statistic of each quantity is compared with the largest
-statistic of all quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100
-comparisons of a program with itself, at most 5 report any change. For each quantity, the blocks
-have the ranks 1 to n (equal values get different ranks), so each quantity has the same chance of
-the largest statistic.
+Several quantities are compared at once: the step and its ranges. A pattern changes the sign of a
+block for all quantities together. The statistic of each quantity is compared with the largest
+statistic that any quantity has in each pattern (Westfall and Young, Resampling-Based Multiple
+Testing, 1993). So of 100 comparisons of a program with itself, at most 5 report any change. For
+each quantity, the blocks have the ranks 1 to n (equal values get different ranks), so each quantity
+has the same chance of the largest statistic.
 
 The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
 interval inverts the test: it contains the changes that the test would not reject. In 95 % of
@@ -167,7 +167,7 @@ def _orders(low: int, high: int) -> list[int]:
 
 
 def _signs(blocks: int) -> Floats:
-    """Patterns of signs for the blocks, one in each row; the first row leaves all signs unchanged.
+    """Make patterns of signs, one in each row. The first row leaves all signs unchanged.
 
     A pattern and its opposite give the same absolute statistic, so one of the two is enough.
     """

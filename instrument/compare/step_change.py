@@ -115,10 +115,10 @@ def mean_parts(totals: Totals) -> _Parts:
 
 
 def divided(values: Sequence[int], divisor: int, whole: int) -> list[int]:
-    """Divide integers so that the quotients are integers that sum to `whole`.
+    """Divide integers by `divisor` so that the quotients are integers that sum to `whole`.
 
     All quotients are rounded down; those with the largest remainders are then increased by 1.
-    `whole` must be the quotient of the sum of the values, rounded up or down.
+    `whole` must be the sum of the values divided by `divisor`, rounded up or down.
     """
     found = [value // divisor for value in values]
     order = sorted(range(len(values)), key=lambda k: -(values[k] % divisor))

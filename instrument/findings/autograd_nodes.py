@@ -3,7 +3,7 @@
 While gradients are recorded, torch writes a number into the event of every operator: the number
 that the next node of the thread will get. It does so even if the operator makes no node. So several
 operators in a row can have the same number. If the next operator of the thread has a higher number,
-the last of them made the node. The event of the backward node has the same number.
+the last operator in the row made the node. The event of the backward node has the same number.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class Finding:
         source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
-        share: the share of the step that the title names; None if it names none. For
-            unmarked time, the share in no range and no operator.
+        share: the share of the step that the title names; None if the title names no share. For
+            `unmarked-time`, it is the share in no range and no operator.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
     """

@@ -114,7 +114,7 @@ def _peak(capture: Views, device: str) -> Iterator[Evidence]:
     memory = capture.memory
     row = memory.live(memory.most_telling(device), device=device)[0]
     if row.name is not None:
-        detail = f"{size(row.bytes)} at the peak, more than any other"
+        detail = f"{size(row.bytes)} at the peak, more than any other owner"
         yield Evidence(row.name, row.allocations or 0, detail=detail)
 
 

@@ -64,7 +64,7 @@ class Storm:
     """The loops of one pattern in one range.
 
     Attributes:
-        path: the range, an index into `links.scopes.paths`; -1 for none.
+        path: the range, as an index into `links.scopes.paths`; -1 for none.
         events: the positions of all operators and ranges of the loops.
         loops: the number of loops.
         rounds: how often the pattern repeats, in all loops together.

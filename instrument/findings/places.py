@@ -111,7 +111,7 @@ def _common_source(capture: Views, events: Ints, weight_ns: Ints, needed_ns: flo
 
 
 def range_codes(capture: Views, events: Ints) -> Ints:
-    """The path that each event belongs to, an index into `links.scopes.paths`; -1 for none.
+    """For each event, the path of its range as an index into `links.scopes.paths`; -1 for none.
 
     Backward work belongs to the range of its forward operator, and a device event to the range that
     launched it.
@@ -232,7 +232,7 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 
 
 def _source_of_frames(links: Links, events: Ints) -> Ints:
-    """The name of the innermost frame of the user's code around each event; -1 if there is none."""
+    """For each event, the innermost frame of the user's code, as the index of its name; or -1."""
     table = links.events
     known = np.flatnonzero(events >= 0)
     found = np.full(len(events), -1)
@@ -242,7 +242,10 @@ def _source_of_frames(links: Links, events: Ints) -> Ints:
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
-    """For each thread and time: the name of the innermost frame of the user's code; -1 for none."""
+    """For each thread and time, the innermost frame of the user's code, as the index of its name.
+
+    The index is -1 if there is no such frame.
+    """
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
     node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
@@ -251,7 +254,10 @@ def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
 
 
 def _source_of_texts(links: Links, events: Ints) -> Ints:
-    """The call stack of each event or of the nearest operator around it; -1 if there is none."""
+    """For each event, the call stack of the event or of the nearest operator around it.
+
+    A call stack is an index into `events.texts`; -1 if there is none, or none with the user's code.
+    """
     table, tree = links.events, links.call_tree
     if not (table.call_stack >= 0).any():
         return np.full(len(events), -1)
@@ -338,7 +344,8 @@ class Measured:
     def covered(self, start_ns: Ints, end_ns: Ints) -> float:
         """The part of the steps in which at least one of the intervals lies, as a fraction.
 
-        Intervals of several streams or threads may overlap, and count once. So it is at most 1.
+        Intervals of several streams or threads may overlap, but that time counts once. So the
+        result is at most 1.
         """
         return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
 

@@ -99,8 +99,8 @@ def _change(row: Any) -> str:
     """The change to try, from the work on which the rank spends more time than the others."""
     host = f" on {row.host}" if row.host else ""
     where = (
-        f"Look at the range {row.range} of rank {row.rank}{host}, which takes "
-        f"{duration(row.range_excess_ns)} longer per step. "
+        f"Look at the range {row.range}: rank {row.rank}{host} spends "
+        f"{duration(row.range_excess_ns)} more in it per step than the median rank. "
         if _is_in_range(row)
         else ""
     )

@@ -170,9 +170,9 @@ def _change_of_float32(device: Device | None) -> str:
 
 
 def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
-    """A row of evidence: the operator and the input shapes that take the most time in some kernels.
+    """Make a row for the operator and input shapes that take the most time in the given kernels.
 
-    Empty if no shapes were recorded.
+    The result is empty if no shapes were recorded.
     """
     events, tree = capture.events, capture.links.call_tree
     device, launcher = capture.links.launched

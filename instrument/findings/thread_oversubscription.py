@@ -1,4 +1,4 @@
-"""Find more working threads than CPUs.
+"""Find programs with more working threads than CPUs.
 
 The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
 have them. Each process of the job on this machine has `intra_op` threads for large operators, and

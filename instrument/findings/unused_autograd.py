@@ -77,7 +77,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             below = (path >= k) & (path < paths.after[k])
             title = (
                 f"Range {paths.names[k]!r}, {percent(share)} of the {time.what}, "
-                "records gradients that no backward uses"
+                "builds a graph that no backward uses"
             )
             yield _finding(capture, whatif, made[below], title, paths.texts[k], share)
 
@@ -127,8 +127,8 @@ def _finding(
     return Finding(
         code=CHECK.code,
         title=f"{title}{per_step}",
-        change="Use torch.inference_mode() around it, or torch.no_grad() if its results are used "
-        "for training.",
+        change="Use torch.inference_mode() around this code, or torch.no_grad() if its results are "
+        "used for training.",
         verify="Record again: this finding must be gone, and profiler.profile_memory=true must "
         "show that less memory is in use.",
         share=share,

@@ -56,7 +56,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     place, source = common_place(capture, fills)
     steps = measured(capture)
     count = int((steps.holds(events.start_ns[fills]) >= 0).sum()) // steps.count
-    adding = f", and {len(adds) * count // len(fills)} additions to them" if len(adds) else ""
+    adding = (
+        f", and {len(adds) * count // len(fills)} additions to these gradients" if len(adds) else ""
+    )
     yield Finding(
         code=CHECK.code,
         title=f"{percent(share)} of the {steps.what} fills gradients with zeros: {count} fills "

@@ -293,7 +293,7 @@ def training(count: int, *, validates: bool = True, validation_us: float = 300) 
 def test_a_range_whose_graph_no_backward_uses(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, training(4)), "unused-autograd")
     assert finding.title == (
-        "Range 'validation', 30 % of the step, records gradients that no backward uses: 10 graph "
+        "Range 'validation', 30 % of the step, builds a graph that no backward uses: 10 graph "
         "nodes a step"
     )
     assert finding.range == "validation"
@@ -445,7 +445,8 @@ def zeroing(count: int, *, backwards: int = 1, fill: str = "aten::zero_") -> lis
 def test_fills_and_the_additions_that_follow(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, zeroing(4)), "zero-grad")
     assert finding.title == (
-        "15 % of the step fills gradients with zeros: 3 fills a step, and 3 additions to them"
+        "15 % of the step fills gradients with zeros: 3 fills a step, and 3 additions to these "
+        "gradients"
     )
     assert finding.range == "Optimizer.zero_grad#SGD.zero_grad"
     assert finding.saving is not None
