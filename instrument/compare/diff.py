@@ -74,8 +74,9 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     with the same rank of the other side. Captures are read one after the other.
 
     Args:
-        before: a capture, a run, or the path or URL of a capture, a trace, or a run's folder.
-        after: the same, after the change.
+        before: the side before the change: a capture, a run, or the path or URL of a capture, a
+            trace, or a run's folder.
+        after: the side after the change, in one of the same forms.
         force: compare the sides even if the comparison would mislead.
 
     Cost: about as much as reading all captures and making their operator tables.

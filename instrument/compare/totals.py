@@ -67,7 +67,8 @@ class Totals:
         parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
         ranges: the quantities of each range, by its path.
         operators: the quantities of each operator and each call of the device's runtime, by name.
-        shapes: the quantities of operators by name and input shapes; empty without shapes.
+        shapes: the quantities of operators by name and input shapes; empty if no shapes were
+            recorded.
         kernels: the quantities of kernels and copies, by name and kind.
         contents: the direct contents of each range, by its path.
         counters: the counters of each range, by its path. They include the ranges inside it. The

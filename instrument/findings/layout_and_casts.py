@@ -10,7 +10,8 @@ given share of the step, unless the simulation saves less than 1 %:
 - Copies, 10 %: calls of `aten::contiguous` and `aten::clone` that copy.
 
 Some casts and copies are needed, and healthy programs spend up to 6 % of the step in each kind.
-Work of the data loader does not count. The simulation removes this work.
+Work of the data loader does not count. The simulation removes the kernels, casts or copies that
+count.
 
 The check cannot see which of the copies are needed, or conversions inside other kernels.
 """

@@ -15,7 +15,7 @@ inside each other, only the outermost has a finding. A trace without any backwar
 for the whole program, if making the nodes takes at least 1 % of the time of the steps.
 
 A backward can run after the end of the window. So calls in the last finished step do not count if
-there are other steps. And there is no finding if most backward nodes of the window belong to a
+there are other steps. And the check cannot run if most backward nodes of the window belong to a
 forward before the window.
 """
 
