@@ -58,7 +58,7 @@ class Program:
 
 
 class Run(NamedTuple):
-    """One run of a program: its side, its recorded times, and the state of the machine."""
+    """One run of A or B: its side, its recorded times, and the state of the machine."""
 
     label: Label
     record: RunRecord
@@ -200,7 +200,7 @@ class CounterValues:
 
     Attributes:
         name: the name of the counter; see `instrument.compare.counters.COUNTERS`.
-        a, b: for A and for B, the lowest and the highest value that a step has.
+        a, b: the lowest and the highest value of the counter in a step of A, and in a step of B.
     """
 
     name: str
@@ -252,12 +252,12 @@ class Comparison:
 
     @property
     def changed(self) -> list[Quantity]:
-        """The ranges that are slower or faster."""
+        """The ranges whose verdict is "slower" or "faster"."""
         return [each for each in self.ranges if each.verdict in ("slower", "faster")]
 
     @property
     def blocks_missing(self) -> int | None:
-        """Roughly how many more blocks a verdict needs; None if there is a verdict."""
+        """An estimate of how many more blocks a verdict needs; None if there is a verdict."""
         if self.step.verdict != "undecided":
             return None
         return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)

@@ -48,7 +48,7 @@ _Rows = dict[str, dict[str, _Cell]]
 
 
 class _Head(Struct):
-    """The key that files of every format version have."""
+    """The part of the file that all format versions have."""
 
     torch_instrument_baseline: int
 
@@ -113,7 +113,7 @@ def read(path: Path) -> Counters:
 
 
 def is_baseline(path: Path) -> bool:
-    """Whether a path is a baseline file, of any format version."""
+    """Whether the file at a path is a baseline, whatever its format version."""
     try:
         content = msgspec.json.decode(
             files.read_bytes(path, _MOST_BYTES), type=dict[str, msgspec.Raw]
@@ -139,7 +139,7 @@ def _cells(row: Mapping[str, Count]) -> dict[str, _Cell]:
 
 
 def _section(title: str, rows: Mapping[str, object]) -> str:
-    """A key with a JSON object; the entries of the object are sorted, one on each line."""
+    """Write a key and its JSON object as text, with one line for each entry, sorted by name."""
     lines = [
         f"    {json.dumps(files.encodable(name))}: {json.dumps(files.encodable(rows[name]))}"
         for name in sorted(rows)

@@ -29,8 +29,8 @@ class Budget:
     """The limits of a test.
 
     Attributes:
-        limits: the highest allowed value per step, by counter.
-        shares: the highest allowed share of the step's time, by the name of a range.
+        limits: the highest allowed value per step of each limited counter, by its name.
+        shares: the highest allowed share of the step's time in each limited range, by its name.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Budget:
 
 
 class Excess(NamedTuple):
-    """A counter or a share of time above its limit, or a counter that cannot be judged.
+    """A counter or a share of time that is above its limit, or a counter that cannot be judged.
 
     Attributes:
         counter: the name of the counter; "" for a share of time.
@@ -113,7 +113,7 @@ def _shares(value: Any) -> dict[str, float]:
 
 
 def stored_limits(stored: Counters) -> Budget:
-    """The budget of a test that sets no limits: the values of the counters in its baseline.
+    """The limits for a test that sets none itself: the values of the counters in its baseline.
 
     A counter that varies between the steps of the baseline gets no limit.
     """
@@ -138,7 +138,7 @@ def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Exce
             yield Excess(
                 name,
                 f"{name} varies between the steps, from {text(count.least)} to {text(count.most)}, "
-                "so it cannot have a budget: make the steps alike, or leave it out.",
+                "so it cannot have a budget: make the steps alike, or remove its limit.",
             )
         elif count is not None and count.most > limit:
             yield Excess(name, f"{name} is {text(count.most)}, and the budget is {text(limit)}.")
@@ -149,7 +149,7 @@ def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Exce
 
 
 def share_of(capture: Views, name: str) -> float:
-    """The share of the steps' time in the ranges of a name or path; 0 if there are none.
+    """The share of the steps' time in the ranges with this name or path; 0 if there are none.
 
     For the name "data", waits for the batches of a `DataLoader` count too.
     """
@@ -164,7 +164,7 @@ def share_of(capture: Views, name: str) -> float:
 def what_is_new(
     counter: str, occurred: Occurred, before: Counters | None, after: Counters
 ) -> list[str]:
-    """Lines that name the ranges in which a counter is higher than before, and the new calls there.
+    """Make lines that name the ranges in which a counter is higher, and the additional calls there.
 
     Below each call is the stack of its first occurrence. If the counter is higher in no range, or
     if `before` is None, the lines name the calls of the whole step.

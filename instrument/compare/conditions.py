@@ -50,11 +50,13 @@ class Conditions:
     """The conditions under which the captures of one side were recorded.
 
     Attributes:
-        facts: for each fact, such as "device", the values in all captures; empty if not known.
+        facts: for each fact, such as "device", the set of its values in the captures; empty if none
+            is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: the lowest share of a row of the coverage table in all captures, by the row's name;
-            None if one of the shares is not known. Only rows with a share that is too low.
+        losses: the rows of the coverage table whose share is too low in a capture. The values are
+            the lowest shares of these rows in all captures, by the row's name; None if a share is
+            not known.
     """
 
     facts: dict[str, set[str]]
@@ -205,7 +207,7 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
 
 
 def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    """The number of calls per step of each row, by the row's key."""
+    """For each row, by its key: the number of its calls per step."""
     steps = max(len(totals.steps_ns), 1)
     return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
 
@@ -287,7 +289,7 @@ def _losses(before: Conditions, after: Conditions) -> Iterator[Unlike]:
     for name in sorted(before.losses | after.losses):
         one, other = (_share(name, each) for each in (before, after))
         if one != other:
-            yield Unlike(f"The coverage differs: {name}: {one} before, {other} after.", False)
+            yield Unlike(f"The coverage of {name!r} differs: {one} before, {other} after.", False)
 
 
 def _share(name: str, side: Conditions) -> str:

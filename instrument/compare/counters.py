@@ -1,9 +1,9 @@
 """Counters: numbers per step that do not depend on the speed of the machine.
 
 All finished steps of a window are counted except the first, which contains work that happens only
-once. If a window has only one finished step, that step is counted. If it has none, the whole
-recording counts as one step. If a counter has the same value in all steps, this is its value per
-step. Otherwise the counter varies, and no budget can use it.
+once. If a window has only one finished step, that step is counted. If it has no finished step, the
+whole recording counts as one step. If a counter has the same value in all steps, this is its value
+per step. Otherwise the counter varies, and no budget can use it.
 
 Device work belongs to the step and to the range that launched it. Backward work belongs to the
 range of its forward operator.
@@ -88,8 +88,8 @@ class Count(NamedTuple):
 
     Attributes:
         total: the sum of all counted steps. For `peak_bytes`, the highest value of a step.
-        least, most: the lowest and the highest value of a step. For `graph_breaks` and
-            `recompilations`, which are known for the whole window only, both are the total.
+        least, most: the lowest and the highest value of a step. `graph_breaks` and `recompilations`
+            are known only for the whole window; their `least` and `most` are the total.
     """
 
     total: int
@@ -152,12 +152,12 @@ class Occurrences(NamedTuple):
     weight: Ints
 
     def only(self, chosen: Flags) -> Occurrences:
-        """The chosen rows."""
+        """The occurrences that a mask selects."""
         return Occurrences(*(column[chosen] for column in self))
 
 
 class Occurred:
-    """Finds the occurrences that each counter of a capture counts."""
+    """Find the occurrences that each counter of a capture counts."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
@@ -244,7 +244,7 @@ class Occurred:
         return events.among(OPERATOR) & named
 
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        """Occurrences at the starts of CPU events; each counts as 1 if there are no weights."""
+        """Make occurrences of CPU events at their starts; without weights, each counts as 1."""
         ones = np.ones(len(event), np.int64)
         return Occurrences(
             event, self.views.events.start_ns[event], ones if weight is None else weight
@@ -277,7 +277,7 @@ class Occurred:
 
     @cached_property
     def _collectives(self) -> Occurrences:
-        """The operators of process groups; if there are none, torch's records of collectives."""
+        """The operators of process groups, or else the events that record collectives."""
         events, tree = self.views.events, self.views.links.call_tree
 
         def starts_collective(name: str) -> bool:
@@ -458,8 +458,9 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """Replace the counters of graph breaks and recompilations by values of another period.
+    """Replace the counters of graph breaks and recompilations, which then count for another period.
 
-    `dynamo` holds these values, with the keys of `environment.dynamo` in `capture.json`.
+    `dynamo` holds the counts of that period, with the keys of `environment.dynamo` in
+    `capture.json`.
     """
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

@@ -35,8 +35,9 @@ class Difference:
         wholes: the mean step of all captures. If both sides have several ranks, the mean step of
             each common rank follows.
         ranges: the ranges, the largest change first; see `RANGES_COMPARED`.
-        operators: the operators and runtime calls; see `OPERATORS_COMPARED`.
-        shapes: the operators by their input shapes; see `SHAPES_COMPARED`; empty without shapes.
+        operators: the operators, and the calls of the device's runtime; see `OPERATORS_COMPARED`.
+        shapes: the operators by their input shapes; empty if no shapes were recorded. See
+            `SHAPES_COMPARED`.
         kernels: the kernels and copies; see `KERNELS_COMPARED`.
         counters: all counters of the step, such as launches, and each counter that differs in a
             range; see `COUNTERS_COMPARED`.
@@ -73,9 +74,10 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     with the same rank of the other side. Captures are read one after the other.
 
     Args:
-        before: a capture, a run, or the path or URL of a capture, a trace, or a run's folder.
-        after: the same, after the change.
-        force: whether to compare the sides even if a comparison would mislead.
+        before: the side before the change: a capture, a run, or the path or URL of a capture, a
+            trace, or a run's folder.
+        after: the side after the change, in one of the same forms.
+        force: compare the sides even if the comparison would mislead.
 
     Cost: about as much as reading all captures and making their operator tables.
 

@@ -77,8 +77,8 @@ class Condition(NamedTuple):
         name: the counter, or a time.
         operator: ">", ">=", "<" or "<=".
         value: the limit. If `kind` is "percent", it is a share of the value before the change.
-        kind: the quantity that is compared with the limit: the value after the change, its
-            difference from the value before, or this difference in percent.
+        kind: what is compared with the limit: the value after the change, its difference from the
+            value before, or this difference as a share of the value before.
     """
 
     text: str
@@ -146,9 +146,9 @@ class Side:
 def side(windows: Iterable[Views]) -> Side:
     """Return the counters and times of the windows of one side.
 
-    Only training windows are used, or the windows of other phases if there are none. Among these,
-    only the windows of the lowest rank are used, because the times of several ranks in one window
-    are not independent.
+    Only training windows are used. If there are none, the windows of other phases are used. Among
+    these, only the windows of the lowest rank are used, because the times of several ranks in one
+    window are not independent.
     """
     found: dict[tuple[bool, int], list[tuple[Counters, int, dict[str, dict[str, int]]]]] = {}
     for window in windows:

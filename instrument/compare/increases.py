@@ -33,7 +33,7 @@ class Call(NamedTuple):
     """An outermost operator that a counter counts, or that contains counted events.
 
     Attributes:
-        name: the name of the operator; if no operator is around the counted event, its own name.
+        name: the name of the operator, or of the counted event if no operator is around it.
         before, after: the number of calls per step in the operator's range. `before` is None if it
             is not known.
         event: the position of the first call among the events.
@@ -60,10 +60,11 @@ def increased_ranges(before: Counters, after: Counters, counter: str) -> list[In
 def calls_behind(
     counter: str, occurred: Occurred, before: Counters | None, after: Counters, path: str | None
 ) -> list[Call]:
-    """The calls behind a counter in a range, or in the whole step if `path` is None.
+    """The calls that a counter counts in a range, or in the whole step if `path` is None.
 
-    If a step has more of some calls than before, only these are returned. Otherwise, and if
-    `before` is None, all calls are returned. The call that adds most to the counter comes first.
+    Only the calls that are more frequent per step than in `before`, or whose number in `before` is
+    not known, are returned. If there are none, or if `before` is None, all calls are returned. The
+    call that adds most to the counter comes first.
     """
     found = occurred.of(counter)
     if found is None:
@@ -92,10 +93,11 @@ def calls_behind(
 
 
 def stack_of(views: Views, event: int) -> list[str]:
-    """The user's frames around an event, the innermost first, such as "model.py:31 in forward".
+    """The Python frames of the user's code around an event, the innermost first.
 
-    The result is empty if the trace holds no Python frames around the event. For example, the
-    backward pass runs on a thread without Python frames.
+    A frame is a text such as "model.py:31 in forward". The result is empty if the trace holds no
+    Python frames around the event. For example, the backward pass runs on a thread without Python
+    frames.
     """
     events, frames = views.events, views.links.frames
     at = np.array([event])

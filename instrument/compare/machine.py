@@ -27,7 +27,7 @@ _BUSY = (0, 1, 2, 5, 6, 7)
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """The state of the machine during one run; None if the machine does not offer a value.
+    """The state of the machine during one run. A value is None if the machine does not offer it.
 
     Attributes:
         foreign_cpus: how many CPUs other programs used, on average.
@@ -96,7 +96,7 @@ def _sample() -> _Sample:
 
 
 def _numbers(paths: Iterable[Path]) -> list[float]:
-    """The numbers in files that hold one number each, without files that cannot be read."""
+    """Read files that hold one number each; files that cannot be read are skipped."""
     found = []
     for path in paths:
         with suppress(OSError, ValueError):

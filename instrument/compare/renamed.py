@@ -2,10 +2,11 @@
 
 Ranges with equal paths match. If two ranges match, the ranges of equal names directly inside them
 match too. Any other range matches the range with the most similar contents. The contents of a range
-are the operators and ranges inside it, with their numbers of calls per step. The similarity of two
-ranges compares, for each name, the number of calls on both sides: it is the sum of the smaller
-numbers divided by the sum of the larger numbers. It must be at least three quarters. If several
-ranges are equally similar, a range with the same name is preferred, then the first range.
+are the operators and ranges inside it, with their numbers of calls per step. To compare two ranges,
+take for each name the smaller and the larger of its two numbers of calls. The similarity is the sum
+of the smaller numbers, divided by the sum of the larger numbers. It must be at least three
+quarters. If several ranges are equally similar, a range with the same name is preferred, then the
+first range.
 
 Limits: a range without contents can match only through the range around it. On each side, only the
 first 300 ranges without an equal path are matched. Contents more than 200 levels below a range are
@@ -58,7 +59,7 @@ def _left_over(totals: Totals, other: Totals) -> list[str]:
 
 
 def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:
-    """The path whose contents are most similar to `calls`; None if no similarity is sufficient."""
+    """The path whose contents are most similar to `calls`; None if none is similar enough."""
     scores = {path: _likeness(calls, other) for path, other in others.items()}
     order = sorted(scores, key=lambda path: (-scores[path], path not in preferred))
     return order[0] if order and scores[order[0]] >= _ALIKE else None

@@ -29,24 +29,26 @@ def _compared(status: str, keys: Mapping[str, str], quantities: Mapping[str, str
 
 _CALLS = {"calls": "the number of calls"}
 _OF_OPERATORS = _CALLS | {
-    "self_cpu_ns": "CPU time without the calls inside",
+    "self_cpu_ns": "CPU time of the calls, without the calls inside them",
     "self_device_ns": "device time of the work that the calls themselves launched",
-    "self_cpu_bytes": "CPU memory allocated, minus CPU memory freed, without the calls inside",
+    "self_cpu_bytes": "CPU memory allocated, minus CPU memory freed, without the calls inside them",
     "self_device_bytes": "device memory allocated, minus device memory freed, without the calls "
-    "inside",
-    "flops": "floating-point operations, without the calls inside",
+    "inside them",
+    "flops": "floating-point operations, without the calls inside them",
 }
 _OF_RANGES = _CALLS | {
-    "step_ns": "the part of the step's time that counts for this range, without the ranges inside",
-    "self_cpu_ns": "CPU time of the range and its backward, without the ranges inside",
+    "step_ns": "the part of the step's time that counts for this range, without the ranges inside "
+    "it",
+    "self_cpu_ns": "CPU time of the range and its backward, without the ranges inside it",
     "self_device_ns": "device time of the work that the range and its backward launched, without "
-    "the ranges inside",
-    "flops": "floating-point operations of the range and its backward, without the ranges inside",
+    "the ranges inside it",
+    "flops": "floating-point operations of the range and its backward, without the ranges inside "
+    "it",
 }
 _OF_KERNELS = _CALLS | {
     "device_ns": "device time",
     "launch_ns": "CPU time of the calls that launched the kernel; None for copies",
-    "bytes": "bytes moved; None for kernels",
+    "bytes": "the bytes that the copies moved; None for kernels",
 }
 RANGES_COMPARED = _compared(
     _STATUS_OF_RANGES,
@@ -62,7 +64,10 @@ SHAPES_COMPARED = _compared(
 )
 KERNELS_COMPARED = _compared(
     _STATUS,
-    {"name": "the kernel, copy or memset", "kind": "kernel, communication, or copy (also memset)"},
+    {
+        "name": "the kernel, copy or memset",
+        "kind": "kernel, communication or copy; a memset is a copy",
+    },
     _OF_KERNELS,
 )
 
@@ -73,7 +78,7 @@ COUNTERS_COMPARED: Schema = schema(
     before="the counter's value in a mean step before the change. For peak_bytes, the highest "
     "value of all steps; for graph_breaks and recompilations, the sum over the windows. None if it "
     "is not known",
-    after="the same after the change",
+    after="the same value after the change",
     change="`after` minus `before`; None if one of them is not known",
 )
 
@@ -154,9 +159,10 @@ _Row = dict[str, Any]
 def _aligned(
     before: Totals, old: Rows, after: Totals, new: Rows
 ) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
-    """The keys of both sides, and for each key the quantities of a mean step on each side.
+    """Return the keys of both sides, and for each side the quantities of a mean step by key.
 
-    A side that does not have the key has None.
+    The quantities of both sides are lists in the order of the keys. A side without a key has None
+    there.
     """
     keys = [*(old | new)]
     sides = []
@@ -173,7 +179,7 @@ def _mean(row: Quantities, steps: int) -> _Row:
 
 
 def _divided(name: str, total: int, steps: int) -> float:
-    """A total divided by the number of steps; only times and bytes are rounded to integers."""
+    """A total divided by the number of steps. Times and bytes are rounded to integers."""
     if name.endswith(("_ns", "bytes")) or total % steps == 0:
         return (2 * total + steps) // (2 * steps)
     return total / steps

@@ -42,10 +42,10 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the record of a run below a folder: from its windows, else from its timings file.
+    """Read the record of the run in a folder: from its windows or, without any, its timings file.
 
-    Only training windows of the lowest rank with at least two steps count. Cost: all traces below
-    the folder are read.
+    Only the training windows of the lowest rank count, if they have at least two steps. Cost: all
+    traces below the folder are read.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.

@@ -30,7 +30,7 @@ class Side:
         totals: the sums for each phase and rank, over all windows.
         conditions: the conditions of each phase.
         notes: a sentence for each capture that could not be read.
-        private: the words of the captures that a redacted report hides.
+        private: the words in these captures that a redacted report must hide.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Side:
 def load(given: Comparable) -> Side:
     """Load and sum the captures of one side, one after the other.
 
-    A capture that cannot be read is left out, with a note.
+    A capture that cannot be read is left out, and `notes` says so.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -116,7 +116,7 @@ def common_phase(before: Side, after: Side) -> str:
 
 
 def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:
-    """Yield sentences about left-out captures and phases, and about different numbers of ranks."""
+    """Yield sentences on left-out captures and phases, and on numbers of ranks that differ."""
     yield from before.notes
     yield from after.notes
     phases = sorted({*before.conditions, *after.conditions} - {phase})

@@ -14,11 +14,12 @@ because the order of each block is drawn at random. For up to 17 blocks, all 2**
 are counted; for more blocks, 10,000 random patterns. The test uses ranks, so one disturbed block
 has a limited effect.
 
-Several quantities are compared at once: the step and its ranges. A pattern gives a block the same
-sign for all quantities. The statistic of each quantity is compared with the largest statistic of
-all quantities (Westfall and Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons
-of a program with itself, at most 5 report any change. Without ties, all quantities have the same
-ranks, so each has the same chance of the largest statistic.
+Several quantities are compared at once: the step and its ranges. A pattern changes the sign of a
+block for all quantities together. The statistic of each quantity is compared with the largest
+statistic that any quantity has in each pattern (Westfall and Young, Resampling-Based Multiple
+Testing, 1993). So of 100 comparisons of a program with itself, at most 5 report any change. For
+each quantity, the blocks have the ranks 1 to n (equal values get different ranks), so each quantity
+has the same chance of the largest statistic.
 
 The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
 interval inverts the test: it contains the changes that the test would not reject. In 95 % of
@@ -56,11 +57,11 @@ class Change:
     """The change of one quantity from A to B, as a share: 0.05 is 5 % more in B.
 
     Attributes:
-        share: the estimate.
+        share: the estimate of the change.
         low, high: the 95 % interval, which holds for all quantities together; None if there are too
             few blocks for an interval.
-        p_value: the probability that at least one quantity shows a change this clear, if A and B do
-            not differ.
+        p_value: the probability that at least one quantity shows a change at least as clear as this
+            one, if A and B do not differ.
     """
 
     share: float
@@ -107,10 +108,10 @@ def changes(log_ratios: Floats) -> list[Change]:
 def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
     """Estimate how many more blocks an undecided change needs for a verdict.
 
-    There is a verdict if the interval does not contain 0, or if it lies within ± `margin`. Its
-    width shrinks with the square root of the number of blocks. The result is the number of blocks
-    after which the first of the two conditions holds. It assumes that the estimate of the change
-    stays the same, so it is rough.
+    There is a verdict if the interval does not contain 0, or if it lies within ± `margin`. The
+    width of the interval shrinks with the square root of the number of blocks. The result is the
+    number of blocks after which the first of the two conditions holds. It assumes that the estimate
+    of the change stays the same, so it is rough.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -121,7 +122,7 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
 
 
 def least_blocks(quantities: int) -> int:
-    """The fewest blocks with which a change in one of this many quantities can be significant.
+    """The fewest blocks with which one of this many quantities can have a significant change.
 
     The clearest result of n blocks is that all blocks have the same sign. By chance, this happens
     for each quantity in 2 of 2**n patterns.
@@ -143,9 +144,10 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """For each value of the statistic of `is_higher`: the number of orders that give this value.
+    """Return, for each value of the statistic of `is_higher`, how many orders give this value.
 
-    An order is one of two samples of the sizes `low` and `high`. If the largest value belongs to
+    `low` and `high` are the sizes of two samples. An order says, for the values of both samples
+    from the lowest to the highest, to which sample each belongs. If the highest value belongs to
     the second sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the
     square of the product of the sizes.
     """
@@ -165,7 +167,7 @@ def _orders(low: int, high: int) -> list[int]:
 
 
 def _signs(blocks: int) -> Floats:
-    """Patterns of signs for the blocks, one in each row; the first row leaves all signs unchanged.
+    """Make patterns of signs, one in each row. The first row leaves all signs unchanged.
 
     A pattern and its opposite give the same absolute statistic, so one of the two is enough.
     """

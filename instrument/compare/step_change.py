@@ -87,7 +87,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
         rank: the rank of both sides; None if they hold several ranks.
         before: the sums before the change.
         after: the sums after the change.
-        paths: the new path of each renamed range.
+        paths: the new path of each renamed range, by its old path.
     """
     old, new = mean_parts(before), mean_parts(after)
     old = {(paths.get(path, path), kind): ns for (path, kind), ns in old.items()}
@@ -115,10 +115,10 @@ def mean_parts(totals: Totals) -> _Parts:
 
 
 def divided(values: Sequence[int], divisor: int, whole: int) -> list[int]:
-    """Divide integers so that the quotients are integers that sum to `whole`.
+    """Divide integers by `divisor` so that the quotients are integers that sum to `whole`.
 
     All quotients are rounded down; those with the largest remainders are then increased by 1.
-    `whole` must be the quotient of the sum of the values, rounded up or down.
+    `whole` must be the sum of the values divided by `divisor`, rounded up or down.
     """
     found = [value // divisor for value in values]
     order = sorted(range(len(values)), key=lambda k: -(values[k] % divisor))

@@ -68,8 +68,9 @@ _NO_RANGE, _NO_LAUNCH, _ON_CPU = -1, -2, -3
 class _Layer(NamedTuple):
     """Intervals of one kind of time. They do not overlap, and are sorted by start.
 
-    `code` holds the range of each interval, as an index into the paths of the ranges or one of the
-    negative codes above. For the layer of `_engine`, it holds the thread.
+    `code` holds the range of each interval, as an index into the paths of the ranges, or as one of
+    the negative codes `_NO_RANGE`, `_NO_LAUNCH` and `_ON_CPU`. In the layer that `_engine` returns,
+    it holds the thread of each interval.
     """
 
     kind: int
@@ -158,7 +159,7 @@ def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
 
 
 def _segments(capture: Views, span: Measured) -> _Segments:
-    """Cut the steps into segments; within a segment, nothing starts or ends."""
+    """Cut the steps into segments in which the range and the kind of time do not change."""
     links = capture.links
     layers = _device_layers(capture) if len(capture.work.event) else [_cpu_communication(links)]
     waits, loaders = _waits(capture)
@@ -206,8 +207,8 @@ def _cuts(
 ) -> tuple[Ints, Ints]:
     """Cut the steps into segments with one range and one kind of time each.
 
-    `differs` marks the nodes that have another range or another kind of time than their parent.
-    Other nodes need no cut. Returns the starts and the durations of the segments in ns.
+    `differs` marks the nodes whose range or kind of time is not that of their parent. Other nodes
+    need no cut. Returns the starts and the durations of the segments in ns.
     """
     tree = links.call_tree
     threads = np.append(np.unique(layers[-1].code), _thread(links))
@@ -222,7 +223,7 @@ def _cuts(
 
 
 def _device_layers(capture: Views) -> list[_Layer]:
-    """The device work, with the path of the range that launched it; a layer for each kind."""
+    """Return one layer for each kind of device work, with the range that launched each event."""
     work, (_, launcher) = capture.work, capture.links.launched
     path = np.where(launcher >= 0, range_codes(capture, work.event), _NO_LAUNCH)
     layers = []
@@ -237,13 +238,13 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Communication on the CPU. It counts for the range that the CPU is in at the same time."""
+    """Return the communication on the CPU; it counts for the range that the CPU is in then."""
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
 
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
-    """The waits for data, and the names of the loaders.
+    """Return the layer of the waits for data, and the names of the loaders.
 
     The name of a loader is used as a range for its waits outside of all ranges. The codes of these
     names follow the codes of the paths.
@@ -257,7 +258,7 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 
 
 def _launches(capture: Views, span: Measured) -> list[_Layer]:
-    """The calls that launch work, and the delays until the work begins on an idle device."""
+    """Return two layers: calls that launch work, and delays until an idle device begins it."""
     events, links, work = capture.events, capture.links, capture.work
     if not len(work.event):
         return []
@@ -277,14 +278,14 @@ def _launches(capture: Views, span: Measured) -> list[_Layer]:
 
 
 def _engine(links: Links) -> _Layer:
-    """The backward nodes, with the thread of each."""
+    """Return the layer of the backward nodes, with the thread of each node."""
     nodes, backward = links.scopes.nodes, links.scopes.backward
     thread = nodes.thread[backward].astype(np.int64)
     return _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], thread)
 
 
 def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
-    """A layer of intervals that may overlap. Where they do, the one that began first counts."""
+    """Make a layer of intervals. Where several overlap, only the one that began first counts."""
     order = np.argsort(start_ns, kind="stable")
     start_ns, end_ns, code = start_ns[order], end_ns[order], code[order]
     until = np.maximum.accumulate(end_ns)
@@ -294,7 +295,7 @@ def _disjoint(kind: int, start_ns: Ints, end_ns: Ints, code: Ints) -> _Layer:
 
 
 def _thread(links: Links) -> int:
-    """The thread that most steps run on; without steps, the thread with the most CPU events."""
+    """The thread on which most steps run; without steps, the thread with the most CPU events."""
     thread = links.events.thread[links.steps]
     if not len(thread):
         thread = links.call_tree.thread

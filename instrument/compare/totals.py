@@ -67,11 +67,12 @@ class Totals:
         parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
         ranges: the quantities of each range, by its path.
         operators: the quantities of each operator and each call of the device's runtime, by name.
-        shapes: the quantities of operators by name and input shapes; empty without shapes.
+        shapes: the quantities of operators by name and input shapes; empty if no shapes were
+            recorded.
         kernels: the quantities of kernels and copies, by name and kind.
         contents: the direct contents of each range, by its path.
-        counters: the counters of each range, by its path. A range includes the ranges inside it.
-            The key None holds the counters of whole steps. See `instrument.compare.counters`.
+        counters: the counters of each range, by its path. They include the ranges inside it. The
+            key None holds the counters of whole steps. See `instrument.compare.counters`.
         counted_steps: the number of steps that the counters count.
     """
 
@@ -146,7 +147,7 @@ def _add_rows(one: Rows, other: Rows) -> Rows:
 
 
 def plus(one: Mapping[str, int | None], other: Mapping[str, int | None]) -> Quantities:
-    """Add quantities by name. If only one side knows a quantity, its value is used."""
+    """Add the quantities of two rows by name. A quantity that only one row knows is kept."""
     found: Quantities = {}
     for name in {**one, **other}:
         pair = [each for each in (one.get(name), other.get(name)) if each is not None]
@@ -164,7 +165,7 @@ def _add_contents(
 
 
 def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
-    """Add the contents of a range to those of other captures."""
+    """Add the contents of a range to those that it has in other captures."""
     calls = dict(contents.calls)
     for name, number in (found[path].calls if path in found else {}).items():
         calls[name] = calls.get(name, 0) + number

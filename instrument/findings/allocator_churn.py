@@ -1,10 +1,11 @@
-"""`allocator-churn`: memory of the device is allocated and freed by the driver in every step.
+"""`allocator-churn`: the driver allocates and frees device memory again and again.
 
 torch keeps freed memory and uses it again, so after the first steps a program hardly calls
 cudaMalloc or cudaFree. The check looks for such calls in all finished steps except the first. Calls
 of HIP and of the driver count too, and so do allocations of pinned memory on threads that launch
-work. There is a finding if these calls take 2 % of the steps, and occur in at least two steps.
-cudaFree also waits for the device.
+work. cudaFree also waits for the device. There is a finding if these calls take at least 2 % of the
+time of the steps and occur in at least two steps, unless the simulation without them saves less
+than 1 % of the step.
 
 The trace does not show why the allocator freed memory. Causes can be torch.cuda.empty_cache(),
 sizes that change from step to step, or too little memory.
@@ -45,7 +46,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if time.what != "step" or time.count < _LEAST_STEPS:
         raise NotRecorded(
             "Allocations by the driver were not checked: the trace has too few finished steps to "
-            "tell first allocations from repeated ones. Record at least 3 steps."
+            "distinguish repeated allocations from first ones. Record at least 3 steps."
         )
     if len(np.unique(step)) < _LEAST_STEPS:
         return
@@ -55,7 +56,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     path, source = common_place(capture, calls)
     yield Finding(
         code="allocator-churn",
-        title=f"The driver allocates and frees memory for {percent(share)} of the step: "
+        title=f"The driver takes {percent(share)} of the step to allocate and free memory: "
         f"{len(calls) / time.count:,.0f} calls a step",
         change="Remove torch.cuda.empty_cache() from the loop; if the sizes of tensors change, set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True or pad them; if memory is short, use a "

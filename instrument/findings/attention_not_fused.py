@@ -1,17 +1,19 @@
-"""`attention-not-fused`: attention is computed as matrix product, softmax, matrix product.
+"""`attention-not-fused`: attention is computed as a matrix product, a softmax and a matrix product.
 
 The check looks for each softmax between two batched matrix products on the same thread, outside
 `scaled_dot_product_attention`. At most 12 other operators (scaling, mask, dropout, reshaping) may
-run on each side between the softmax and the product. If shapes were recorded, they must fit: the
-softmax has the rows and columns of the result of the first product. There is a finding if the
-softmax and these operators take 5 % of the step on the device, or on the CPU if nothing ran on a
-device.
+run between the first product and the softmax, and at most 12 between the softmax and the second
+product. If shapes were recorded, they must fit: the softmax has the rows and columns of the result
+of the first product. There is a finding if the softmax and these operators take at least 5 % of the
+step on the device, or on the CPU if nothing ran on a device. There is none if the simulation saves
+less than 1 % of the step.
 
 The simulation removes these operators, because a fused kernel never writes the matrix of scores to
-memory. The matrix products stay. A fused backward saves more time, which the simulation leaves out.
+memory. The matrix products stay. A fused backward would save more time, but the simulation does not
+change the backward.
 
 The check does not find attention that torch.compile has fused. It cannot tell whether a fused
-kernel supports the mask, or a change of the scores.
+kernel supports the mask of the program, or other operators on the scores.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, input_shapes, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
+from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -58,7 +61,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="attention-not-fused",
         title=f"{percent(share)} of the {time.what} is softmax and the other operators between the "
-        f"two matrix products of attention: {count:,.0f} a {time.what}",
+        f"two matrix products of attention: {counted(round(count), 'softmax call')} a "
+        f"{time.what}",
         change="Use torch.nn.functional.scaled_dot_product_attention(query, key, value, "
         "attn_mask=mask, is_causal=...) instead of the two products and the softmax.",
         verify=show_command(capture, "--ops"),
@@ -72,7 +76,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _attention(capture: Views) -> tuple[Ints, Ints]:
-    """The softmax of each attention, and all operators between its products, as nodes.
+    """Return the softmax of each attention, and all operators between the products, as nodes.
 
     The products and the softmax are direct children of one node, at any depth of the call tree.
     """
@@ -115,7 +119,8 @@ def _is_softmax(name: str) -> bool:
 def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
     """Whether the shapes are those of attention; True if they were not recorded.
 
-    The first product makes a matrix of scores with rows and columns, and the last one reads it.
+    The first product returns a matrix of scores, the softmax keeps its shape, and the second
+    product reads it.
     """
     factors, scores, others = (_matrices(events, each) for each in (first, softmax, last))
     if len(factors) < 2 or not scores or not others:
@@ -127,7 +132,7 @@ def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
 
 
 def _matrices(events: Events, event: int) -> list[list[int]]:
-    """The shapes of an operator's inputs that have at least three dimensions."""
+    """Return the shapes of those inputs of an operator that have at least three dimensions."""
     return [shape for shape in input_shapes(events, event) if shape is not None and len(shape) > 2]
 
 

@@ -1,9 +1,9 @@
 """The operators that make a node of the autograd graph, and the nodes that a backward runs.
 
-While gradients are recorded, torch writes a number on every operator: the number that the next node
-of the thread will get. It does so even if the operator makes no node. So several operators in a row
-can have the same number. If the next operator of the thread has a higher number, the last of them
-made the node. The event of the backward node has the same number.
+While gradients are recorded, torch writes a number into the event of every operator: the number
+that the next node of the thread will get. It does so even if the operator makes no node. So several
+operators in a row can have the same number. If the next operator of the thread has a higher number,
+the last operator in the row made the node. The event of the backward node has the same number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def ran(capture: Views) -> Ints:
 
 
 def _numbered(capture: Views) -> Ints:
-    """The operators outside of backward nodes that have a number, by thread, then by start."""
+    """The numbered operators outside of backward nodes, sorted by thread, then by start."""
     links = capture.links
     tree, scopes = links.call_tree, links.scopes
     node_above = np.append(scopes.nodes.nearest(scopes.backward), -1)

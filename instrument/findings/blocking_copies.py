@@ -1,13 +1,14 @@
-"""`blocking-copies`: the CPU waits for copies to the device, which meanwhile computes nothing.
+"""`blocking-copies`: the CPU waits for copies to the device while the device computes nothing.
 
 The check looks at copies from the CPU to a device: the calls that launch them, and the calls inside
 the same operator that wait for them, such as cudaStreamSynchronize inside aten::to. It measures the
-CPU time of these calls during which no kernel runs. There is a finding if this time is 2 % of the
-step. Many programs spend 1 % of the step this way, and can save little.
+CPU time of these calls during which no kernel runs. There is a finding if this time is at least 2 %
+of the time of the steps, unless the simulation saves less than 1 %. Many programs spend 1 % of the
+step this way, and can save little.
 
 There are two causes. The driver copies pageable memory in pieces through a buffer of its own, and
 the call returns only after the last piece is copied. And torch waits for the copy if `non_blocking`
-is not set. The simulation lets these calls return at once, and the copies run entirely beside the
+is not set. In the simulation, these calls return at once, and the copies overlap with the
 computation.
 
 The check cannot see whether a kernel needs the copied data at once. If one does, overlap saves
@@ -73,8 +74,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     memory = "from pageable memory " if pageable else ""
     yield Finding(
         code="blocking-copies",
-        title=f"The CPU waits for copies {memory}to the device; meanwhile the device computes "
-        f"nothing, for {percent(share)} of the {time.what}",
+        title=f"For {percent(share)} of the {time.what}, the CPU waits for copies {memory}to the "
+        "device, and the device computes nothing",
         change=(
             "Copy from pinned memory without waiting: DataLoader(..., pin_memory=True), then "
             "batch.to(device, non_blocking=True)."
@@ -93,7 +94,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
-    """Which copies block the CPU, and the calls that wait for them.
+    """Return a mask of the copies that block the CPU, and the calls that wait for them.
 
     A copy blocks in two cases: its call returns after the copy has ended, or another call inside
     the same operator waits for the device.
@@ -110,7 +111,7 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
 
 
 def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
-    """Rows of evidence: first the copies by name with their sizes, then the calls by name."""
+    """Make a row of evidence for each name: first those of the copies, then those of the calls."""
     events, work = capture.events, capture.work
     call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))
     moved = moved_bytes(events, copies, np.array([call_of[k] for k in copies.tolist()], np.int64))

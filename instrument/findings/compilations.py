@@ -1,4 +1,4 @@
-"""The compilations of torch.compile inside a window: when it compiles, and which frames."""
+"""Find when torch.compile compiles in a window, and which frames it compiles again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def compilations(capture: Views) -> Ints:
 
 
 def frames_compiled_again(capture: Views) -> Ints:
-    """The positions of torch's notes that a frame is compiled again, because a guard has failed."""
+    """Find the events, as positions, in which a frame is compiled again after a failed guard."""
     events = capture.events
 
     def is_again(name: str) -> bool:

@@ -10,9 +10,10 @@ The cost of the bias is visible only if the bias has operators of its own. With 
 addition in the forward, a sum in the backward, and the node that accumulates the sum. Some
 convolutions on the CPU have only the last two, because they start with the bias instead of zeros.
 MKL-DNN adds and sums inside the convolution, so the trace shows no cost. There is a finding if
-these operators take 1 % of the steps, and the simulation without them saves 0.5 %.
+these operators take at least 1 % of the time of the steps, unless the simulation without them saves
+less than 0.5 %.
 
-Not found: compiled models; norms other than `torch.nn.BatchNorm`.
+The check finds no biases in compiled models, and none before norms other than batch norm.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _SUM = "aten::sum"
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if biases before a batch norm take 1 % of the steps."""
+    """Yield one finding if biases before a batch norm take at least 1 % of the steps."""
     events = capture.events
     if not (events.shapes >= 0).any():
         raise NotRecorded("The trace has no input shapes: record with profiler.record_shapes=true.")
@@ -139,7 +140,7 @@ def _output(shapes: list[list[int] | None], values: list[Any]) -> list[int] | No
 
 
 def _numbers(value: Any) -> list[int]:
-    """The numbers of a list or of a text such as "[1, 1]".
+    """Return the numbers in a list, or in a text such as "[1, 1]".
 
     Raises:
         ValueError: the value is anything else, such as "same".
@@ -183,7 +184,8 @@ def _bias_work(capture: Views, convolutions: Ints) -> Ints:
 def _accumulations(capture: Views, nodes: Ints) -> Ints:
     """The nodes that accumulate the gradient of a bias, right after the backward of a convolution.
 
-    Their gradient has one dimension. The gradient of the weight has more.
+    The gradient of a bias has one dimension. The gradient of a weight has more, so its node is left
+    out.
     """
     events, tree = capture.events, capture.links.call_tree
     is_node = np.append(is_backward(events)[tree.index], False)

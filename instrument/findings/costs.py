@@ -1,4 +1,4 @@
-"""The cost of calls: the time of their device work; their CPU time if the trace has none."""
+"""The cost of calls: the time of the device work that they launched, or else their CPU time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
 def evidence_of_nodes(
     capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name of the calls, the name with the highest cost first."""
+    """Make one row of evidence for all calls of a name, the row with the highest cost first."""
     events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
     text = ", ".join(filter(None, [what, detail]))

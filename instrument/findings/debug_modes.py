@@ -1,8 +1,8 @@
-"""Find a debugging mode of torch that was left on: anomaly detection.
+"""Find anomaly detection that was left on: a mode of torch that is meant for debugging.
 
-The check reads `anomaly_mode` in `capture.json`. If this is missing, it looks for the effect of the
-mode: after each backward node, the engine searches the gradients for NaN with `aten::isnan`,
-directly inside the event of the node. The mode has two costs:
+The check reads `anomaly_mode` in `capture.json`. If this key is missing, the check looks for the
+effect of the mode: after each backward node, the engine searches the gradients for NaN with
+`aten::isnan`, directly inside the event of the node. The mode has two costs:
 
 - In the backward, the engine searches each gradient, and waits for the device each time.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
@@ -11,7 +11,7 @@ directly inside the event of the node. The mode has two costs:
   time of the operators that make no node. The simulation subtracts the estimated time from each
   operator that makes a node.
 
-There is no threshold, because the mode is only meant for the search for errors.
+There is a finding however little time the mode takes, because it is only meant for debugging.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         if recorded is None and not is_backward(capture.events).any():
             raise NotRecorded(
                 "The trace has no backward, so it does not show whether anomaly detection was on: "
-                "record it with a session of this version."
+                "record it with a session of this version of instrument."
             )
         return
     stored, stack_ns = _stacks(capture)
@@ -67,7 +67,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code=CHECK.code,
         title=f"Anomaly detection is on{cost}",
-        change="Call torch.autograd.set_detect_anomaly(False), and leave out "
+        change="Call torch.autograd.set_detect_anomaly(False), and remove "
         "torch.autograd.detect_anomaly().",
         verify=show_command(capture, "--ops", "aten::isnan is gone"),
         share=share if len(search) else None,

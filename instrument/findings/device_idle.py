@@ -1,14 +1,15 @@
-"""`device-idle`: the device does nothing for long, because the CPU is busy with something else.
+"""`device-idle`: the device is idle for long, while the CPU is busy with work other than launching.
 
 The check looks at gaps of at least 1 ms in which no device works. A gap counts from its start until
 the call that launches the next work has returned. The time of the data loader, compilation, garbage
 collection, allocations and the profiler does not count, because other findings cover it. For the
 same reason, a gap does not count if the CPU waits for the device when the gap begins. The cause is
 the operator or range in which the launching thread spent most of its own time during the gaps.
-There is a finding if the gaps take 5 % of the step.
+There is a finding if the gaps take at least 5 % of the time of the steps, unless the simulation
+saves less than 1 %.
 
-The simulation removes the calls that end in the gaps and launch nothing. The saving is unknown if
-most of the time lies in calls that also launch work, or outside all calls.
+The simulation removes the calls that return during the gaps and launch nothing. The saving is
+unknown if most of the time of the gaps lies in calls that also launch work, or outside all calls.
 
 Without Python frames, the check cannot see what Python code does outside operators and ranges. It
 cannot see other processes for which this process waits.
@@ -48,9 +49,10 @@ _MOST_CAUSES = 5
 
 
 class _Cause(NamedTuple):
-    """What the CPU did in gaps: an operator, a range, or neither.
+    """Where the CPU spent time during the gaps: in an operator, in a range, or in neither.
 
-    `event` is the position of the event with the most time, -1 for time in no event.
+    `event` is the position of the event with the most time in the gaps; -1 if the time is in no
+    event.
     """
 
     name: str
@@ -85,8 +87,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code="device-idle",
         title=f"The device is idle for {percent(share)} of the {time.what} in gaps "
         f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
-        change=f"Shorten {top.name} on the CPU, or run it while the device works: in the workers "
-        "of the DataLoader, in another thread, or after the next launches."
+        change=f"Make {top.name} faster on the CPU, or run it while the device works: in the "
+        "workers of the DataLoader, in another thread, or after the next launches."
         if top.event >= 0
         else "Find this code first: mark it with @profiled or record with "
         "profiler.with_stack=true; then move it into the workers of the DataLoader or after the "
@@ -113,7 +115,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
     """For each gap, the thread that launches the work after it.
 
-    A gap after all work gets the thread with the last launch.
+    For a gap after the last device work, it is the thread of the last launch.
     """
     events = capture.events
     calls = capture.work.call[capture.work.call >= 0]
@@ -123,7 +125,7 @@ def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
 
 
 def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
-    """What the launching threads did during the gaps, sorted by time, the longest first."""
+    """Where the launching threads spent time during the gaps, the longest time first."""
     events, tree = capture.events, capture.links.call_tree
     inside_ns = _inside_ns(capture, gaps)
     own_ns = tree.own(inside_ns)
@@ -172,10 +174,10 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
 
 
 def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
-    """The outermost calls that end in a gap, launch nothing and do not wait for the device.
+    """Find the outermost calls that end in a gap, launch nothing and do not wait for the device.
 
     Only calls on the thread whose launch ends the gap count. The second result is the total time of
-    the calls in the gaps.
+    these calls inside the gaps.
     """
     events, tree = capture.events, capture.links.call_tree
     if not len(gaps.call) or not len(tree):

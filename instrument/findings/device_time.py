@@ -41,12 +41,13 @@ class LaunchGaps:
 
     Attributes:
         start_ns: the start of each gap.
-        queued_ns: when the call that launched the work after the gap returned, but at most the end
-            of the gap. For a gap after all work, it is the end of the gap.
+        queued_ns: when the call that launched the work after the gap returned, or the end of the
+            gap if that is earlier. For a gap after all work, it is the end of the gap.
         call: the CPU call that launched the work after the gap; -1 for a gap after all work.
-        wait_ns: the time from the start to `queued_ns` inside the measured steps, without
-            interruptions that have findings of their own.
-        waiting: the intervals of this time for all gaps, including gaps that `only` left out.
+        wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
+            interruptions that other findings cover.
+        waiting: the intervals that `wait_ns` measures, for all gaps, including gaps that `only`
+            left out.
     """
 
     start_ns: Ints
@@ -67,11 +68,11 @@ class LaunchGaps:
 
 
 def has_device_work(capture: Views, what: str) -> bool:
-    """Whether the trace holds work of a device; False if the run used none.
+    """Whether the trace holds work of a device; False if the run used no device.
 
     Raises:
-        NotRecorded: the machine has a device, and the trace holds no work of it. The message begins
-            with `what`, the subject of the check.
+        NotRecorded: the machine has a device, but the trace holds no work of it. The message begins
+            with `what`, such as "Idle time of the device was".
     """
     if len(capture.work.event):
         return True
@@ -141,8 +142,8 @@ def by_operator(
 ) -> tuple[Evidence, ...]:
     """Make one row of evidence for each operator that contains some of the given calls.
 
-    `time_ns` is a time for each call, and `detail` says what this time is. A call outside all
-    operators has a row with its own name.
+    `time_ns` is a time for each call, and `detail` says what this time is. Calls outside all
+    operators are grouped by their own names.
     """
     operator, _ = callers(capture.links, calls)
     name = np.where(operator >= 0, operator, capture.events.name[calls])
@@ -150,5 +151,5 @@ def by_operator(
 
 
 def glob_of(path: str | None) -> str:
-    """The pattern that matches only the range of this path; "*" without a range."""
+    """The pattern that matches only the range of this path; "*" if the path is None."""
     return "*" if path is None else f"/{escape(path)}"

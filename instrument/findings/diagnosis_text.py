@@ -36,7 +36,7 @@ _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900
 def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     """Return a diagnosis as text of at most 80 columns.
 
-    The lines `verify` may be longer, because a command must stay on one line.
+    The lines that begin with "verify" may be longer, because a command must stay on one line.
 
     Args:
         diagnosis: the diagnosis.
@@ -57,7 +57,7 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
 
 
 def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
-    """Return the first findings as a few lines below tables; "" if there are no findings."""
+    """Return the first findings as text to be printed below tables; "" if there are no findings."""
     if not findings:
         return ""
     of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
@@ -69,7 +69,7 @@ def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
-    """Return what is known of a step without large findings, without a full stop.
+    """Return the sentence for a diagnosis without findings; its full stop is left out.
 
     If device work often began late for an unknown reason, the sentence says so, because the checks
     cannot explain this time.
@@ -203,7 +203,7 @@ def _where(finding: Finding) -> str:
 
 
 def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
-    """The rows of evidence as aligned columns, each with its detail below it."""
+    """The rows of evidence as aligned columns, with the detail of each row below the row."""
     shown = rows[:_SHOWN_EVIDENCE]
     names = [shortened(printable(row.name), _LONGEST_NAME) for row in shown]
     width = max(map(len, names), default=0)
@@ -252,7 +252,7 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
 
 
 def _few(sentences: Sequence[str]) -> str:
-    """The sentences that fit, in order, and the number of sentences that are left out."""
+    """Join the sentences that fit, in order, and say how many are left out."""
     shown: list[str] = []
     for sentence in sentences:
         text = escaped(_cut(sentence))

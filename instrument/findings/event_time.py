@@ -49,7 +49,7 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps that CPU events take, or their device work if that takes more.
+    """The share of the steps that CPU events take, or that of their device work if it is larger.
 
     Overlapping times on several threads or streams count once.
     """

@@ -2,8 +2,9 @@
 
 The check measures the time in the steps in which communication runs and no kernel computes. In a
 trace without device work, it measures collectives of gloo and MPI during which no thread runs an
-operator. There is a finding if this time is 5 % of the step. The simulation removes all
-communication, so the saving is the most that overlap and smaller messages can save.
+operator. There is a finding if this time is at least 5 % of the time of the steps, unless the
+simulation saves less than 1 %. The simulation removes all communication, so overlap and smaller
+messages cannot save more than the saving shown.
 
 The trace of one rank does not show how much of the time is transfer, and how much is waiting for
 slower ranks. The check `stragglers` compares the ranks for this.
@@ -58,7 +59,7 @@ _OTHER_CHANGE = (
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if communication is exposed for a part of the step."""
+    """Yield one finding if communication without computation takes at least 5 % of the steps."""
     time = measured(capture)
     on_device = len(capture.work.event) > 0
     chosen = capture.work.event[capture.work.kind == COMMUNICATION]
@@ -114,10 +115,10 @@ def _change(capture: Views) -> str:
 
 
 def _launches(capture: Views, chosen: Ints) -> Ints:
-    """The communication of which the place in the program is known.
+    """The communication events whose range and source line can be known.
 
-    The place is known if the communication runs on the CPU, or if the call that launched it is in
-    the trace.
+    They can be known for communication on the CPU, and for communication whose launch is in the
+    trace.
     """
     device, node = capture.links.launched
     known = np.isin(chosen, device[node >= 0]) | ~np.isin(chosen, device)
@@ -125,7 +126,7 @@ def _launches(capture: Views, chosen: Ints) -> Ints:
 
 
 def _row(row: Any) -> Evidence:
-    """A row of `capture.collectives` as evidence."""
+    """Return a row of `capture.collectives` as evidence."""
     message = row.largest_message_bytes
     speed = row.largest_message_bus_bytes_per_second
     parts = [

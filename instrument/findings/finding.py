@@ -50,18 +50,18 @@ class Finding:
             finds it has the same name with underscores.
         title: the problem with its number, such as "80 % of the step waits for data".
         change: what to write, as a sentence or a line of PyTorch.
-        verify: a command for this capture, such as `show_command` makes. The same command for a
-            capture of the changed program shows whether the change helped.
+        verify: a shell command for this capture, usually one that `show_command` makes. The same
+            command for a capture of the changed program shows whether the change helped.
         saving: the simulation of the step without the problem; None if it cannot be simulated.
             `saving.saving_ns` is how much shorter a step would be.
         range: the path of the range where the problem is; None if it is in no single range.
         source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
-        share: the share of the step that the title names; None if it names none. For
-            unmarked time, the share in no range and no operator.
-        capture: the name of the capture that holds the evidence, which `diagnose` fills in; None
-            for a comparison of ranks.
+        share: the share of the step that the title names; None if the title names no share. For
+            `unmarked-time`, it is the share in no range and no operator.
+        capture: the name of the capture that holds the evidence; None for a comparison of ranks.
+            `diagnose` sets it.
     """
 
     code: str
@@ -81,7 +81,7 @@ class Check(NamedTuple):
     """A kind of problem and the function that looks for it.
 
     Attributes:
-        code: as in `Finding`.
+        code: the code of the findings, as in `Finding`.
         find: yields the findings of one capture. Its arguments are the capture and the capture's
             scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
     """
@@ -94,7 +94,7 @@ class RanksCheck(NamedTuple):
     """A kind of problem that only shows if the ranks of a window are compared.
 
     Attributes:
-        code: as in `Finding`.
+        code: the code of the findings, as in `Finding`.
         find: yields the findings of one window on all its ranks. It raises `NotRecorded` if the
             captures lack what it needs.
     """
@@ -109,7 +109,8 @@ def show_command(capture: Views, options: str, expected: str = "") -> str:
     Args:
         capture: the capture.
         options: the options of `instrument show`.
-        expected: what the tables of a program without the problem show, as a comment of the shell.
+        expected: what the tables of a program without the problem show; it is added to the command
+            as a shell comment.
     """
     comment = f"  # {expected}" if expected else ""
     return f"instrument show {shlex.quote(str(capture.place))} {options}{comment}"

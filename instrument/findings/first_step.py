@@ -1,15 +1,16 @@
 """Find a first step that is much slower than the others, and why.
 
 The check compares the first finished step of the window with the median of the other steps. There
-must be at least three other steps. There is a finding if the first step takes twice this median and
-at least 10 ms more; a smaller difference does not disturb the measurement.
+must be at least three other steps. There is a finding if the first step takes at least twice this
+median, and at least 10 ms longer. A smaller difference does not disturb the measurement.
 
-The additional time of a part is its time in the first step, minus its median time in the other
-steps. The check first compares the kinds of `capture.interruptions`, such as compilation or the
-loader. The cause is the kind with the most additional time, if this is at least 20 % of the
-additional time of the step. Otherwise, the cause is an operator, a call or a range, by the same
-rule. If cuDNN searches for its fastest algorithms (`torch.backends.cudnn.benchmark` in
-`capture.json`), the time of a convolution counts as this search.
+To find the cause, the check compares additional times: the time that something takes in the first
+step, minus its median time in the other steps. It first compares the kinds of
+`capture.interruptions`, such as compilation or the loader. The cause is the kind with the most
+additional time, if this is at least 20 % of the additional time of the step. Otherwise, the cause
+is an operator, a call or a range, by the same rule. If cuDNN searches for its fastest algorithms
+(`torch.backends.cudnn.benchmark` in `capture.json`), the time of a convolution counts as this
+search.
 
 There is no saving: the simulation leaves the first step out, and in a long run the first step
 hardly matters. But all sums over the steps of the window contain it.
@@ -55,12 +56,12 @@ class _Cause(NamedTuple):
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
-    """Yield one finding if the first step takes twice the median of the others."""
+    """Yield one finding if the first step takes at least twice the median of the others."""
     events, steps = capture.events, capture.links.steps
     if len(steps) < 1 + _LEAST_OTHERS:
         raise NotRecorded(
-            f"The check for a slow first step needs {_LEAST_OTHERS} other finished steps or more, "
-            f"but the trace has {len(steps)} finished steps: record with a larger profiler.active."
+            f"The check for a slow first step needs at least {1 + _LEAST_OTHERS} finished steps, "
+            f"but the trace has {len(steps)}: record with a larger profiler.active."
         )
     took = events.duration_ns[steps]
     others_ns = float(np.median(took[1:]))
@@ -74,7 +75,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     yield Finding(
         code=CHECK.code,
         title=f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
-        f"the others{why}",
+        f"as long as the others{why}",
         change="Record later, so that the window contains only usual steps: profiler.warmup=3, or "
         "profiler.wait. For the cause itself, see the evidence.",
         verify=show_command(capture, "--steps"),
@@ -86,9 +87,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """The kind of interruption with the most additional time; else the operator, call or range.
+    """Return the kind of interruption that takes the most additional time in the first step.
 
-    The result is None if neither explains enough of the additional time.
+    If no kind takes enough of it, return the operator, call or range that takes the most. The
+    result is None if this is not enough either.
     """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
@@ -143,7 +145,7 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """For each group, its time at this rank, from 0, among its sorted times in later steps."""
+        """Sort the times of each group in the later steps, and return those at index `rank`."""
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)
         found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]

@@ -2,8 +2,9 @@
 
 A model that is float64 by accident is common: numpy's arrays are float64, and `torch.from_numpy`
 keeps their type. The check reads the input types of operators (`record_shapes`). An operator counts
-if its first input is a float64 tensor; a number beside a float32 tensor does not count. The finding
-needs 10 % of the steps in such operators.
+if its first input is a float64 tensor; a number beside a float32 tensor does not count. There is a
+finding if such operators take at least 10 % of the time of the steps, unless the simulation saves
+less than 3 %.
 
 The simulation lets these operators take half the time: float32 has half the bytes, and twice as
 many numbers fit into a register of the CPU. Operators on a few numbers save less than that.
@@ -36,7 +37,7 @@ _FLOAT64 = "double"  # torch's word for it in a trace
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if float64 takes 10 % of the steps."""
+    """Yield one finding if operators in float64 take at least 10 % of the steps."""
     if len(capture.work.event):
         return
     if not (capture.events.types >= 0).any():

@@ -5,11 +5,13 @@ experimental option `record_python_gc_info`. Without these events, it reads the 
 `capture.json`, which shows how long the collector ran in the window, but not when.
 
 The collector visits every object that can be part of a cycle, and all threads wait for it. There is
-a finding if it takes 2 % of the time. In usual training, it takes well under 1 %, because a step
-keeps few new objects, and Python starts a full collection only after many new objects.
+a finding if the collector takes at least 2 % of the time of the steps, or of the window if the
+trace has no such events. In usual training, it takes well under 1 %, because a step keeps few new
+objects, and Python starts a full collection only after many new objects.
 
-Not found: why the collector ran. If the trace has Python frames, the finding distinguishes
-collections that the program started with `gc.collect()` from those that Python started.
+The check cannot see why the collector ran. If the trace has Python frames, the finding
+distinguishes collections that the program started with `gc.collect()` from those that Python
+started.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _RECORD = "profiler.with_stack=true profiler.experimental_config={record_python_
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if collections take 2 % of the steps, or of the window."""
+    """Yield one finding if collections take at least 2 % of the steps, or of the window."""
     events = capture.events
     collections = np.flatnonzero(events.among(PYTHON) & events.named(_EVENT.__eq__))
     if len(collections):
@@ -76,7 +78,7 @@ def _from_window(capture: Views) -> Iterator[Finding]:
     if known is None or known.total_ns is None:
         raise NotRecorded(
             "The capture does not show how long Python's garbage collector ran: record it with a "
-            f"session of this version, or with {_RECORD}."
+            f"session of this version of instrument, or with {_RECORD}."
         )
     steps = capture.links.steps
     events = capture.events
@@ -114,7 +116,7 @@ def _change(called: bool | None) -> str:
     )
     if called is None:
         return f"{seldom} If the step itself calls gc.collect(), remove this call."
-    return "Leave gc.collect() out of the step." if called else seldom
+    return "Do not call gc.collect() in the steps." if called else seldom
 
 
 CHECK = Check("garbage-collection", find)

@@ -4,9 +4,9 @@ The check reads the graph breaks that torch.compile counted in the window, with 
 `capture.json`. torch counts a break when it compiles. So breaks of a compilation before the window
 are not found.
 
-There is no threshold. A break ends a compiled graph: the code between two graphs runs in Python,
-and no kernel is fused from both graphs. No saving is simulated, because a trace does not show how
-long a single graph would take.
+One break is enough for a finding. A break ends a compiled graph: the code between two graphs runs
+in Python, and no kernel is fused from operators of both graphs. No saving is simulated, because a
+trace does not show how long a single graph would take.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     breaks = None if dynamo is None else dynamo.graph_breaks
     if breaks is None and _is_compiled(capture):
         raise NotRecorded(
-            "The capture does not count graph breaks: record it with a session of this version."
+            "The capture does not count graph breaks: record it with a session of this version of "
+            "instrument."
         )
     if not breaks:
         return

@@ -9,9 +9,10 @@ the device work that it launches. Hooks of torch itself, such as those of FSDP, 
 `hooks` in `capture.json` is the number of hooks. If it is 0, the check finds nothing, and needs no
 Python frames.
 
-Not found: hooks in a backward on the engine's own threads, because torch records no frames there;
-hooks of modules whose `forward` was replaced by a function of another name; the calls that torch
-makes only because a module has hooks, a few µs each.
+There is a finding if hooks take at least 2 % of the time of the steps. The check cannot see hooks
+in a backward on the engine's own threads, because torch records no frames there. It cannot see
+hooks of modules whose `forward` was replaced by a function of another name. It leaves out the calls
+that torch makes only because a module has hooks, which take a few µs each.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BACKWARD = re.compile(
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if hooks take 2 % of the step."""
+    """Yield one finding if hooks take at least 2 % of the steps."""
     count = _count(capture)
     if count == 0:
         return
@@ -85,7 +86,7 @@ def _count(capture: Views) -> int | None:
 
 
 def _calls(capture: Views) -> Ints:
-    """The frames of hooks; a hook that another hook calls is part of the other hook."""
+    """The frames of hooks. The frame of a hook that another hook calls is left out."""
     events, frames = capture.events, capture.links.frames
     is_forward = events.named(lambda name: name.endswith(_FORWARD))[frames.index]
     has_forward = np.zeros(len(frames) + 1, np.bool_)

@@ -1,16 +1,17 @@
 """`layout-and-casts`: copies that only change the layout or the type of tensors take time.
 
-The check looks for three kinds of work. There is a finding for each kind that takes the given share
-of the step:
+The check looks for three kinds of work. There is a finding for each kind that takes at least the
+given share of the step, unless the simulation saves less than 1 %:
 
 - Layout, 5 %: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
   convolution.
-- Casts, 10 %: calls of `aten::to` and `aten::_to_copy` that copy within the device; in a trace
-  without device work, on the CPU.
+- Casts, 10 %: calls of `aten::to` and `aten::_to_copy` that copy within the device, or within the
+  CPU in a trace without device work.
 - Copies, 10 %: calls of `aten::contiguous` and `aten::clone` that copy.
 
 Some casts and copies are needed, and healthy programs spend up to 6 % of the step in each kind.
-Work of the data loader does not count. The simulation removes this work.
+Work of the data loader does not count. The simulation removes the kernels, casts or copies that
+count.
 
 The check cannot see which of the copies are needed, or conversions inside other kernels.
 """
@@ -34,6 +35,7 @@ from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import Groups
 from instrument.trace.events import OPERATOR, Ints, split_overload
+from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -45,9 +47,10 @@ _BETWEEN_DEVICES = re.compile(r"HtoD|DtoH|PtoP|Host", re.IGNORECASE)
 _LEAST_LAYOUT, _LEAST_COPIES = 0.05, 0.1
 _CHANGES = {
     "cast": "Cast once instead of in each step: keep parameters and constants in the type in which "
-    "they are used, such as model.to(torch.bfloat16), or cast the input instead of each layer's.",
-    "copy": "Remove .contiguous() and .clone() where the next operator reads any layout or "
-    "writes nothing in place; or store the tensor in the layout in which it is read.",
+    "they are used, such as model.to(torch.bfloat16), or cast the input of the model, not that of "
+    "each layer.",
+    "copy": "Remove .contiguous() if the next operator can read any layout, and .clone() if "
+    "nothing writes to the copy in place; or store the tensor in the layout in which it is read.",
 }
 
 
@@ -102,7 +105,8 @@ def _conversions(
     does = "casts tensors" if what == "cast" else "copies tensors with contiguous() or clone()"
     yield Finding(
         code="layout-and-casts",
-        title=f"{percent(share)} of the {time.what} {does}: {len(nodes) / time.count:,.0f} a {time.what}",
+        title=f"{percent(share)} of the {time.what} {does}: "
+        f"{counted(round(len(nodes) / time.count), 'call')} a {time.what}",
         change=_CHANGES[what],
         verify=show_command(capture, "--ops --by range" if path else "--ops"),
         share=share,
@@ -115,7 +119,7 @@ def _conversions(
 
 
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
-    """The outermost calls of the named operators that copy data within one device, as nodes.
+    """The outermost calls of the operators in `names` that copy data within one device, as nodes.
 
     Calls outside the measured steps are left out.
     """

@@ -6,12 +6,13 @@ the steps count, because the steps do not wait for a thread that loads in the ba
 device was recorded, only the part of a wait during which the device is idle counts: a busy device
 needs no data.
 
-There is a finding if the waits take 5 % of the steps. With enough workers, the waits take 1 % or
-less. The threshold is higher because more worker processes also cost memory and CPU time.
+There is a finding if the waits take at least 5 % of the time of the steps. With enough workers, the
+waits take 1 % or less. The threshold is higher because more worker processes also cost memory and
+CPU time.
 
-Not found: a loader of another library, if the program does not give it to a session. The trace does
-not show what worker processes do: neither how long they need for a batch, nor what they wait for.
-So the saving is not known if worker processes load already.
+The check does not find waits for a loader of another library, unless the program gives the loader
+to a session. The trace does not show how long worker processes need for a batch, or what they wait
+for. So the saving is not known if worker processes already load the data.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _Kind = Literal["process", "workers", "iterator"]
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if the steps wait for data; see the module."""
+    """Yield one finding if the steps wait for data; see the module's docstring."""
     events, span = capture.events, measured(capture)
     waits = waits_for_data(capture)
     waits = waits[span.holds(events.start_ns[waits]) >= 0]
@@ -80,8 +81,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 CHECK = Check("loader-wait", find)
 
 _TITLES: dict[_Kind, str] = {
-    "process": ", loaded in the training process",
-    "workers": ", though worker processes load it",
+    "process": "; the training process loads it",
+    "workers": "; worker processes load it",
     "iterator": "",
 }
 
@@ -103,7 +104,7 @@ def waits_for_data(capture: Views) -> Ints:
 
 
 def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:
-    """The time in which the steps waited; if a device was recorded, only while it was idle."""
+    """The time in which the steps waited, and in which the device, if recorded, was idle."""
     events, device = capture.events, capture.links.launches.device
     timeline = sweep(
         [
@@ -134,7 +135,7 @@ def _loader(capture: Views) -> Loader | None:
 
 
 def _workers(capture: Views, present: int | None) -> int:
-    """The number of workers to try: the share of this process in the CPUs of the machine."""
+    """The number of workers to try: the CPUs of the machine, divided by the ranks on it."""
     environment = capture.about.environment
     threads = environment.threads if environment else None
     if threads is None or threads.cpus is None:
@@ -146,7 +147,7 @@ def _workers(capture: Views, present: int | None) -> int:
 def _saving(
     capture: Views, whatif: Scenario, span: Measured, waits: Ints, kind: _Kind, workers: int
 ) -> Scenario | None:
-    """Simulate the step with this number of workers; None if worker processes load already."""
+    """Simulate the step with more workers; None if worker processes already load the data."""
     if kind == "workers":
         return None
     if kind == "process":
@@ -160,7 +161,7 @@ def _saving(
 
 
 def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:
-    """What to write."""
+    """Return the advice of the finding."""
     pinned = loader is None or loader.pin_memory is False
     pin = ", pin_memory=True" if pinned and len(capture.links.launches.device) else ""
     if kind == "iterator":
@@ -179,8 +180,8 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
         )
     if loader is not None and loader.workers is not None and loader.workers >= workers:
         return (
-            f"Make a batch cheaper, for example by decoding and resizing beforehand: the "
-            f"{loader.workers} workers are as many as the CPUs allow."
+            f"Make a batch cheaper, for example by decoding and resizing beforehand: more than the "
+            f"present {loader.workers} workers would not fit on the CPUs."
         )
     return (
         f"DataLoader(..., num_workers={workers}, prefetch_factor=4, persistent_workers=True{pin}); "

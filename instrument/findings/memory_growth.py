@@ -3,17 +3,17 @@
 The check reads the allocations and frees of the trace. There is a finding if more memory is
 allocated than freed in every finished step except the first. The first step does not count, because
 it may allocate memory that stays, such as the state of an optimizer. At least three other steps are
-needed: if batches differ in size, memory may grow for a step or two. The median step must add 256
-KiB; 100,000 such steps add 24 GiB.
+needed: if batches differ in size, memory may grow for a step or two. The median step must add at
+least 256 KiB, because 100,000 such steps add 24 GiB.
 
 The evidence lists the operators whose memory was allocated after the first step and is still in use
 at the end of the last step. Its last row is the owner of the most memory at the peak.
 
 No saving is simulated: growing memory does not slow the steps, but in the end the run fails.
 
-Not found: memory on the CPU that no tensor uses. For example, a kept loss keeps the nodes of its
-graph, about 500 bytes each. The backward has freed the tensors that the nodes saved, and no memory
-event shows the nodes themselves.
+The check does not find memory on the CPU that no tensor uses. For example, a kept loss keeps the
+nodes of its graph, about 500 bytes each. The backward has freed the tensors that the nodes saved,
+and no memory event shows the nodes themselves.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         )
     if len(capture.links.steps) < 1 + _LEAST_STEPS:
         raise NotRecorded(
-            f"The check for growing memory needs {1 + _LEAST_STEPS} finished steps or more, but "
+            f"The check for growing memory needs at least {1 + _LEAST_STEPS} finished steps, but "
             f"the trace has {len(capture.links.steps)}: record with a larger profiler.active."
         )
     for device in memory.timelines:
@@ -77,11 +77,12 @@ def _finding(capture: Views, device: str, added: int, steps: int) -> Finding:
 
 
 def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
-    """The names that hold more memory after the last step than after the first step.
+    """The operators or ranges that hold more memory after the last step than after the first step.
 
     Returns:
-        For each name: the name, the additional bytes, and the additional allocations. The name with
-            the most additional bytes comes first. Empty if the trace has no addresses.
+        A tuple for each of them: its name, the additional bytes, and the additional allocations.
+            The one with the most additional bytes comes first. The list is empty if the trace has
+            no addresses.
     """
     memory, steps = capture.memory, capture.links.steps
     if by not in memory.kinds:
@@ -113,7 +114,7 @@ def _peak(capture: Views, device: str) -> Iterator[Evidence]:
     memory = capture.memory
     row = memory.live(memory.most_telling(device), device=device)[0]
     if row.name is not None:
-        detail = f"{size(row.bytes)} at the peak, more than any other"
+        detail = f"{size(row.bytes)} at the peak, more than any other owner"
         yield Evidence(row.name, row.allocations or 0, detail=detail)
 
 

@@ -3,15 +3,17 @@
 In a loop over rows, time steps or parameters, each operator has so little work that most of the
 time is the cost of the call. The check looks at the sequence of operators and ranges directly
 inside a range. A loop is a pattern of at most 16 of them that repeats at least 32 times without a
-break. The median duration of the calls in it must be at most 50 µs. The layers of a model are no
-such loop: their patterns are longer, or each layer has a range of its own name.
+break. The median duration of the calls in it must be at most 50 µs. The check does not take the
+layers of a model for a loop: their patterns are longer, or the range of each layer has another
+name.
 
-There is a finding if such loops, with the short gaps between the operators, take 5 % of the steps,
-and the simulation saves at least 2 % of a step. In the simulation, one round does the work of all
-rounds. If the device is busy during the loop, the many launches cost nothing.
+There is a finding if such loops, with the short gaps between the operators, take at least 5 % of
+the time of the steps, unless the simulation saves less than 2 % of a step. In the simulation, one
+round does the work of all rounds. If the device is busy during the loop, the many launches cost
+nothing.
 
-Not found: loops whose rounds differ, and loops inside backward nodes. A loop in the backward
-follows from a loop in the forward, so one finding is enough.
+The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
+in the backward follows from a loop in the forward, so one finding is enough.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Storm:
     """The loops of one pattern in one range.
 
     Attributes:
-        path: the range, an index into `links.scopes.paths`; -1 for none.
+        path: the range, as an index into `links.scopes.paths`; -1 for none.
         events: the positions of all operators and ranges of the loops.
         loops: the number of loops.
         rounds: how often the pattern repeats, in all loops together.
@@ -80,7 +82,7 @@ class Storm:
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield a finding for each range with loops over tiny operators; see the module."""
+    """Yield a finding for each range with loops over tiny operators; see the module's docstring."""
     span = measured(capture)
     for storm in storms(capture, span):
         share = span.share(storm.elapsed_ns)
@@ -186,10 +188,10 @@ def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
 
 
 def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
-    """For each loop: its first place, the place after its last one, and the length of its pattern.
+    """Return for each loop its first place, the place after its end and its pattern's length.
 
-    A place is an index into `name`. It belongs to one loop only. If patterns of several lengths
-    fit, the shortest is used.
+    A place is an index into `name`. No two loops share a place. If patterns of several lengths fit,
+    the shortest is used.
     """
     taken = np.zeros(len(name), np.bool_)
     found = []
@@ -210,10 +212,10 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
     """Simulate the step if one round did the work of all rounds of its loop.
 
-    `_CALL_NS` of each call are its cost, which only one round keeps. If the median call takes
-    longer, the rest of its time is work, which stays for all rounds. If the loops take at least
-    half of their range, the whole range is scaled. This also saves the backward, and the time
-    between the calls. Otherwise, only the time inside the calls is saved.
+    The first `_CALL_NS` of the time of a call are the overhead of the call; only one round keeps
+    it. If the median call takes longer, the rest of its time is work, which stays for all rounds.
+    If the loops take at least half of their range, the whole range is scaled. This also saves the
+    backward, and the time between the calls. Otherwise, only the time inside the calls is saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]
@@ -232,13 +234,13 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
 
 
 def _change(path: str | None) -> str:
-    """What to write instead of the loop."""
+    """Return the advice of the finding: what to write instead of the loop."""
     optimizer = _OPTIMIZER.search(path or "")
     if optimizer:
         option = "fused=True" if optimizer[1] in _FUSED else "foreach=True"
-        return f"torch.optim.{optimizer[1]}(params, ..., {option}): one call for all parameters."
+        return f"torch.optim.{optimizer[1]}(params, ..., {option}) updates all parameters together."
     if "zero_grad" in (path or ""):
-        return "optimizer.zero_grad(set_to_none=True): no operator for each parameter."
+        return "optimizer.zero_grad(set_to_none=True) needs no operator for the parameters."
     return (
         "Do all rounds of the loop in one call: stack the rows and use a batched operator or "
         "torch.vmap; over parameters, use torch._foreach_* operators or foreach=True."

@@ -1,4 +1,4 @@
-"""Where events are: their range, their file and line, their step; and evidence made from them.
+"""Find the range, the file and line, and the step of events, and make evidence from events.
 
 Events are given as positions in `capture.events`, as everywhere in this package.
 
@@ -111,7 +111,7 @@ def _common_source(capture: Views, events: Ints, weight_ns: Ints, needed_ns: flo
 
 
 def range_codes(capture: Views, events: Ints) -> Ints:
-    """The path that each event belongs to, an index into `links.scopes.paths`; -1 for none.
+    """For each event, the path of its range as an index into `links.scopes.paths`; -1 for none.
 
     Backward work belongs to the range of its forward operator, and a device event to the range that
     launched it.
@@ -232,7 +232,7 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 
 
 def _source_of_frames(links: Links, events: Ints) -> Ints:
-    """The name of the innermost frame of the user's code around each event; -1 if there is none."""
+    """For each event, the innermost frame of the user's code, as the index of its name; or -1."""
     table = links.events
     known = np.flatnonzero(events >= 0)
     found = np.full(len(events), -1)
@@ -242,7 +242,10 @@ def _source_of_frames(links: Links, events: Ints) -> Ints:
 
 
 def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
-    """For each thread and time: the name of the innermost frame of the user's code; -1 for none."""
+    """For each thread and time, the innermost frame of the user's code, as the index of its name.
+
+    The index is -1 if there is no such frame.
+    """
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
     node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
@@ -251,7 +254,10 @@ def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
 
 
 def _source_of_texts(links: Links, events: Ints) -> Ints:
-    """The call stack of each event or of the nearest operator around it; -1 if there is none."""
+    """For each event, the call stack of the event or of the nearest operator around it.
+
+    A call stack is an index into `events.texts`; -1 if there is none, or none with the user's code.
+    """
     table, tree = links.events, links.call_tree
     if not (table.call_stack >= 0).any():
         return np.full(len(events), -1)
@@ -308,7 +314,8 @@ class Measured:
 
     Attributes:
         what: "step", or "recording" if no step was finished.
-        start_ns, end_ns: the start and end of each step, sorted; of the recording if there is none.
+        start_ns, end_ns: the start and end of each step, sorted; those of the recording if there is
+            no step.
     """
 
     what: Literal["step", "recording"]
@@ -337,7 +344,8 @@ class Measured:
     def covered(self, start_ns: Ints, end_ns: Ints) -> float:
         """The part of the steps in which at least one of the intervals lies, as a fraction.
 
-        Intervals of several streams or threads may overlap, and count once. So it is at most 1.
+        Intervals of several streams or threads may overlap, but that time counts once. So the
+        result is at most 1.
         """
         return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
 
@@ -361,7 +369,7 @@ def measured(capture: Views) -> Measured:
 def evidence(
     capture: Views, events: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name of the events, the names with the most time first.
+    """Make one row of evidence for all events of a name; the rows with the most time come first.
 
     Every row gets the same `detail`. At most `most` rows are returned.
     """
@@ -411,11 +419,11 @@ def percent(share: float) -> str:
 
 
 def evidence_span(capture: Views, finding: Finding, evidence: Evidence) -> tuple[int, int] | None:
-    """The start and the end of the event that starts at `evidence.start_ns`; None if none does.
+    """Find the event that starts at `evidence.start_ns`, and return its start and end.
 
-    The result is also None if the evidence of the finding is in another capture. If several events
-    start then, those whose name begins with the name of the evidence come first. Of these, the
-    longest is returned.
+    The result is None if no event starts then, or if the evidence of the finding is in another
+    capture. If several events start then, those whose name begins with the name of the evidence are
+    preferred. Of these, the longest is chosen.
     """
     if evidence.start_ns is None or finding.capture not in (None, capture.name):
         return None

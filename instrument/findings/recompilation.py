@@ -6,11 +6,12 @@ this. A compilation in a later step usually is a recompilation: a guard has fail
 a number or an object has changed. torch numbers the compilations of each frame from 0 and writes
 the number into the trace. A compilation with a number above 0 is a recompilation.
 
-There is a finding if compilations take 1 % of the steps, because a warm program compiles nothing.
+There is a finding if compilations take at least 1 % of the time of the steps. The limit is low
+because a warm program compiles nothing.
 
-Not found: which guard failed, because only torch's logs show it; and compilations without events,
-as in torch before 2.6. If `capture.json` counts recompilations and the trace has no events of them,
-the finding has no saving.
+The check cannot see which guard failed, because only torch's logs show it. torch before 2.6 records
+no events of compilations. If the trace has no such events, but `capture.json` counts
+recompilations, there is a finding without a saving.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _CHANGE = (
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if compilations take 1 % of the steps after the first."""
+    """Yield one finding if compilations take at least 1 % of the steps after the first."""
     events, steps = capture.events, measured(capture)
     found = compilations(capture)
     inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]
@@ -68,7 +69,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _counted(capture: Views) -> Iterator[Finding]:
-    """Yield one finding if only `capture.json` knows of recompilations."""
+    """Yield one finding if `capture.json` counts recompilations."""
     environment = capture.about.environment
     dynamo = None if environment is None else environment.dynamo
     if dynamo and dynamo.recompilations:

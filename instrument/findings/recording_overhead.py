@@ -2,9 +2,9 @@
 
 The check compares the median duration of the recorded steps with that of the steps before the
 window, which the session measures (`cost` in `capture.json`). There is a finding if recorded steps
-are 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds most to programs with many
-small operators. The share of small operators is then too large, and the share of long kernels too
-small.
+are at least 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds most to programs
+with many small operators. The share of small operators is then too large, and the share of long
+kernels too small.
 
 No saving is simulated, because the step without recording is as long as before the window. The
 check needs `capture.json` and at least 10 steps before the window.
@@ -29,7 +29,7 @@ _LEAST_EXCESS = 0.3
 
 
 def find(capture: Views, _: Scenario) -> Iterator[Finding]:
-    """Yield one finding if recorded steps are much longer than others."""
+    """Yield one finding if recorded steps are at least 30 % longer than those before the window."""
     cost = capture.about.cost
     recorded_ns, usual_ns = cost.recorded_step_ns, cost.unrecorded_step_ns
     known = recorded_ns and usual_ns and recorded_ns > 0 and usual_ns > 0

@@ -6,8 +6,8 @@ because the others may have waited for slower ranks. PCIe 3.0 with 16 lanes move
 Links between the devices of one machine (NVLink, xGMI) move 50 GB/s and more, and networks for
 training 12 to 50 GB/s for each device. So a bandwidth below 10 GB/s means that the data takes a
 slower way, such as through the memory of the CPU or over a slow network interface. There is a
-finding if the bandwidth is below 10 GB/s, and exposed communication takes 5 % of the step. The
-simulation assumes a link with 12 GB/s.
+finding if the bandwidth is below 10 GB/s and exposed communication takes at least 5 % of the time
+of the steps, unless the simulation saves less than 1 %. The simulation assumes a link with 12 GB/s.
 
 The check cannot see which link the data took. If this rank always waits for another rank, the time
 of the fastest collective contains this wait too.
@@ -47,8 +47,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
     if not any(calls.column("bytes")):
         raise NotRecorded(
-            "The rate of the links was not checked: the trace has no sizes of messages. Record with profiler.record_shapes=true "
-            "and torch 2.3 or later."
+            "The rate of the links was not checked: the trace has no sizes of messages. Record "
+            "with profiler.record_shapes=true and torch 2.3 or later."
         )
     large = calls.where(
         bytes=lambda moved: moved >= _LARGE_BYTES, bus_bytes_per_second=lambda speed: speed > 0

@@ -1,9 +1,11 @@
 """`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
 
 The check compares the ranks of one window by their own work: the time of their steps without the
-waits in communication. A straggler's own work is above the median of the ranks by three robust
-standard deviations and by a tenth (`instrument.runs.rank_comparison.stragglers`). There is a
-finding if the other ranks wait at least 3 % of the step longer in communication than the straggler.
+waits in communication. A straggler is a rank whose own work is above the median of the ranks by
+more than three robust standard deviations, and by more than a tenth
+(`instrument.runs.rank_comparison.stragglers`). There is a finding if the other ranks wait in
+communication longer than the straggler, by at least 3 % of the step. There is none if the
+simulation saves less than 1 %.
 
 The saving comes from a joint simulation in which all ranks have the same amount of work. It needs
 the traces of all ranks. With more than 32 ranks, or with traces at URLs, the saving is not known.
@@ -34,7 +36,7 @@ _MOST_SIMULATED, _MOST_ROWS = 32, 5
 
 
 def find(ranks: Ranks) -> Iterator[Finding]:
-    """Yield one finding if ranks wait for others in each step."""
+    """Yield one finding if, in each step, ranks wait for slower ranks."""
     table = ranks.ranks
     step_ns = {row.rank: row.step_ns for row in table}
     late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_SHARE * step_ns[row.rank]]
@@ -79,13 +81,13 @@ def _waited_ns(row: Any) -> int:
 
 
 def _is_in_range(row: Any) -> bool:
-    """Whether one range explains much of the additional time of a straggler."""
+    """Whether one range takes much of the additional time of a straggler."""
     excess_ns = row.own_ns - row.median_own_ns
     return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
 
 
 def _balanced(ranks: Ranks) -> Scenario | None:
-    """The simulation with equal work; None if it costs too much or is not possible."""
+    """Simulate equal work on all ranks; None if this costs too much or is not possible."""
     from instrument.whatif.scenario import joint_scenario
 
     if len(ranks.paths) > _MOST_SIMULATED or any(is_url(path) for path in ranks.paths):
@@ -97,8 +99,8 @@ def _change(row: Any) -> str:
     """The change to try, from the work on which the rank spends more time than the others."""
     host = f" on {row.host}" if row.host else ""
     where = (
-        f"Look at the range {row.range} of rank {row.rank}{host}, which takes "
-        f"{duration(row.range_excess_ns)} longer per step. "
+        f"Look at the range {row.range}: rank {row.rank}{host} spends "
+        f"{duration(row.range_excess_ns)} more in it per step than the median rank. "
         if _is_in_range(row)
         else ""
     )

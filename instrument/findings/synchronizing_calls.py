@@ -6,12 +6,12 @@ launch more work, and the device is idle until it does. The check finds the runt
 (`instrument.links.synchronisation`). It measures the idle time of the device that begins inside
 such a call and ends when the next launch has returned.
 
-There is a finding if this idle time is 3 % of the steps, and the simulation without these waits
-saves at least 1 % of a step. So a call that waits for a busy device is no problem, however long it
-waits.
+There is a finding if this idle time is at least 3 % of the time of the steps, unless the simulation
+without these waits saves less than 1 % of a step. So a wait is no problem while the device is busy,
+however long it takes.
 
-Copies to the device belong to the check `blocking-copies`. Not found: waits inside other calls,
-such as `cudaFree`. The check needs device work in the trace.
+Copies to the device belong to the check `blocking-copies`. The check needs device work in the
+trace, and does not find waits inside other calls, such as `cudaFree`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _WRITTEN = {
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if synchronizing calls leave the device idle; see the module."""
+    """Yield one finding if synchronizing calls leave the device idle; see the module docstring."""
     if not len(capture.links.launches.device):
         if capture.about.devices or capture.events.among(is_runtime).any():
             raise NotRecorded(
@@ -89,7 +89,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     yield Finding(
         code="synchronizing-calls",
         title=f"Synchronizing calls leave the device idle for {percent(share)} of the "
-        f"{span.what}: {_number(len(calls) / span.count)} a {span.what}",
+        f"{span.what}: {_calls(len(calls) / span.count)} a {span.what}",
         change=_change(rows),
         verify=show_command(capture, "--synchronisations --steps"),
         share=share,
@@ -148,7 +148,7 @@ def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
 
 
 def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
-    """One row for each operator and place, the one with the most idle time of the device first."""
+    """Make one row for each operator and place, the row with the most idle time first."""
     events, paths = capture.events, capture.links.scopes.paths.texts
     names, operator = _operators(capture, calls)
     path, (source, sources) = range_codes(capture, calls), source_codes(capture, calls)
@@ -193,7 +193,7 @@ def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
 
 
 def _change(rows: tuple[Evidence, ...]) -> str:
-    """What to write instead of the calls that cost most."""
+    """Return the advice of the finding: how to avoid the calls that cost most."""
     written = dict.fromkeys(_WRITTEN.get(row.name, "") for row in rows)
     named = [text for text in written if text] or ["these calls"]
     return (
@@ -202,5 +202,6 @@ def _change(rows: tuple[Evidence, ...]) -> str:
     )
 
 
-def _number(calls: float) -> str:
-    return f"{calls:.0f}" if calls >= 10 or calls == round(calls) else f"{calls:.1f}"
+def _calls(number: float) -> str:
+    shown = f"{number:.0f}" if number >= 10 or number == round(number) else f"{number:.1f}"
+    return "1 call" if shown == "1" else f"{shown} calls"

@@ -3,8 +3,9 @@
 The check reads the names of the kernels of cuBLAS, cuDNN and CUTLASS. A name can say that the
 kernel multiplies float64, that it multiplies float32 without tensor cores (such as volta_sgemm), or
 that the sizes of its matrices are not aligned to 16 bytes (such as …_align1). There is a finding if
-such kernels take 10 % of the step (unaligned kernels: 5 %), and if the tensor cores of the device
-multiply at least twice as fast in a lower precision (`instrument.analysis.peak_rates`). The
+such kernels take at least 10 % of the time of the steps (5 % for kernels that are not aligned), and
+if the tensor cores of the device multiply at least twice as fast in a lower precision
+(`instrument.analysis.peak_rates`). There is none if the simulation saves less than 1 %. The
 simulation lets these kernels take half the time. This is a cautious guess, because the peak rates
 differ by factors of 3 to 16.
 
@@ -46,9 +47,9 @@ class _Kind(NamedTuple):
     Attributes:
         name: the pattern of the kernels' names.
         does: what the kernels do, for the title.
-        precision: the precision that they multiply in; None for any.
-        least_share: the share of the step that the finding needs.
-        change: what to write.
+        precision: the precision in which they multiply; None if this can be any.
+        least_share: there is a finding if such kernels take at least this share of the step.
+        change: the advice of the finding.
     """
 
     name: re.Pattern[str]
@@ -169,9 +170,9 @@ def _change_of_float32(device: Device | None) -> str:
 
 
 def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
-    """A row of evidence: the operator and the input shapes that take the most time in some kernels.
+    """Make a row for the operator and input shapes that take the most time in the given kernels.
 
-    Empty if no shapes were recorded.
+    The result is empty if no shapes were recorded.
     """
     events, tree = capture.events, capture.links.call_tree
     device, launcher = capture.links.launched

@@ -1,4 +1,4 @@
-"""Find more working threads than CPUs.
+"""Find programs with more working threads than CPUs.
 
 The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
 have them. Each process of the job on this machine has `intra_op` threads for large operators, and
@@ -12,7 +12,7 @@ Otherwise, each process counts as one thread, plus its workers.
 
 No saving is simulated, because a trace does not show how long a thread waits for a CPU.
 
-Not found: other programs on the machine, and threads of other libraries.
+The check does not see other programs on the machine, or threads of other libraries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
         raise NotRecorded(
             "The capture does not show how many threads and CPUs there were: record it with a "
-            "session of this version."
+            "session of this version of instrument."
         )
     divided, share = _divided(capture)
     busy = threads.intra_op if share >= _LEAST_SHARE else 1
@@ -83,7 +83,7 @@ def _divided(capture: Views) -> tuple[Ints, float]:
 
 
 def _workers(environment: Environment) -> int:
-    """The number of worker processes in the phase that has the most of them."""
+    """The number of worker processes of a phase, for the phase with the most of them."""
     of_phase: dict[str | None, int] = {}
     for loader in environment.loaders or ():
         of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)

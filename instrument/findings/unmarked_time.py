@@ -6,8 +6,8 @@ other time is unmarked. Part of the unmarked time also lies outside all operator
 the step and on the engine's threads. This is the time of Python code, or of code that torch does
 not record.
 
-There is a finding if a fifth of the steps is unmarked. Losses, metrics and logging between the
-ranges rarely take more.
+There is a finding if at least a fifth of the time of the steps is unmarked. Losses, metrics and
+logging between the ranges rarely take more.
 
 With Python stacks, the evidence names the functions that run outside all operators, and the title
 names the one that takes most of this time.
@@ -47,7 +47,7 @@ _SHOWN = 3
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
-    """Yield one finding if much of the steps is in no range; see the module."""
+    """Yield one finding if at least a fifth of the time of the steps is in no range."""
     span = measured(capture)
     if span.what != "step":
         raise NotRecorded(
@@ -98,7 +98,7 @@ CHECK = Check("unmarked-time", find)
 
 
 def _timeline(capture: Views, span: Measured) -> Timeline:
-    """The steps, the time in ranges, and the time in operators, as layers."""
+    """Sweep over three sets of intervals: the steps, time in ranges, and time in operators."""
     events, links = capture.events, capture.links
     scopes, tree = links.scopes, links.call_tree
     thread = np.unique(events.thread[links.steps])
@@ -124,7 +124,7 @@ def _joined(*parts: Intervals) -> Intervals:
 
 
 def _function(capture: Views, span: Measured, source: str, time_ns: int) -> Evidence:
-    """A row of evidence: the time that a function spends outside of all ranges and operators."""
+    """Make a row for the time that a function spends outside of all ranges and operators."""
     calls = max(_calls(capture, span, source), 1)  # a function may begin before the window
     return Evidence(source, calls, time_ns, detail="outside of operators")
 

@@ -2,7 +2,7 @@
 
 The check uses torch's numbers of backward nodes. If the number grows from operator to operator,
 these operators make nodes. The check finds ranges whose operators make nodes, if no backward of the
-window runs any of these nodes. An operator on tensors that need no gradients makes no node, also if
+window runs any of these nodes. An operator on tensors that need no gradients makes no node, even if
 gradients are enabled.
 
 To make and free a node takes about 2.5 µs of CPU time (torch 2.13; 100 linear layers with and
@@ -10,12 +10,12 @@ without gradients). The simulation subtracts this time from the operators that m
 device is the bottleneck, the saving is 0. The graph also keeps activations in memory, but the trace
 does not show how much.
 
-There is a finding for each range that takes 3 % of the steps. Of ranges inside each other, only the
-outermost has a finding. If the trace has no backward at all, there is one finding for the program,
-if its nodes cost 1 % of the steps.
+There is a finding for each such range that takes at least 3 % of the time of the steps. Of ranges
+inside each other, only the outermost has a finding. A trace without any backward has one finding
+for the whole program, if making the nodes takes at least 1 % of the time of the steps.
 
 A backward can run after the end of the window. So calls in the last finished step do not count if
-there are other steps. And there is no finding if most backward nodes of the window belong to a
+there are other steps. And the check cannot run if most backward nodes of the window belong to a
 forward before the window.
 """
 
@@ -78,7 +78,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             below = (path >= k) & (path < paths.after[k])
             title = (
                 f"Range {paths.names[k]!r}, {percent(share)} of the {time.what}, "
-                "records gradients that no backward uses"
+                "builds a graph that no backward uses"
             )
             yield _finding(capture, whatif, made[below], title, paths.texts[k], share)
 
@@ -106,7 +106,7 @@ def _most_ns(capture: Views, chosen: Flags) -> Ints:
 
 
 def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Finding]:
-    """Yield one finding if a program without a backward makes nodes that cost 1 % of the steps."""
+    """Yield one finding if making nodes takes at least 1 % of the steps, without any backward."""
     steps = measured(capture)
     inside = made[steps.holds(capture.events.start_ns[made]) >= 0]
     if len(inside) and steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:
@@ -128,8 +128,8 @@ def _finding(
     return Finding(
         code=CHECK.code,
         title=f"{title}{per_step}",
-        change="Use torch.inference_mode() around it, or torch.no_grad() if its results are used "
-        "for training.",
+        change="Use torch.inference_mode() around this code, or torch.no_grad() if its results are "
+        "used for training.",
         verify="Record again: this finding must be gone, and profiler.profile_memory=true must "
         "show that less memory is in use.",
         share=share,
@@ -142,7 +142,7 @@ def _finding(
 
 
 def _decided(capture: Views, made: Ints) -> Flags:
-    """A mask of the operators whose backward should lie in the window."""
+    """A mask of the operators whose backward, if there is one, should lie in the window."""
     events, steps = capture.events, capture.links.steps
     if len(steps) < 2:
         return np.ones(len(made), np.bool_)

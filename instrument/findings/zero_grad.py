@@ -7,12 +7,12 @@ it. So the simulation removes the fills, and the additions in the nodes that acc
 It removes only the additions of the first backward after the fills: one addition for each filled
 gradient. Later backward passes, as in gradient accumulation, must add.
 
-There is a finding if this work takes 1 % of the step, and the simulation saves at least 0.5 %. It
-saves nothing if the device does this work while nothing waits for it.
+There is a finding if this work takes at least 1 % of the time of the steps, unless the simulation
+saves less than 0.5 %. It saves nothing if the device does this work while nothing waits for it.
 
-Not found: `module.zero_grad(set_to_none=False)`, which opens no range; the additions after a fill
-of all gradients in one call, because the trace does not show their number; and the memory that the
-gradients keep between the steps.
+The check does not find `module.zero_grad(set_to_none=False)`, which opens no range. If one call
+fills all gradients, the trace does not show their number, so the additions are left out. The check
+does not measure the memory that the gradients keep between the steps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ADDS = frozenset({"aten::add_", "aten::add"})
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if fills and the additions that follow them take 1 % of the steps."""
+    """Yield one finding if fills, and additions that they cause, take at least 1 % of the steps."""
     events = capture.events
     fills = _inside(capture, lambda name: name.startswith(_RANGE), {_FILL, _FILL_ALL}.__contains__)
     adds = _additions(capture, fills)
@@ -56,7 +56,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     place, source = common_place(capture, fills)
     steps = measured(capture)
     count = int((steps.holds(events.start_ns[fills]) >= 0).sum()) // steps.count
-    adding = f", and {len(adds) * count // len(fills)} additions to them" if len(adds) else ""
+    adding = (
+        f", and {len(adds) * count // len(fills)} additions to these gradients" if len(adds) else ""
+    )
     yield Finding(
         code=CHECK.code,
         title=f"{percent(share)} of the {steps.what} fills gradients with zeros: {count} fills "
@@ -88,8 +90,8 @@ def _inside(
 def _additions(capture: Views, fills: Ints) -> Ints:
     """The additions that would not run if gradients were set to None instead of filled.
 
-    After each group of n fills, these are the next n additions. If the next group begins earlier,
-    they are the additions before it.
+    These are the first n additions after each group of n fills, but only those before the next
+    group of fills.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)

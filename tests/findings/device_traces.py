@@ -287,7 +287,7 @@ PAIRS = (
         "attention-not-fused",
         attention(fused=False),
         attention(fused=True),
-        ("60 % of the step", ": 1 a step"),
+        ("60 % of the step", ": 1 softmax call a step"),
         saves=(590, 610),
     ),
     Pair(

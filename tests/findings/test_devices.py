@@ -198,11 +198,13 @@ def test_attention_is_found_without_shapes(tmp_path: Path) -> None:
 
 def test_attention_of_the_first_step_is_not_counted(tmp_path: Path) -> None:
     (finding,) = found(capture(tmp_path, attention(fused=False)), "attention-not-fused")
-    assert finding.title.endswith(": 1 a step")  # four steps, of which three are measured
+    assert finding.title.endswith(
+        ": 1 softmax call a step"
+    )  # four steps, of which three are measured
     (tmp_path / "two").mkdir()
     two = [event for event in attention(fused=False) if event["ts"] < 2000]
     (finding,) = found(capture(tmp_path / "two", two), "attention-not-fused")
-    assert finding.title.endswith(": 1 a step")
+    assert finding.title.endswith(": 1 softmax call a step")
 
 
 def test_work_of_several_streams_and_threads_counts_once(tmp_path: Path) -> None:

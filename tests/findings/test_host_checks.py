@@ -72,7 +72,7 @@ def test_a_wait_for_data_is_told_with_its_share_and_saving(tmp_path: Path) -> No
     frames = [frame("train.py(7): main", 0, 4000)]
     (found,) = findings(loader_wait.CHECK, capture(tmp_path, [*loading(), *frames]))
     assert found.title == (
-        "40 % of the step waits for data: 400.000 µs in each step, loaded in the training process"
+        "40 % of the step waits for data: 400.000 µs in each step; the training process loads it"
     )
     assert found.change == "DataLoader(..., num_workers=4, persistent_workers=True)"
     assert (found.source, found.range) == ("train.py:7 in main", SINGLE_PROCESS)
@@ -94,7 +94,7 @@ def test_without_steps_the_title_names_no_step(tmp_path: Path) -> None:
     events = [annotation(SINGLE_PROCESS, 0, 400), span("aten::mm", 400, 600)]
     (found,) = findings(loader_wait.CHECK, capture(tmp_path, events))
     assert found.title == (
-        "40 % of the recording waits for data: 400.000 µs, loaded in the training process"
+        "40 % of the recording waits for data: 400.000 µs; the training process loads it"
     )
 
 
@@ -103,7 +103,7 @@ def test_with_workers_the_saving_is_not_known(tmp_path: Path) -> None:
     (found,) = findings(
         loader_wait.CHECK, write_capture(tmp_path, loading(WORKERS), environment=own)
     )
-    assert "though worker processes load it" in found.title
+    assert "; worker processes load it" in found.title
     assert found.saving is None
     assert "num_workers=3" in found.change
 
@@ -185,7 +185,7 @@ def synchronizing(works_us: float = 300, *, to_device: bool = False) -> list[dic
 def test_synchronizing_calls_are_told_with_their_number_and_place(tmp_path: Path) -> None:
     (found,) = findings(synchronizing_calls.CHECK, capture(tmp_path, synchronizing()))
     assert found.title == (
-        "Synchronizing calls leave the device idle for 51 % of the step: 1 a step"
+        "Synchronizing calls leave the device idle for 51 % of the step: 1 call a step"
     )
     assert (found.range, found.source) == ("train", "train.py:9 in log")
     assert ".item(), float(), int()" in found.change

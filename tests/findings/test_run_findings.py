@@ -70,7 +70,7 @@ def test_collections_that_the_program_calls_for(tmp_path: Path) -> None:
         ]
     (finding,) = check(builders.capture(tmp_path, events), "garbage-collection")
     assert finding.title.startswith("Python's garbage collector takes 10 % of the step: 3 coll")
-    assert finding.change == "Leave gc.collect() out of the step."
+    assert finding.change == "Do not call gc.collect() in the steps."
     assert finding.source == "train.py:9 in main"
     assert finding.saving is not None
     assert finding.saving.saving_ns == 100_000
@@ -155,7 +155,7 @@ def test_a_slow_first_step_and_its_cause(tmp_path: Path) -> None:
     events = [*steps(5, first_us=20_000), call("cudaModuleLoadData", 100, 15_000)]
     (finding,) = check(builders.capture(tmp_path, events), "first-step")
     assert finding.title == (
-        "The first step takes 20.000 ms, 20.0 times the others; 79 % of the difference is loading "
+        "The first step takes 20.000 ms, 20.0 times as long as the others; 79 % of the difference is loading "
         "code of the device"
     )
 
@@ -177,7 +177,7 @@ def test_a_first_step_like_the_others(tmp_path: Path, first_us: float) -> None:
 
 
 def test_few_steps_show_no_slow_first_one(tmp_path: Path) -> None:
-    with pytest.raises(NotRecorded, match="has 3 finished steps"):
+    with pytest.raises(NotRecorded, match="but the trace has 3: record"):
         check(builders.capture(tmp_path, steps(3, first_us=50_000)), "first-step")
 
 
@@ -293,7 +293,7 @@ def training(count: int, *, validates: bool = True, validation_us: float = 300) 
 def test_a_range_whose_graph_no_backward_uses(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, training(4)), "unused-autograd")
     assert finding.title == (
-        "Range 'validation', 30 % of the step, records gradients that no backward uses: 10 graph "
+        "Range 'validation', 30 % of the step, builds a graph that no backward uses: 10 graph "
         "nodes a step"
     )
     assert finding.range == "validation"
@@ -445,7 +445,8 @@ def zeroing(count: int, *, backwards: int = 1, fill: str = "aten::zero_") -> lis
 def test_fills_and_the_additions_that_follow(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, zeroing(4)), "zero-grad")
     assert finding.title == (
-        "15 % of the step fills gradients with zeros: 3 fills a step, and 3 additions to them"
+        "15 % of the step fills gradients with zeros: 3 fills a step, and 3 additions to these "
+        "gradients"
     )
     assert finding.range == "Optimizer.zero_grad#SGD.zero_grad"
     assert finding.saving is not None
