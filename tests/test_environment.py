@@ -375,13 +375,15 @@ def test_graphs_breaks_and_recompilations_are_those_of_the_window(
     assert "\n" not in reason
     assert times >= 1
     assert found["recompilations"] >= 1
+    line = broken.__code__.co_firstlineno
+    assert found["failed_guards"] == {f"test_environment.py:{line} in broken: factor == 1": 1}
 
 
 def test_a_window_without_compilation_has_zeros(tmp_path: Path, dynamo: Any) -> None:
     compiled = torch.compile(broken, backend="eager")
     compiled(torch.ones(2), 1)
     found = recorded(tmp_path, lambda _: compiled(torch.ones(2), 1))["dynamo"]
-    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": 0}
+    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": 0, "failed_guards": {}}
 
 
 def test_a_collection_in_a_compiled_function_compiles_nothing_of_ours(
@@ -414,9 +416,9 @@ def test_missing_counters_of_torch_are_unknown(
         utils.counters["stats"]["unique_graphs"] += 2
 
     found = recorded(tmp_path / "compiles", compile_two)["dynamo"]
-    assert found == {"graphs": 4, "graph_breaks": {}, "recompilations": None}
+    assert found == {"graphs": 4, "graph_breaks": {}, "recompilations": None, "failed_guards": None}
     found = recorded(tmp_path / "compiles not", nothing)["dynamo"]
-    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": None}
+    assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": None, "failed_guards": None}
     utils.counters = None  # as if torch had changed it
     assert WindowEnvironment().facts["dynamo"] is None
 
@@ -431,29 +433,42 @@ def test_dynamo_is_not_loaded_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
     window.count_compilations()
-    assert window.facts["dynamo"] == {"graphs": 3, "graph_breaks": {}, "recompilations": 0}
+    assert window.facts["dynamo"] == {
+        "graphs": 3,
+        "graph_breaks": {},
+        "recompilations": 0,
+        "failed_guards": None,
+    }
 
 
-def counts(graphs: int, recompilations: int | None, **breaks: int) -> environment.DynamoCounts:
+def counts(
+    graphs: int, recompilations: int | None, guards: dict[str, int] | None = None, **breaks: int
+) -> environment.DynamoCounts:
     counters = {"stats": {"unique_graphs": graphs}, "graph_break": breaks}
-    return environment.DynamoCounts(counters, recompilations)
+    return environment.DynamoCounts(counters, recompilations, guards)
 
 
 def test_compilations_are_differences() -> None:
-    assert compilations(counts(2, 1, a=1, b=2), counts(5, 4, a=1, b=5, c=1)) == {
+    assert compilations(
+        counts(2, 1, {"k == 1": 1}, a=1, b=2),
+        counts(5, 4, {"k == 1": 1, "k == 2": 2}, a=1, b=5, c=1),
+    ) == {
         "graphs": 3,
         "graph_breaks": {"b": 3, "c": 1},
         "recompilations": 3,
+        "failed_guards": {"k == 2": 2},
     }
-    assert compilations(counts(2, 0, a=1), counts(1, 1, b=1)) == {
+    assert compilations(counts(2, 0, {"k == 1": 3}, a=1), counts(1, 1, {"k == 2": 1}, b=1)) == {
         "graphs": None,
         "graph_breaks": None,
         "recompilations": 1,
+        "failed_guards": None,
     }, "the program has cleared the counters"
     assert compilations(counts(2, 2, a=1), counts(2, 1, a=2)) == {
         "graphs": 0,
         "graph_breaks": {"a": 1},
         "recompilations": None,
+        "failed_guards": None,
     }, "torch._dynamo.reset was called"
     assert compilations(counts(2, None), counts(2, 1))["recompilations"] is None
 

@@ -1,19 +1,40 @@
-"""Find when torch.compile compiles in a window, and which frames it compiles again."""
+"""Find when torch.compile compiles in a window, which frames it compiles again, and why."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
 from instrument.analysis.interruptions import is_compilation
 from instrument.analysis.views import Views
+from instrument.findings.finding import Evidence
+from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import ANNOTATION, OPERATOR, Ints
 
 # Torch opens these events around each compilation; the parts inside end with "(dynamo_timed)".
 _AROUND = frozenset({"dynamo", "entire_frame_compile"})
 # For example, "entire_frame_compile_data: …, compile_id=0/2" is the third compilation of frame 0.
 _FRAME = re.compile(r"entire_frame_compile_data: .*compile_id=(?:!\d+/)?(\d+)/(\d+)")
+
+_MOST_REASONS = 5
+_LONGEST_REASON = 200
+
+
+def dynamo_of(capture: Views) -> Dynamo | None:
+    """What `capture.json` counts of torch.compile; None if it counts nothing."""
+    environment = capture.about.environment
+    return None if environment is None else environment.dynamo
+
+
+def reasons(name: str, counts: Mapping[str, int]) -> tuple[Evidence, ...]:
+    """Make a row of evidence, called `name`, for each of the most frequent reasons."""
+    order = sorted(counts, key=lambda reason: -counts[reason])
+    return tuple(
+        Evidence(name, counts[reason], detail=" ".join(reason.split())[:_LONGEST_REASON])
+        for reason in order[:_MOST_REASONS]
+    )
 
 
 def compilations(capture: Views) -> Ints:

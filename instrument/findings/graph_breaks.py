@@ -15,20 +15,17 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded
+from instrument.findings.compilations import dynamo_of, reasons
+from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.range_names import REGION
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-_MOST_REASONS = 5
-_LONGEST_REASON = 200
-
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     """Yield one finding if torch.compile met graph breaks in the window."""
-    environment = capture.about.environment
-    dynamo = None if environment is None else environment.dynamo
+    dynamo = dynamo_of(capture)
     breaks = None if dynamo is None else dynamo.graph_breaks
     if breaks is None and _is_compiled(capture):
         raise NotRecorded(
@@ -38,7 +35,6 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     if not breaks:
         return
     total = sum(breaks.values())
-    reasons = sorted(breaks, key=lambda reason: -breaks[reason])
     graphs = f" and {dynamo.graphs} graphs" if dynamo and dynamo.graphs else ""
     yield Finding(
         code=CHECK.code,
@@ -46,12 +42,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         change="torch.compile(…, fullgraph=True) raises at the first break: move the code that "
         "breaks the graph (printing, .item(), other libraries) out of the compiled function",
         verify='TORCH_LOGS="graph_breaks" prints each break with its line',
-        evidence=tuple(
-            Evidence(
-                "graph break", breaks[reason], detail=" ".join(reason.split())[:_LONGEST_REASON]
-            )
-            for reason in reasons[:_MOST_REASONS]
-        ),
+        evidence=reasons("graph break", breaks),
     )
 
 

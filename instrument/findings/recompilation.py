@@ -9,9 +9,9 @@ the number into the trace. A compilation with a number above 0 is a recompilatio
 There is a finding if compilations take at least 1 % of the time of the steps. The limit is low
 because a warm program compiles nothing.
 
-The check cannot see which guard failed, because only torch's logs show it. torch before 2.6 records
-no events of compilations. If the trace has no such events, but `capture.json` counts
-recompilations, there is a finding without a saving.
+The evidence names the guards that failed in the window. `capture.json` has them; a trace alone does
+not. torch before 2.6 records no events of compilations. If the trace has no such events, but
+`capture.json` counts recompilations, there is a finding without a saving.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
-from instrument.findings.compilations import compilations, frames_compiled_again
+from instrument.findings.compilations import compilations, dynamo_of, frames_compiled_again, reasons
 from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.01
 _CHANGE = (
     "torch.compile(…, dynamic=True), or torch._dynamo.mark_dynamic(tensor, dim) for the dimension "
-    "that changes; keep changing Python numbers and objects out of compiled functions; "
-    'TORCH_LOGS="recompiles" prints the guard that fails'
+    "that changes; keep changing Python numbers and objects out of compiled functions"
 )
+_UNNAMED = '; TORCH_LOGS="recompiles" prints the guard that fails'
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
@@ -42,6 +42,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     found = compilations(capture)
     inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]
     share = share_of(capture, inside)
+    dynamo = dynamo_of(capture)
+    guards = reasons("failed guard", (dynamo and dynamo.failed_guards) or {})
+    change = _CHANGE if guards else _CHANGE + _UNNAMED
     if len(found) and len(capture.links.steps) < 2:
         raise NotRecorded(
             "torch.compile compiles in the window, but a window with fewer than two finished steps "
@@ -55,30 +58,22 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             code=CHECK.code,
             title=f"torch.compile compiles in the window: {percent(share)} of the {steps.what}, "
             f"{len(inside)} compilations{again}",
-            change=_CHANGE,
+            change=change,
             verify=show_command(capture, "--interruptions"),
             share=share,
             saving=scaled(whatif, inside),
             range=place,
             source=source,
-            evidence=evidence(capture, inside),
+            evidence=evidence(capture, inside) + guards,
             coverage=("CPU time within finished steps",),
         )
-    elif not len(found):
-        yield from _counted(capture)
-
-
-def _counted(capture: Views) -> Iterator[Finding]:
-    """Yield one finding if `capture.json` counts recompilations."""
-    environment = capture.about.environment
-    dynamo = None if environment is None else environment.dynamo
-    if dynamo and dynamo.recompilations:
+    elif not len(found) and dynamo and dynamo.recompilations:
         yield Finding(
             code=CHECK.code,
             title=f"torch.compile compiled {dynamo.recompilations} functions again in the window",
-            change=_CHANGE,
+            change=change,
             verify=show_command(capture, "--interruptions"),
-            evidence=(Evidence("recompilation", dynamo.recompilations),),
+            evidence=(Evidence("recompilation", dynamo.recompilations), *guards),
         )
 
 

@@ -103,13 +103,15 @@ class Dynamo(Struct):
     """What torch.compile did within the window.
 
     `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
-    function again, because a guard has failed. A count is None if the program reset torch.compile's
-    counter within the window.
+    function again, because a guard has failed. `failed_guards` says how often each guard failed.
+    One recompilation names a guard of each earlier compilation of the function. A count is None if
+    the program reset torch.compile's counter within the window, or if torch has no such counter.
     """
 
     graphs: Count | None = None
     graph_breaks: dict[str, Count] | None = None
     recompilations: Count | None = None
+    failed_guards: dict[str, Count] | None = None
 
 
 class GarbageCollection(Struct):

@@ -122,6 +122,19 @@ def test_recompilations_that_only_the_session_counted(tmp_path: Path) -> None:
     (finding,) = check(capture, "recompilation")
     assert finding.title == "torch.compile compiled 2 functions again in the window"
     assert finding.saving is None
+    assert "TORCH_LOGS" in finding.change
+
+
+def test_the_guards_that_failed_are_evidence(tmp_path: Path) -> None:
+    guards = {"train.py:3 in f: k == 2": 1, "train.py:3 in f: tensor 'x' size mismatch": 5}
+    capture = described(tmp_path, steps(4), dynamo={"recompilations": 2, "failed_guards": guards})
+    (finding,) = check(capture, "recompilation")
+    assert [(row.name, row.calls, row.detail) for row in finding.evidence] == [
+        ("recompilation", 2, ""),
+        ("failed guard", 5, "train.py:3 in f: tensor 'x' size mismatch"),
+        ("failed guard", 1, "train.py:3 in f: k == 2"),
+    ]
+    assert "TORCH_LOGS" not in finding.change
 
 
 def test_graph_breaks_with_their_reasons(tmp_path: Path) -> None:
