@@ -123,7 +123,7 @@ class GarbageCollection(Struct):
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
-    `phase` is the phase in which the program read them, such as "train" or "validation".
+    `phase` is the phase in which the program read the batches, such as "train" or "validation".
     `iterable` is whether the dataset is an `IterableDataset`.
     """
 
@@ -139,9 +139,9 @@ class Loader(Struct):
 class Hooks(Struct):
     """How many hooks were registered with torch when the window began.
 
-    `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`;
-    `modules` and `parameters` count hooks on the submodules and parameters of the session's model,
-    and are None without a model.
+    `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`.
+    `modules` counts hooks on the submodules of the session's model, and `parameters` counts hooks
+    on its parameters; both are None if the session has no model.
     """
 
     every_module: Count | None = None

@@ -68,7 +68,7 @@ def is_loader(name: str) -> bool:
 
 
 def loader_iterator(name: str) -> str | None:
-    """The class of the iterator in the name of a wait for a batch; None if the name has none."""
+    """The class of the DataLoader's iterator, from an event's name; None if the name has none."""
     found = _LOADER.match(name)
     return (found[1] or None) if found else None
 
@@ -366,7 +366,7 @@ class Events:
 
     @property
     def records_gradients(self) -> Flags:
-        """A mask of the operators that ran while gradients were recorded, except backward nodes."""
+        """A mask of the operators that autograd recorded, without backward nodes."""
         found: Flags = self.among(OPERATOR) & (self.sequence >= 0) & (self.forward_thread == 0)
         return found
 
@@ -386,7 +386,7 @@ def works_on_device(events: Events) -> Flags:
 
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
-    """A mask of the codes that are chosen."""
+    """For each code, whether `chosen` is True at the position of the code."""
     # Most callers choose no code: then no lookup is needed.
     return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 
