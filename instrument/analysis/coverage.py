@@ -103,7 +103,7 @@ def coverage(capture: Views) -> Table:
 
 
 def part(capture: Views, name: str) -> Part | None:
-    """Return the cells of one row; None if the row does not apply to the capture.
+    """Return the row `name` of the coverage; None if the row does not apply to the capture.
 
     Each row of a capture is computed only once.
     """
@@ -194,7 +194,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """The share of the launches that have device work; the row has no times."""
+    """Count the launches that have device work. The time of the missing work is not known."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None

@@ -117,7 +117,7 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
-    """Sizes divided by durations; -1 if a rate is not known, or does not fit into 64 bits."""
+    """Each size divided by its duration; -1 if a rate is unknown or does not fit into 64 bits."""
     pairs = zip(size.tolist(), duration_ns.tolist())
     rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
     return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)

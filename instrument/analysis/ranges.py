@@ -56,8 +56,9 @@ RANGES: Schema = schema(
     share="`self_total_ns` as a fraction of the CPU time of all threads. Only time in finished "
     "steps counts; if no step is finished, all time counts",
     device_share="the device time of the work that was launched in `self_total_ns`, as a fraction "
-    "of all device time. Only work of finished steps counts: the launch of the work decides, or "
-    "the start of the work if its launch is unknown",
+    "of all device time. Only work that was launched in finished steps counts; if its launch is "
+    "unknown, the work counts if it started in a finished step. If no step is finished, all work "
+    "counts",
     self_cpu_ns="`cpu_ns` without the time of the ranges directly inside this range",
     self_total_ns="`total_ns` without the `total_ns` of the ranges inside this range",
     total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "

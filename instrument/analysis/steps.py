@@ -240,9 +240,10 @@ def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> di
 def _timeline(
     events: Events, work: Work, start_ns: Ints, end_ns: Ints
 ) -> tuple[Timeline, Flags, dict[str, Flags]]:
-    """The timeline of device work and gaps, its busy segments, and the segments of each cause.
+    """Divide the time into segments, in which device work and the causes of idle time are constant.
 
-    A segment is busy if at least one device works in it. The segments of a cause lie in gaps.
+    Returns the timeline, a mask of its busy segments, and a mask of segments for each cause. A
+    segment is busy if at least one device works in it. The segments of a cause lie in gaps.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [

@@ -355,8 +355,8 @@ class GroupableTable(Table):
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
         """Make a table of the given rows, which are another grouping of this table's data.
 
-        Given rows whose key is not in this table are left out. If this table is
-        sorted, the new table is sorted by the same column.
+        Given rows whose key is not in this table are left out. If this table is sorted, the new
+        table is sorted by the same column.
         """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):

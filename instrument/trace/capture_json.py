@@ -86,11 +86,11 @@ class InRegion(Struct):
 
 
 class Threads(Struct):
-    """How many threads torch uses, and how many CPUs and processes of the job share the work.
+    """How many threads torch uses, and how many CPUs and processes of the job there are.
 
-    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity, or the quota of
-    its cgroup, rounded up, if the quota is lower. `local_ranks` is the number of processes of the
-    job on this machine.
+    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity. If the quota of
+    its cgroup, rounded up, is lower, `cpus` is this quota. `local_ranks` is the number of processes
+    of the job on this machine.
     """
 
     intra_op: Count | None = None
