@@ -94,7 +94,7 @@ def device_work(
     """Return the kernels, copies and memsets of a trace, on all streams, with their kinds.
 
     Args:
-        links: the relations of the trace.
+        links: the relations between the events of the trace.
         communication: a regular expression. Kernels whose names match it are communication.
             None means the default, `COMMUNICATION_NAMES`. The value `"nccl|rccl"` replaces the
             default. The value `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
@@ -155,9 +155,9 @@ def layers_of(work: Work) -> list[Intervals]:
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
     """For each column of `BREAKDOWN`, a mask of the time segments that the column counts.
 
-    The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: it has
-    one row for each layer, and each row has one flag for each segment of time. The first three rows
-    must belong to the layers that `layers_of` returns.
+    The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: it has one row
+    for each layer, and each row has one flag for each segment of time. The first three rows must
+    belong to the layers that `layers_of` returns.
     """
     compute, communication, copy = active[:3]
     return {

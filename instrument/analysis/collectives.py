@@ -410,7 +410,7 @@ def collectives(calls: Table) -> Table:
 def _rates(
     distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
 ) -> list[tuple[int | None, int | None]]:
-    """The bandwidths of each group. Only rows count for which `where` is True."""
+    """The bandwidths of each group. `where` selects the rows that count."""
     kind, count = (_OF_GROUP.index(name) for name in ("kind", "group_size"))
     sums = zip(groups.sums(size, where), groups.sums(duration, where))
     return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]

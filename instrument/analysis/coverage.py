@@ -228,7 +228,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls that launch types of device work which `profiler.activities` selects."""
+    """A mask of the calls whose device work `profiler.activities` selects for recording."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():
@@ -247,7 +247,8 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
 def _captures(events: Events, time_ns: Ints) -> Flags:
     """For each point in time, whether the capture of a CUDA graph was in progress on any thread.
 
-    A capture whose end is in the trace, but not its beginning, began before the recording.
+    If the trace has the end of a capture but not its beginning, the capture began before the
+    recording.
     """
     calls = events.among(is_runtime)
     begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]

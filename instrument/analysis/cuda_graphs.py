@@ -95,9 +95,9 @@ _SUMMED = ("calls", "device_ns")
 
 
 class CudaGraphNodeTable(GroupableTable):
-    """One row for each node of each CUDA graph, in the order of the graphs and of the nodes.
+    """One row for each node of each CUDA graph; see `CUDA_GRAPH_NODES`.
 
-    See `CUDA_GRAPH_NODES`.
+    The rows are sorted by graph and then by node.
     """
 
     def __init__(self, columns: dict[str, list[Any]]) -> None:
@@ -205,7 +205,7 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
     A node's operator and range are found where the program captured the CUDA graph: in this trace,
     or in one of the traces `captured`. See `instrument.links.stream_capture`.
 
-    Cost: a sort of the device events of graphs, and the call tree of each trace.
+    Cost: a sort of the device events of graphs, and building the call tree of each trace.
     """
     events = links.events
     replays, graph_ids, node_ids = _replays(events, work)

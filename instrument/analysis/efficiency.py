@@ -154,7 +154,7 @@ class _Calls:
     cpu: PeakRates
 
     def rates_of(self, device: int) -> PeakRates:
-        """The peak rates for one value of the column `device`."""
+        """The peak rates of a device, given as a value of the column `device`."""
         if device == _SEVERAL:
             return PeakRates()
         return self.cpu if device == _NO_DEVICE else self.rates[device][1]
@@ -442,7 +442,7 @@ def _recomputed(links: Links, node: Ints) -> Flags:
 
 
 def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
-    """For each step, the column `flops_covered`; None if the step has no kernels."""
+    """For each step, the value of `flops_covered`; None if the step has no kernels."""
     computes = (work.kind == KERNEL) & (step >= 0)
     groups = Groups(step, steps)
     duration = work.end_ns - work.start_ns

@@ -157,7 +157,7 @@ def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[I
 
 
 def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Groups, Ints, Ints]:
-    """The times at which the length of each stream's queue changes, and the new length."""
+    """For each stream, the times at which the length of its queue changes, and the new lengths."""
     stream = np.concatenate([launched.of, launched.of])
     time_ns = np.concatenate([called_ns, started_ns])
     change = np.repeat(np.array([1, -1]), len(called_ns))

@@ -21,8 +21,8 @@ LAUNCHES: Schema = schema(
     "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
     "the call returned",
     max_delay_ns="the longest delay",
-    short_calls="the number of calls that took more CPU time than the work that they launched took "
-    "device time",
+    short_calls="the number of calls whose CPU time is longer than the device time of the work "
+    "that they launched",
 )
 
 

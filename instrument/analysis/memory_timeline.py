@@ -148,8 +148,8 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most memory in use after any event; the memory in use before the first event
-        is not considered.
+        The peak is the most memory in use after any event. A time before the first event is never
+        the peak.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(
@@ -252,7 +252,7 @@ class MemoryView:
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
         """Return for each event of a timeline the index of its label, and the list of labels.
 
-        A label is a name as in `LIVE`. A free has the label of its allocation.
+        A label is a value of the column `name` of `LIVE`. A free has the label of its allocation.
 
         Raises:
             CaptureError: `by` is "module", and the trace holds no modules.
@@ -415,7 +415,7 @@ class MemoryView:
     def _ends(self, line: Timeline) -> Ints:
         """For each allocation of a timeline, the position of its free.
 
-        For an allocation that is not freed, this is the number of events in the timeline.
+        If an allocation is not freed, its value is the number of events in the timeline.
         """
         # The last entry stands for allocations without a free (-1).
         place = np.full(len(self._partner) + 1, len(line.instant))

@@ -247,7 +247,7 @@ class RangeTable(GroupableTable):
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The shares of each group of work. Only work counts for which `where` is True."""
+        """The shares of each group of work. `where` selects the work that counts."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -419,7 +419,7 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
     A call of a range, or an autograd node, counts for the step in which it began.
 
     Args:
-        links: the relations of the trace.
+        links: the relations between the events of the trace.
         groups: groups of the paths of ranges.
         most: the maximum number of steps. If the trace has more steps, the last ones are taken.
 
@@ -437,7 +437,7 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """For each slice: its CPU time, the idle time of the devices, and the memory of its thread."""
+    """For each slice: CPU time, idle time of the devices, and memory that its thread allocated."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None

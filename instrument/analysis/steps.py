@@ -158,9 +158,9 @@ class Gaps(NamedTuple):
         start_ns, end_ns: the start and end of each gap.
         call: the position of the CPU call that launched the next work. The gap ends when this work
             starts. `call` is -1 if the trace does not hold the call, or if no work follows the gap.
-        queued_ns: the time at which this call returned. If the call returned before the gap or
-            after it, `queued_ns` is the start or the end of the gap. If `call` is -1, `queued_ns`
-            is the end of the gap.
+        queued_ns: the time at which this call returned. If the call returned before the gap,
+            `queued_ns` is the start of the gap. If it returned after the gap, or if `call` is -1,
+            `queued_ns` is the end of the gap.
         known: whether `queued_ns` is known. It is known if the trace holds the call, or if no work
             follows the gap.
         syncing: whether the CPU was waiting for the device when the gap began. `syncing` is False

@@ -42,10 +42,10 @@ SYNCHRONISATIONS: Schema = schema(
 def synchronisations(links: Links) -> Table:
     """Return the calls that wait, grouped by place in the code and awaited stream.
 
-    See `SYNCHRONISATIONS`. The group with the longest time comes first: the CPU time of the calls,
-    or the time that a stream waited because of them. `instrument.links.synchronisation` finds the
-    work that the calls wait for. If a call waits for several streams, it counts for the stream
-    whose work ended last.
+    See `SYNCHRONISATIONS`. The group with the longest time comes first: its time is the CPU time of
+    the calls, or, if a stream waits, the time that it waits. `instrument.links.synchronisation`
+    finds the work that the calls wait for. If a call waits for several streams, it counts for the
+    stream whose work ended last.
 
     Limit: waiting inside other calls, such as `cudaFree`, or inside kernels is not counted.
     """

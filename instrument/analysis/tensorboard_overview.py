@@ -179,10 +179,10 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """Sum over time how well the running kernels filled the multiprocessors, in ns.
+    """The time in ns for which the running kernels filled the multiprocessors.
 
     At each time, the blocks per multiprocessor of all running kernels are added. A sum above 1
-    counts as 1. Returns the integral of this sum over time.
+    counts as 1. The result is the integral of this sum over time.
     """
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])

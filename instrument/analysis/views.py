@@ -379,7 +379,7 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The recorded name of the capture, or else the name of its folder or file, not a path."""
+        """The recorded name of the capture, or else the name, not the path, of its folder or file."""
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
@@ -521,7 +521,7 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launch device work, and its delay; see `analysis.launches`."""
+        """The CPU calls that launch device work, and its delays; see `analysis.launches`."""
         from instrument.analysis.launches import launches
 
         return launches(self.events, self.work)
@@ -598,10 +598,10 @@ class Views:
 
     @cached_property
     def compiled_ranges(self) -> Table:
-        """The ranges inside compiled regions that ran in this window; see `COMPILED_RANGES`.
+        """The ranges inside compiled regions, if the region ran in this window.
 
-        These ranges were called, and their time is part of the region's time. Compiled code does
-        not record where a range begins and ends.
+        See `COMPILED_RANGES`. These ranges were called, and their time is part of the region's
+        time. Compiled code does not record where a range begins and ends.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]

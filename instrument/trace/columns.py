@@ -45,7 +45,7 @@ def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
 
 
 def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
-    """Convert integers to a column. A larger integer is cut to its lowest 64 bits."""
+    """Convert integers to a column. Only the lowest 64 bits of an integer are kept."""
     try:
         return np.array(values, np.int64)
     except OverflowError:  # unsigned integers, such as 2**64 - 1 for -1

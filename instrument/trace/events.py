@@ -140,7 +140,7 @@ class Details(NamedTuple):
         group_size: how many ranks take part.
         process_group, group_description: the name of the process group, such as "0", and its
             description, such as "default_pg".
-        collective_number: torch's count of the collectives of this process group.
+        collective_number: torch's sequence number of the collective in its process group.
         source_rank, destination_rank: the two ranks of a transfer.
         graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
         sync_kind: the kind of a `cuda_sync` event, such as "Stream Wait Event".
