@@ -379,7 +379,7 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The recorded name of the capture, or else the name, not the path, of its folder or file."""
+        """The recorded name of the capture, or else the last part of `folder` or `trace_path`."""
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
