@@ -54,7 +54,7 @@ class Work:
     operator: Ints
 
     def of(self, *kinds: int) -> Intervals:
-        """The intervals of all work of the given kinds."""
+        """The starts and the ends of all work of the given kinds."""
         chosen = np.isin(self.kind, kinds)
         return self.start_ns[chosen], self.end_ns[chosen]
 
@@ -94,7 +94,7 @@ def device_work(
     """Return the kernels, copies and memsets of a trace, on all streams, with their kinds.
 
     Args:
-        links: the relations of the trace.
+        links: the relations between the events of the trace.
         communication: a regular expression. Kernels whose names match it are communication.
             None means the default, `COMMUNICATION_NAMES`. The value `"nccl|rccl"` replaces the
             default. The value `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
@@ -122,7 +122,10 @@ def device_work(
 
 
 def breakdown(work: Work) -> Table:
-    """Return one row for the whole trace; all devices count together. See `BREAKDOWN`."""
+    """Return one row for the whole trace; see `BREAKDOWN`.
+
+    A time in which several devices work counts once.
+    """
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table.of(
         BREAKDOWN, {name: v.tolist() if len(work.event) else [None] for name, v in found.items()}
@@ -145,16 +148,16 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """The intervals of compute, of communication and of copies: three layers for `sweep`."""
+    """Three lists of intervals: those of compute, of communication and of copies."""
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
     """For each column of `BREAKDOWN`, a mask of the time segments that the column counts.
 
-    The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: a row for each
-    layer, and in it a flag for each segment of time. Its first three rows must be the layers that
-    `layers_of` returns.
+    The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: it has one row
+    for each layer, and each row has one flag for each segment of time. The first three rows must
+    belong to the layers that `layers_of` returns.
     """
     compute, communication, copy = active[:3]
     return {

@@ -1,4 +1,4 @@
-"""Two tables of collectives: a row for each collective, and sums by process group and kind.
+"""Two tables: one has a row for each collective, the other has sums by process group and kind.
 
 Bandwidths are defined as in NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
 algorithm bandwidth is the bytes divided by the time. The bus bandwidth is the algorithm bandwidth
@@ -74,7 +74,7 @@ _GROUP = {
     "kind": "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, "
     "scatter, send_recv or barrier; None if the trace does not show it",
     "process_group": "torch's name for the process group, such as 0; None if it is not recorded",
-    "description": "what the process group is for, such as default_pg",
+    "description": "torch's description of the process group, such as default_pg",
     "ranks": "the ranks of the group, as Kineto writes them; torch shortens a long list",
     "group_size": "how many ranks the group has",
     "runs_on": "device, or CPU for gloo and MPI; None if the trace has only torch's record of the "
@@ -82,7 +82,7 @@ _GROUP = {
 }
 COLLECTIVES: Schema = schema(
     **_GROUP,
-    element_type="the types of the elements, by torch's names",
+    element_type="torch's names for the types of the elements",
     calls="how many collectives there were",
     bytes="the sizes of the messages, summed over the calls whose size is known. As in NCCL's "
     "tests, the size is the gathered output for all_gather, the whole input for reduce_scatter, "
@@ -107,17 +107,19 @@ COLLECTIVE_CALLS: Schema = schema(
     name="the kernel's name without its parameters, or the annotation's name, or the name in "
     "torch's record",
     **_GROUP,
-    element_type="the type of the elements, by torch's name",
+    element_type="torch's name for the type of the elements",
     number="torch's sequence number of the collective in its process group; None if it is not "
     "recorded",
-    step="the number of the step that launched the collective; None outside of all steps",
+    step="the number of the finished step that launched the collective; None if no finished step "
+    "launched it",
     ordinal="the index among the collectives of the same name and ranks in the step, in order of "
     "start, from 0",
     start_ns="the start, on the trace's own clock; tables print the time since the trace's first "
     "event; None if the trace has no kernel or annotation of the collective",
     end_ns="the end, on the trace's own clock",
     duration_ns="the time of the collective's kernels, or of its annotation on the CPU",
-    exposed_ns="the part of `duration_ns` in which no compute ran",
+    exposed_ns="the part of `duration_ns` in which no device ran compute; for collectives on the "
+    "CPU, the part in which no thread ran an operator",
     bytes="the size of the message as NCCL counts it; None if it is not known, and for a barrier",
     algorithm_bytes_per_second="`bytes` divided by `duration_ns`",
     bus_bytes_per_second="`algorithm_bytes_per_second` times NCCL's factor",
@@ -185,7 +187,7 @@ class _Found:
     `event` is the position of the kernel or annotation in `Events`. `record` is the position of the
     CPU event in which torch recorded the collective; -1 if there is no such event. `range` is the
     position of the collective's annotation; -1 if there is no annotation. `step` is an index into
-    the finished steps; -1 if no finished step contains the collective.
+    the finished steps; -1 if no finished step launched the collective.
     """
 
     event: Ints
@@ -199,15 +201,15 @@ class _Found:
 def collective_calls(links: Links, work: Work) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
-    torch records each collective as a CPU event. Kernels with the same record are one collective.
-    Collectives that have a record and no kernel come last: their group has one rank, or the devices
-    were not recorded.
+    torch records each collective as a CPU event, which is called its record here. Kernels with the
+    same record are one collective. Collectives that have a record and no kernel come last: their
+    group has one rank, or the devices were not recorded.
 
     Limit: a coalesced group of collectives runs as one kernel. torch records each collective of the
     group, but the kernel belongs to none of these records. So each collective of the group has a
     row without a time, and the kernel has a row without a size.
 
-    Cost: a sort of the device events. If gloo or MPI ran on the CPU, also the call tree.
+    Cost: a sort of the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
     events = links.events
     steps = finished_steps(events)
@@ -228,7 +230,7 @@ def _joined(tables: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
-    """The communication kernels."""
+    """The collectives that ran as communication kernels on a device."""
     chosen = np.flatnonzero(work.kind == COMMUNICATION)
     record, around = collective_records(events, work.operator[chosen], work.call[chosen])
     exposed = _outside(work.of(KERNEL, MEMSET), work.start_ns[chosen], work.end_ns[chosen])
@@ -237,7 +239,7 @@ def _on_device(events: Events, work: Work, steps: Ints) -> _Found:
 
 
 def _on_cpu(links: Links, steps: Ints) -> _Found:
-    """The annotations of process groups that work on the CPU."""
+    """The collectives that ran on the CPU. torch marks each of them with an annotation."""
     events = links.events
     index = np.flatnonzero(is_on_cpu(events))
     start, end = events.start_ns[index], events.end_ns[index]
@@ -247,9 +249,9 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
-    """The records of those collectives that have no kernel in the trace.
+    """The collectives of which the trace has only torch's record, and no kernel.
 
-    `used` are the positions of the records that have a kernel; -1 is ignored.
+    `used` holds the positions of the records that have a kernel; -1 is ignored.
     """
     is_named = np.array([_is_collective_record(each) for each in events.details], np.bool_)
     chosen = records(events)
@@ -265,18 +267,18 @@ def _is_collective_record(details: Details) -> bool:
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each span from `start_ns` to `end_ns`, the part of the span outside of all intervals."""
+    """For each span from `start_ns` to `end_ns`, how many ns of it are outside of all intervals."""
     timeline = sweep([intervals])
     return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
 
 
 def is_on_cpu(events: Events) -> Flags:
-    """A mask of the annotations of collectives that run on the CPU."""
+    """A mask of the annotations with which torch marks collectives on the CPU."""
     return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
 
 
 def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
-    """The cells of `COLLECTIVE_CALLS`; events with the same record are one row."""
+    """The cells of `COLLECTIVE_CALLS`. Events with the same record share one row."""
     unit = np.where(found.record >= 0, found.record, len(events) + np.arange(len(found.record)))
     groups = groupby(unit)[1]
     first = groups.sorted_by(events.start_ns[found.event]).row(0)
@@ -356,11 +358,11 @@ def _without_parameters(name: str) -> str:
 
 
 def collectives(calls: Table) -> Table:
-    """Return one row for each process group and kind of collective, the longest first.
+    """Return one row for each process group and kind of collective; see `COLLECTIVES`.
 
-    See `COLLECTIVES`. The kernel of a collective starts when the rank is ready, and ends when all
-    ranks are done. So its time includes waiting for other ranks, and the bandwidths are lower
-    bounds; `Ranks.collectives` removes the waiting.
+    The row with the longest total time comes first. The kernel of a collective starts when the rank
+    is ready, and ends when all ranks are done. So its time includes waiting for other ranks, and
+    the bandwidths are lower bounds; `Ranks.collectives` removes the waiting.
     """
     key, distinct = intern(zip(*(calls.column(name) for name in _OF_GROUP)))
     groups = Groups(key, len(distinct))
@@ -408,7 +410,7 @@ def collectives(calls: Table) -> Table:
 def _rates(
     distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
 ) -> list[tuple[int | None, int | None]]:
-    """The bandwidths of each group. Only rows at which `where` is True count."""
+    """The bandwidths of each group. `where` selects the rows that count."""
     kind, count = (_OF_GROUP.index(name) for name in ("kind", "group_size"))
     sums = zip(groups.sums(size, where), groups.sums(duration, where))
     return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]
@@ -418,8 +420,8 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
     The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while no thread runs an operator. Operators that start a collective, run it or wait for it are
-    not considered. The result is empty if no process group worked on the CPU.
+    while no thread runs an operator; operators that start a collective, run it or wait for it do
+    not count. The result is empty if no process group worked on the CPU.
     """
     events = links.events
     if not is_on_cpu(events).any():
@@ -436,13 +438,13 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
 
 
 def exposed_on_cpu(links: Links) -> Intervals:
-    """The times of exposed communication of process groups on the CPU; see `cpu_waits`."""
+    """The intervals in which communication on the CPU was exposed; see `cpu_waits`."""
     communicating, working = (timeline := sweep(_cpu_sides(links))).active
     return timeline.merged(communicating & ~working)
 
 
 def _cpu_sides(links: Links) -> list[Intervals]:
-    """The times at which process groups worked on the CPU, and at which other operators ran."""
+    """Two lists of intervals: when collectives ran on the CPU, and when other operators ran."""
     events, call_tree = links.events, links.call_tree
     communicates = is_on_cpu(events)[call_tree.index]
     operator = events.among(OPERATOR) & ~events.named(

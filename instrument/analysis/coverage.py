@@ -103,7 +103,7 @@ def coverage(capture: Views) -> Table:
 
 
 def part(capture: Views, name: str) -> Part | None:
-    """Return the cells of one row; None if the row does not apply to the capture.
+    """Return the row `name` of the coverage; None if the row does not apply to the capture.
 
     Each row of a capture is computed only once.
     """
@@ -162,7 +162,7 @@ def _table(capture: Views, names: Iterable[str]) -> Table:
 
 
 def _percent(share: float) -> str:
-    """A share below `ENOUGH` (95 %) as text, at most "94.9%": the text must not say "95.0%"."""
+    """Write a share below `ENOUGH` (95 %) as text. The text is at most "94.9%", never "95.0%"."""
     return f"{min(share, ENOUGH - 0.001):.1%}"
 
 
@@ -194,7 +194,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """The part of the launches that have device work; the lost device time is not known."""
+    """Count the launches that have device work. The time of the missing work is not known."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None
@@ -228,7 +228,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work is of a type that `profiler.activities` chose."""
+    """A mask of the calls whose device work `profiler.activities` selects for recording."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():
@@ -247,7 +247,8 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
 def _captures(events: Events, time_ns: Ints) -> Flags:
     """For each point in time, whether the capture of a CUDA graph was in progress on any thread.
 
-    The first call that ends a capture may belong to a capture that began before the recording.
+    If the trace has the end of a capture but not its beginning, the capture began before the
+    recording.
     """
     calls = events.among(is_runtime)
     begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]
@@ -316,7 +317,7 @@ def _launched(capture: Views) -> Part | None:
             "with cpu (or the type CUDA_RUNTIME) in profiler.activities.": ~known
         }
     likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
-    place = "This time is in no range, and in the row [no launch] of the operators."
+    place = "This time belongs to no range. The table of operators shows it as [no launch]."
     why = f"device time has no launch in the trace{likely} {place}"
     return _time(int(length[known].sum()), int(length.sum()), why)
 

@@ -49,7 +49,7 @@ ROWS = {
         "CPU call that launches a kernel, a CUDA graph or a copy. Two kinds of calls do not count: "
         "calls during the capture of a CUDA graph, because they launch nothing, and memsets, "
         "because a memset of 0 bytes launches nothing. Left out if the trace has no launches, or "
-        "has counters of a range profiler and no device work"
+        "if it has counters of a range profiler and no device work"
     ),
     RECORDS: Row(
         "the part of the records of device work and calls that Kineto did not drop, according to "
@@ -76,7 +76,8 @@ ROWS = {
     ),
     DEVICE_IN_STEPS: Row(
         "the part of the device time of work that was launched in finished steps. If the launch is "
-        "not in the trace, the start of the work decides. Left out if no steps are marked"
+        "not in the trace, the work counts if it started in a finished step. Left out if no steps "
+        "are marked"
     ),
     CPU_IN_STEPS: Row(
         "the part of the CPU time of all threads that is in finished steps. Calls that only wait "

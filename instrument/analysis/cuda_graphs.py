@@ -65,8 +65,8 @@ CUDA_GRAPHS: Schema = schema(
     "the nodes differ in kernels. `unknown order`: the graph has branches or its replays differ, "
     "and the names of the kernels do not tell the nodes apart. `several captures`: several "
     "captures fit the graph, with different operators or ranges. `several graphs`: the trace does "
-    "not name captured kernels, and n captures fit more than n graphs with different kernels, so "
-    "it is not known which graphs they made",
+    "not name captured kernels, and the captures fit more graphs with different kernels than there "
+    "are captures, so it is not known which capture made which graph",
 )
 CUDA_GRAPH_NODES: Schema = schema(
     name="the name of the graph, as in the table `cuda_graphs`",
@@ -95,9 +95,9 @@ _SUMMED = ("calls", "device_ns")
 
 
 class CudaGraphNodeTable(GroupableTable):
-    """One row for each node of each CUDA graph, in the order of the graphs and of the nodes.
+    """One row for each node of each CUDA graph; see `CUDA_GRAPH_NODES`.
 
-    See `CUDA_GRAPH_NODES`.
+    The rows are sorted by graph and then by node.
     """
 
     def __init__(self, columns: dict[str, list[Any]]) -> None:
@@ -106,9 +106,10 @@ class CudaGraphNodeTable(GroupableTable):
     def by(
         self, what: Literal["name", "kernel", "kind", "operator", "range", "annotation"]
     ) -> Table:
-        """Group the nodes by one column: a row for each distinct cell, the costliest row first.
+        """Group the nodes by one column: the table has one row for each distinct cell.
 
-        Each row has the number of nodes, and the sums of `calls` and of `device_ns`.
+        Each row has the number of nodes, and the sums of `calls` and of `device_ns`. The row with
+        the most device time comes first.
 
         Raises:
             ConfigError: nodes cannot be grouped by the column `what`.
@@ -127,10 +128,11 @@ class CudaGraphNodeTable(GroupableTable):
 
 
 class CudaGraphTable(Table):
-    """One row for each CUDA graph that was replayed, the costliest first; see `CUDA_GRAPHS`.
+    """One row for each CUDA graph that was replayed; see `CUDA_GRAPHS`.
 
-    HIP graphs are in the table too. In a trace of ROCm, graphs have no ids. So graphs that look
-    alike, such as the graphs of equal layers, share one row.
+    The graph with the most device time comes first. HIP graphs are in the table too. In a trace of
+    ROCm, graphs have no ids. So graphs that look alike, such as the graphs of equal layers, share
+    one row.
 
     Attributes:
         nodes: one row for each node of each graph; see `CUDA_GRAPH_NODES`.
@@ -176,7 +178,7 @@ class _Replays:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The nodes of the graphs, sorted by graph, then by order.
+    """The nodes of the graphs, sorted by graph. Within a graph, they are sorted by `position`.
 
     Attributes:
         of: the node of each device event.
@@ -203,7 +205,7 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
     A node's operator and range are found where the program captured the CUDA graph: in this trace,
     or in one of the traces `captured`. See `instrument.links.stream_capture`.
 
-    Cost: a sort of the device events of graphs, and the call tree of each trace.
+    Cost: a sort of the device events of graphs, and building the call tree of each trace.
     """
     events = links.events
     replays, graph_ids, node_ids = _replays(events, work)
@@ -232,7 +234,7 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
 
 
 def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
-    """The replays, and the ids of graphs and nodes in the trace."""
+    """Find the replays. Returns the replays, the ids of the graphs, and the ids of the nodes."""
     chosen = np.flatnonzero(replayed(events, work.event, work.call))
     event = work.event[chosen]
     graph, node, graph_ids, node_ids = ids_of(events, event)
@@ -278,7 +280,7 @@ def _node_kinds(events: Events, event: Ints, kind: Ints) -> Ints:
 def _graphs(
     events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
 ) -> tuple[Groups, list[int | None], list[str]]:
-    """Group the replays by graph, the costliest graph first.
+    """Group the replays by graph. The graph with the most device time comes first.
 
     Returns the groups, the id of each graph, and the label of each graph.
     """
@@ -308,7 +310,7 @@ def _graphs(
 
 
 def _sorted_names(replays: _Replays) -> Ints:
-    """The names of the device events of each replay, in an order that does not depend on time."""
+    """The names of the device events, sorted by replay, and within each replay by name."""
     found: Ints = replays.name[np.lexsort((replays.name, replays.replay))]
     return found
 
@@ -316,8 +318,8 @@ def _sorted_names(replays: _Replays) -> Ints:
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     """Tell the nodes of each graph apart: by ids, or else by order, or else by kernel names.
 
-    The order is taken from the longest replay of a graph, because the window can cut off other
-    replays.
+    The order is taken from the replay with the most device events, because the window can cut off
+    other replays of the graph. This replay is called the longest replay here.
     """
     graph, name = graphs.of[replays.replay], replays.name
     by_graph = Groups(graph, graphs.count)
@@ -343,7 +345,8 @@ def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
 def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
     """The position of each device event's node in the longest replay of its graph.
 
-    -1 if the node is not in that replay, or ran there more than once.
+    The position is -1 if the node is not in that replay, or ran there more than once. The longest
+    replay of a graph is the one with the most device events.
     """
     _, node = groupby(graph * (int(label.max(initial=0)) + 1) + label)
     model = np.flatnonzero(longest[graph] == replays.replay)
@@ -356,7 +359,7 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
 def _longest(
     events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
 ) -> GraphNodes:
-    """The nodes of a graph, as its longest replay ran them."""
+    """The nodes of a graph, in the order of the replay with the most device events."""
     first = int(replays.first[nodes.longest[graph]])
     rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
     return GraphNodes(
@@ -368,7 +371,7 @@ def _longest(
 
 
 def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) -> list[NodeNames]:
-    """For each graph, the operators and ranges of the nodes in its longest replay."""
+    """For each graph, the operator and the range of each node in `longest`."""
     usable = [ran.in_order or alike for ran, alike in zip(longest, is_alike.tolist())]
     found = iter(captures.of([ran for ran, is_usable in zip(longest, usable) if is_usable]))
     return [
@@ -380,7 +383,7 @@ def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) 
 def _launching(
     links: Links, graphs: Groups, places: tuple[Ints, Ints], launch: Ints, launched_ns: Ints
 ) -> dict[str, list[Any]]:
-    """The columns about the launches of each graph: operator, range and number of steps."""
+    """What launched each graph: the columns `operator`, `range` and `steps`."""
     events, steps = links.events, links.steps
     known = launch >= 0
     operator, path = (_agreed(graphs, values, known) for values in places)
@@ -449,8 +452,8 @@ def _node_table(
 ) -> CudaGraphNodeTable:
     """The table of the nodes.
 
-    `graphs` holds for each graph the label, the nodes of the longest replay, and their operators
-    and ranges.
+    `graphs` holds for each graph its label, the result of `_longest`, and the operators and ranges
+    of these nodes.
     """
     first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
     kernels = [events.names[k] for k in events.name[event].tolist()]

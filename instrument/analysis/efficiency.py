@@ -1,4 +1,4 @@
-"""How fast matrix products, convolutions and attention ran, and how fast the device could be."""
+"""How fast matrix products, convolutions and attention ran, and how fast they could run."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ EFFICIENCY: Schema = schema(
     "known",
     bound_ns="the shortest possible device time: the time for `flops` at the peak FLOP/s, or the "
     "time for `moved_bytes` at the peak bandwidth, whichever is longer",
-    device_number="the device that ran the work of the calls, as the trace numbers it; None if no "
-    "device or several devices ran the work",
+    device_number="the device that ran the work of the calls, as the trace numbers it; None if "
+    "`device_ns` is None, or if several devices ran the work",
 )
 EFFICIENCY_STEPS: Schema = schema(
     number="the step's number, counted from 0",
@@ -66,9 +66,9 @@ EFFICIENCY_STEPS: Schema = schema(
     flops="floating-point operations of the operators in `efficiency` that the step called; if the "
     "trace has device events, only calls that launched work count",
     recomputed_flops="the part of `flops` that activation checkpointing computed again",
-    precision="the precision of most of `flops`; None if it is not known",
+    precision="the precision in which most of `flops` were computed; None if it is not known",
     peak_flops_per_second="the peak FLOP/s in the precision of the column `precision`, summed over "
-    "the devices that ran `flops`; None if it is not known",
+    "the devices that ran the operators; None if it is not known",
     mfu="model FLOPs utilization: `flops` without `recomputed_flops`, divided by "
     "`peak_flops_per_second` and by the longer one of `duration_ns` and `busy_ns`; a lower bound "
     "if `flops_covered` is below 1; None if `flops_covered` is below 0.5",
@@ -95,12 +95,12 @@ _LEAST_COVERED = 0.5
 
 
 class EfficiencyTable(Table):
-    """One row for each combination of operator, shapes, types and device, the costliest row first.
+    """One row for each combination of operator, shapes, types and device; see `EFFICIENCY`.
 
-    See `EFFICIENCY`. The rows hold matrix products, convolutions, attention and recurrent layers:
-    the operators whose FLOPs are known (`instrument.links.flops`). An operator that is called
-    inside such an operator is not counted again. The table is empty if the trace has no input
-    shapes.
+    The row with the most device time comes first. The rows hold matrix products, convolutions,
+    attention and recurrent layers: the operators whose FLOPs are known (`instrument.links.flops`).
+    An operator that is called inside such an operator is not counted again. The table is empty if
+    the trace has no input shapes.
 
     `flops` and `moved_bytes` are the minimum that the operator must compute and move. A kernel may
     compute and move more. So `flops_per_second` is the rate of useful work, and not the rate at
@@ -129,8 +129,8 @@ class _Calls:
         moved_bytes: the bytes that the call must move at least; `UNKNOWN` if they are not known.
         dtype: an index into `dtypes`.
         precision: an index into `precisions`.
-        device: an index into `rates`; `_NO_DEVICE` if the call used no device, `_SEVERAL` if it
-            used more than one.
+        device: an index into `rates`; `_SEVERAL` if the call used several devices;
+            `_NO_DEVICE` if it used none, or if the trace lacks a kernel of the call.
         device_ns: the device time of the work that the call launched.
         owner: for each device event, the index of the call that launched it; -1 if none of these
             calls launched it.
@@ -138,7 +138,7 @@ class _Calls:
         precisions: the distinct precisions; None stands for an unknown precision.
         rates: the devices, each with its peak rates. A device is given by the process number of
             its events, because traces store the number of a device there.
-        cpu: the peak rates of calls without a device.
+        cpu: the peak rates for calls whose `device` is `_NO_DEVICE`.
     """
 
     node: Ints
@@ -155,7 +155,7 @@ class _Calls:
     cpu: PeakRates
 
     def rates_of(self, device: int) -> PeakRates:
-        """The peak rates for one value of the column `device`."""
+        """The peak rates of a device, given as a value of the column `device`."""
         if device == _SEVERAL:
             return PeakRates()
         return self.cpu if device == _NO_DEVICE else self.rates[device][1]
@@ -303,8 +303,8 @@ def _around(links: Links, node: Ints) -> Ints:
     """For each node of the call tree, find the innermost node of the list `node` around it.
 
     The result holds indices into `node`; -1 if no node of the list is around the node. A node that
-    is in the list itself gets its own index. The result has one more entry at its end, -1, so that
-    the index -1, which means an unknown node, leads to -1.
+    is in the list itself gets its own index. One more entry, -1, follows at the end: an unknown
+    node has the index -1, and numpy reads the last entry for it.
     """
     counted = np.zeros(len(links.call_tree), np.bool_)
     counted[node] = True
@@ -330,7 +330,7 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 def _one_device(launched: Groups, process: Ints) -> Ints:
     """For each call, the device on which its device events ran.
 
-    `process` is the device of each device event, as an index; the result holds the same indices.
+    `process` holds an index of the device of each device event, and the result holds such indices.
     The result is `_SEVERAL` for a call with events on several devices, and `_NO_DEVICE` for a call
     without device events.
     """
@@ -443,7 +443,7 @@ def _recomputed(links: Links, node: Ints) -> Flags:
 
 
 def _covered(work: Work, step: Ints, owner: Ints, steps: int) -> list[float | None]:
-    """For each step, the column `flops_covered`; None if the step has no kernels."""
+    """For each step, the value of `flops_covered`; None if the step has no kernels."""
     computes = (work.kind == KERNEL) & (step >= 0)
     groups = Groups(step, steps)
     duration = work.end_ns - work.start_ns

@@ -46,8 +46,8 @@ EVENTS: Schema = schema(
     start_unix_ns="(int64) the start as Unix time, for comparing ranks; null if the trace does "
     "not hold its Unix time",
     duration_ns="(int64) the duration; null for allocations and frees",
-    self_ns="(int64) the duration without the operators, ranges and calls directly inside this "
-    "event; null for device events and Python frames",
+    self_ns="(int64) the duration without the time of the operators, ranges and calls directly "
+    "inside this event; null for device events and Python frames",
     parent="(int64) the `event` of the operator, range or call directly around this event",
     launched_by="(int64) for device work, the `event` of the operator or range that launched it",
     correlation="(int64) a number that a launch shares with the device work that it started",
@@ -81,8 +81,8 @@ EVENTS: Schema = schema(
     ranks="(string) the ranks that take part, as JSON; torch shortens a long list",
     group_size="(int64) how many ranks take part",
     process_group="(string) the name of the process group",
-    group_description="(string) what the process group is for, such as `default_pg`",
-    collective_number="(int64) torch's count of the collectives of this process group",
+    group_description="(string) torch's description of the process group, such as `default_pg`",
+    collective_number="(int64) torch's sequence number of the collective in its process group",
     source_rank="(int64) the rank that sends, for a transfer between two ranks",
     destination_rank="(int64) the rank that receives",
     graph="(int64) the CUDA graph that launched a device event",
@@ -233,7 +233,7 @@ def _starts(events: Events, start: Ints) -> dict[str, Any]:
 
 
 def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
-    """An Arrow column of values; null where `known` is False."""
+    """An Arrow column of values. The cells at which `known` is False are null."""
     import pyarrow
 
     return pyarrow.array(values, mask=None if known is None else ~known)
@@ -251,7 +251,7 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
 
 
 def _arguments(codes: Codes, texts: Sequence[bytes], converted: Callable[[bytes], str]) -> Any:
-    """An Arrow column of arguments, whose dictionary holds only the texts that the column uses."""
+    """An Arrow column of arguments. Its dictionary holds only the texts that the column uses."""
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))
     position = np.full(len(texts) + 1, -1, np.int32)  # the last entry is for no argument (-1)
     position[used] = np.arange(len(used))

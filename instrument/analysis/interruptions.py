@@ -82,8 +82,8 @@ INTERRUPTIONS: Schema = schema(
     name="the event's name in the trace",
     calls="the number of interruptions; an interruption inside another one of the same kind is not "
     "counted",
-    cpu_ns="CPU time of the interruptions. Each nanosecond of a thread counts once for a kind, but "
-    "an interruption can contain interruptions of other kinds",
+    cpu_ns="CPU time of the interruptions. Each nanosecond of a thread counts once for a kind. If "
+    "interruptions of several kinds are nested, it counts once for each of these kinds",
     max_ns="the duration of the longest interruption",
     threads="the number of threads with these interruptions; None for Kineto's category "
     "`overhead`, which names no thread",
@@ -98,12 +98,12 @@ INTERRUPTIONS: Schema = schema(
 
 
 def interruptions(events: Events) -> Table:
-    """Return one row for each kind and name of an interruption, the longest CPU time first.
+    """Return one row for each kind and name of an interruption; see `INTERRUPTIONS`.
 
-    See `INTERRUPTIONS`. A trace holds garbage collections only if it was recorded with Python
-    stacks and torch's experimental option `record_python_gc_info`. A trace holds module loading
-    only if the driver's calls were recorded, or if CUPTI reports it as overhead. So if a kind has
-    no row, perhaps it was not recorded.
+    The row with the most CPU time comes first. A trace holds garbage collections only if it was
+    recorded with Python stacks and torch's experimental option `record_python_gc_info`. A trace
+    holds module loading only if the driver's calls were recorded, or if CUPTI reports it as
+    overhead. So if a kind has no row, perhaps it was not recorded.
 
     Limit: the table does not tell whether the training thread waited. A call on another thread,
     such as an allocation by the thread that pins memory, may have interrupted nothing.

@@ -62,7 +62,9 @@ STREAMS: Schema = schema(
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """Return one row for each name of a kernel, the costliest first; see `KERNELS`.
+    """Return one row for each name of a kernel; see `KERNELS`.
+
+    The row with the most device time comes first.
 
     Cost: a sort of the device events.
     """
@@ -94,7 +96,10 @@ def kernels(events: Events, work: Work) -> Table:
 
 
 def copies(events: Events, work: Work) -> Table:
-    """Return one row for each kind of copy or memset, the costliest first; see `COPIES`."""
+    """Return one row for each kind of copy or memset; see `COPIES`.
+
+    The row with the most device time comes first.
+    """
     chosen = np.flatnonzero(~np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]
     size = moved_bytes(events, event, work.call[chosen])
@@ -112,14 +117,17 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
-    """Sizes divided by durations; -1 if a rate is not known, or does not fit into 64 bits."""
+    """Each size divided by its duration; -1 if a rate is unknown or does not fit into 64 bits."""
     pairs = zip(size.tolist(), duration_ns.tolist())
     rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
     return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
 
 
 def streams(events: Events, work: Work) -> Table:
-    """Return one row for each stream on which work ran, the busiest first; see `STREAMS`."""
+    """Return one row for each stream on which work ran; see `STREAMS`.
+
+    The row with the longest `busy_ns` comes first.
+    """
     present, groups = groupby(events.thread[work.event])
     found = by_group(work, groups.of, groups.count)
     names = ("compute_ns", "communication_ns", "copy_ns", "idle_ns")
@@ -151,7 +159,7 @@ def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
     """Kineto's occupancy estimates of the given kernels, as fractions.
 
-    NaN where Kineto wrote 0, which means that Kineto has no estimate.
+    The value is NaN if Kineto wrote 0, because 0 means that Kineto has no estimate.
     """
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
@@ -201,7 +209,7 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """The grids or blocks as text in one line; None for a code of -1.
+    """The grid or block size of each code, as text in one line. The code -1 gives None.
 
     Some versions of torch write each number on its own line.
     """

@@ -36,13 +36,13 @@ QUEUE: Schema = schema(
     empty_ns="part of `total_ns` in which no launch was outstanding: the device had nothing to "
     "start next",
     total_ns="time from the first launch until the device started the last work",
-    blocked_calls="calls that waited because the queue was full: CUDA allows about 1024 "
-    "outstanding launches for each stream; None on devices without CUDA",
-    blocked_ns="CPU time that these calls waited until the device started the oldest outstanding "
-    "work",
-    unlaunched="device events whose launch is not in the trace, for example because the launch was "
-    "before the recording. These events do not count as launches, so the queue was longer than "
-    "shown",
+    blocked_calls="the number of calls that waited because the queue was full: CUDA allows about "
+    "1024 outstanding launches for each stream; None if no CUDA call launched work on the stream",
+    blocked_ns="CPU time that the calls of `blocked_calls` waited until the device started the "
+    "oldest outstanding work",
+    unlaunched="the number of device events whose launch is not in the trace, for example because "
+    "the launch was before the recording. These events do not count as launches, so the queue was "
+    "longer than shown",
 )
 QUEUE_SERIES: Schema = schema(
     time_ns="a time at which a launch begins or its work starts, on the trace's own clock",
@@ -55,11 +55,10 @@ Lengths = dict[Thread, tuple[Ints, Ints]]
 
 
 class QueueTable(Table):
-    """One row for each stream with device work, the stream with the most launches first.
+    """One row for each stream with device work; see `QUEUE`.
 
-    See `QUEUE`.
-
-    `series` returns the length of one stream's queue over time.
+    The stream with the most launches comes first. `series` returns the length of one stream's
+    queue over time.
     """
 
     def __init__(self, columns: dict[str, list[Any]], lengths: Lengths, begin_ns: int) -> None:
@@ -71,8 +70,9 @@ class QueueTable(Table):
         """Return the queue length of one stream over time; see `QUEUE_SERIES`.
 
         Args:
-            stream: the stream; None means the first row that has a queue.
-            device: the device; None means the first device that has the stream.
+            stream: the stream; None means any stream.
+            device: the device; None means any device. If several rows of the table fit, the first
+                one that has launches is taken.
 
         Raises:
             CaptureError: nothing was launched on this stream.
@@ -157,7 +157,7 @@ def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[I
 
 
 def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Groups, Ints, Ints]:
-    """The times at which the length of each stream's queue changes, and the new length."""
+    """For each stream, the times at which the length of its queue changes, and the new lengths."""
     stream = np.concatenate([launched.of, launched.of])
     time_ns = np.concatenate([called_ns, started_ns])
     change = np.repeat(np.array([1, -1]), len(called_ns))

@@ -1,4 +1,4 @@
-"""The CPU calls that launch device work: how many, how long they take, and how late the work starts."""
+"""The CPU calls that launch device work: their number and time, and how late the work starts."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ LAUNCHES: Schema = schema(
     "it launched (the lower one of two middle delays); a delay is 0 if the work started before "
     "the call returned",
     max_delay_ns="the longest delay",
-    short_calls="the number of calls that took more CPU time than the work that they launched took "
-    "device time",
+    short_calls="the number of calls whose CPU time is longer than the device time of the work "
+    "that they launched",
 )
 
 
 def launches(events: Events, work: Work) -> Table:
-    """Return one row for each kind of CPU call that launches device work, the costliest first.
+    """Return one row for each kind of CPU call that launches device work; see `LAUNCHES`.
 
-    See `LAUNCHES`. The sums, delays and short calls agree with `get_cuda_kernel_launch_stats` of
-    Holistic Trace Analysis (HTA) if both count the same launches. HTA leaves out the last step. HTA
-    counts only the calls cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
-    cudaMemsetAsync, and one launch for each correlation. HTA rounds times to microseconds.
+    The row with the most CPU time comes first. The sums, delays and short calls agree with
+    `get_cuda_kernel_launch_stats` of Holistic Trace Analysis (HTA) if both count the same launches.
+    HTA leaves out the last step. HTA counts only the calls cudaLaunchKernel, cudaLaunchKernelExC,
+    cudaMemcpyAsync and cudaMemsetAsync, and one launch for each correlation. HTA rounds times to
+    microseconds.
 
     Limit: device work whose launch is not in the trace is not counted.
     """

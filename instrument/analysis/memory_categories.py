@@ -43,8 +43,8 @@ _Content = tuple[list[_Number], list[Annotated[list[_Number], Meta(min_length=9,
 class Categories:
     """The bytes of each category on one device over time; `time_ns` is on the trace's own clock.
 
-    `start_bytes` is the memory of each category when the window began. Memory that the window never
-    uses is not counted. If nothing changed in the window, `time_ns` holds only a 0.
+    `start_bytes` is the memory of each category when the window began. Memory that no event of the
+    window uses is not counted. If nothing changed in the window, `time_ns` holds only a 0.
     """
 
     device: str
@@ -58,7 +58,7 @@ class Categories:
         return sum(self.live_bytes.values(), np.zeros(len(self.time_ns), np.int64))
 
     def plot(self, points: int = 1000) -> Plot:
-        """Return a plot of at most `points` spans; see `MemoryView.curve`."""
+        """Return a plot in which time is divided into `points` spans; see `MemoryView.curve`."""
         kept = extremes(self.level_bytes, self.time_ns, points)
         series = {
             name: sizes[kept].tolist() for name, sizes in self.live_bytes.items() if sizes.any()
@@ -67,9 +67,9 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of a device's file in a capture.
+    """The name of the file in a capture that holds the categories of a device.
 
-    If `raw` is True, this is the file that holds every single change.
+    If `raw` is True, this is the file with every single allocation and free.
     """
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
@@ -97,8 +97,8 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
         raise CaptureError(f"The file {path} cannot be understood ({error}): remove it.") from None
     if len(times) != len(sizes) or not times:
         raise CaptureError(
-            f"The file {path} holds {len(times)} times and {len(sizes)} sizes, but needs equally "
-            "many, and at least one: remove the file."
+            f"The file {path} holds {len(times)} times and {len(sizes)} sizes, but needs as many "
+            "times as sizes, and at least one of each: remove the file."
         )
     held_before = times[0] < 0 or times[:1] == times[1:2]
     time_ns = np.zeros(1, np.int64) if times == [-1] else np.array(times, np.int64) * 1000 - base_ns

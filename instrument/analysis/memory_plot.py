@@ -35,8 +35,8 @@ class Curve(Plot):
 def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
     """Choose the points of a plot: the lowest and the highest point of each span of time.
 
-    The first point and the last point are chosen too. `points` is the number of equal spans.
-    Returns the positions of the chosen points.
+    `points` is the number of equal spans into which time is divided. The first point and the last
+    point are chosen too. Returns the positions of the chosen points.
     """
     since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)

@@ -32,8 +32,8 @@ BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
 
 MEMORY_DEVICES: Schema = schema(
     device="the device, such as cpu or cuda:0",
-    allocations="allocations in the window",
-    frees="frees in the window",
+    allocations="the number of allocations in the window",
+    frees="the number of frees in the window",
     allocated_bytes="the bytes of all allocations in the window",
     freed_bytes="the bytes of all frees in the window",
     net_bytes="`allocated_bytes` minus `freed_bytes`: how much more is in use at the end of the "
@@ -52,10 +52,10 @@ LIVE: Schema = schema(
     "operator], [no range] or [no module] if the allocation has no owner; [before the window] for "
     "memory without a recorded allocation; None if the trace has no addresses",
     bytes="the memory in use",
-    allocations="the number of allocations; None for [before the window], or if the trace has no "
-    "addresses",
-    since_ns="the time of the oldest allocation, on the trace's own clock; None if `allocations` "
-    "is None",
+    allocations="the number of allocations in use; None for [before the window], or if the trace "
+    "has no addresses",
+    since_ns="the time of the oldest of these allocations, on the trace's own clock; None if "
+    "`allocations` is None",
 )
 MEMORY_STEPS: Schema = schema(
     device="the device, such as cpu or cuda:0",
@@ -80,7 +80,7 @@ MEMORY_EVENTS: Schema = schema(
     time_ns="the time of the allocation or free, on the trace's own clock",
     size_bytes="the size of the allocation; negative for a free",
     address="the address as a number; None if the trace has no addresses",
-    operator="the outermost operator around the allocation; a free has the operator, range and "
+    operator="the outermost operator around the allocation; a free gets the operator, range and "
     "module of its allocation",
     range="the path of the allocation's range; None if the trace holds no ranges",
     module="the path of the modules around the allocation; None if the trace holds no modules",
@@ -148,8 +148,8 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most memory in use after any event; the memory in use before the first event
-        is not considered.
+        The peak is the most memory in use after any event. A time before the first event is never
+        the peak.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(
@@ -159,14 +159,13 @@ class MemoryView:
     def live(
         self, by: By = "operator", *, device: str | None = None, at_ns: int | None = None
     ) -> Table:
-        """Return the memory in use on a device at a given time, the largest row first.
+        """Return which operators, ranges or modules own the memory in use at a given time.
 
-        See `LIVE`.
-
-        The rows sum to the memory in use. At the peak, the sum is `peak_bytes` of `devices`, or
-        `peak_net_bytes` if `peak_bytes` is None. Memory that a backward operator allocates belongs
-        to the range of its forward operator, as in the range tree. If the trace has no addresses,
-        there is one row, without a name, for all memory.
+        See `LIVE`. The row with the most bytes comes first. The rows sum to the memory in use. At
+        the peak, the sum is `peak_bytes` of `devices`, or `peak_net_bytes` if `peak_bytes` is None.
+        Memory that a backward operator allocates belongs to the range of its forward operator, as
+        in the range tree. If the trace has no addresses, there is one row, without a name, for all
+        memory.
 
         Args:
             by: operator, range or module. A trace holds modules if it was recorded with
@@ -224,7 +223,10 @@ class MemoryView:
 
     @cached_property
     def sizes(self) -> Table:
-        """Allocations by size, for each device the sizes with the most bytes first; see `SIZES`."""
+        """The allocations of each device, counted by size; see `SIZES`.
+
+        For each device, the size whose allocations have the most bytes together comes first.
+        """
         rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
         return Table.of(
             SIZES, {name: [row[k] for row in rows] for k, name in enumerate(names_of(SIZES))}
@@ -250,7 +252,7 @@ class MemoryView:
     def labels(self, line: Timeline, by: By) -> tuple[Ints, list[str]]:
         """Return for each event of a timeline the index of its label, and the list of labels.
 
-        The labels are the names in `live`. A free has the label of its allocation.
+        A label is a value of the column `name` of `LIVE`. A free has the label of its allocation.
 
         Raises:
             CaptureError: `by` is "module", and the trace holds no modules.
@@ -301,9 +303,10 @@ class MemoryView:
         """Return a plot of the memory in use on a device over time, by operator, range or module.
 
         The `most` labels with the most memory at the peak have one series each; all other labels
-        share the series "[others]". If the trace has no addresses, all memory is in the series
-        "[unknown]". Time is divided into `points` equal spans, and only the highest and the lowest
-        point of each span are plotted. So the plot always shows the peak.
+        share the series "[others]". Memory from before the window has the series "[before the
+        window]". If the trace has no addresses, all other memory is in the series "[unknown]". Time
+        is divided into `points` equal spans, and only the highest and the lowest point of each span
+        are plotted. So the plot always shows the peak.
 
         Args:
             by: operator, range or module; None means the result of `most_telling`.
@@ -314,6 +317,7 @@ class MemoryView:
         Raises:
             CaptureError: the trace holds no memory events, no memory events of that device, or no
                 modules for `by="module"`.
+            ConfigError: `by` is none of operator, range and module.
         """
         line = self.timeline(device)
         by = by or self.most_telling(line.device, most)
@@ -343,7 +347,7 @@ class MemoryView:
 
     @property
     def events(self) -> Table:
-        """Every allocation and free of each device in order of time; see `MEMORY_EVENTS`.
+        """Every allocation and free, sorted by device and then by time; see `MEMORY_EVENTS`.
 
         If a free releases memory that was allocated before the window, the operator, range and
         module of the free are "[before the window]". If the trace has no addresses, every free has
@@ -411,7 +415,7 @@ class MemoryView:
     def _ends(self, line: Timeline) -> Ints:
         """For each allocation of a timeline, the position of its free.
 
-        For an allocation that is not freed, this is the number of events in the timeline.
+        If an allocation is not freed, its value is the number of events in the timeline.
         """
         # The last entry stands for allocations without a free (-1).
         place = np.full(len(self._partner) + 1, len(line.instant))
@@ -471,7 +475,10 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
 def _step_row(
     line: Timeline, events: Events, step: int
 ) -> tuple[str, int, int | None, int, int | None]:
-    """The row of a step. A memory event exactly at the end of the step does not count."""
+    """The row of `MEMORY_STEPS` for a device and a step.
+
+    A memory event exactly at the end of the step does not count.
+    """
     first, after = np.searchsorted(
         line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
     ).tolist()

@@ -140,7 +140,7 @@ def _devices_below(links: Links) -> dict[str, Flags]:
 
 
 def by_range(links: Links, calls: Calls, _: int) -> Grouping:
-    """The path of the range to which the call belongs; for a range, of the range around it.
+    """The path of the range to which the call belongs. A range belongs to the range around it.
 
     A call in a backward node belongs to the range of the node's forward operator. The path is None
     for a call outside of all ranges.

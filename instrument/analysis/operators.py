@@ -45,12 +45,12 @@ OPERATORS: Schema = schema(
     calls="the number of calls",
     self_cpu_ns="CPU time of the calls without the calls inside them",
     share="`self_cpu_ns` as a fraction of the CPU time of all calls of all threads. Only time in "
-    "finished steps counts; if no step is finished, all time of the recording",
+    "finished steps counts; if no step is finished, all time counts",
     device_share="`self_device_ns` as a fraction of all device time. Only work that was launched "
-    "in finished steps counts; if no step is finished, all work of the recording",
-    total_share="like `share`, but with `cpu_ns` for `self_cpu_ns`: torch's CPU total %",
-    device_total_share="like `device_share`, but with `device_ns` for `self_device_ns`: torch's "
-    "CUDA total %",
+    "in finished steps counts; if no step is finished, all work counts",
+    total_share="like `share`, but with `cpu_ns` in place of `self_cpu_ns`: torch's CPU total %",
+    device_total_share="like `device_share`, but with `device_ns` in place of `self_device_ns`: "
+    "torch's CUDA total %",
     cpu_ns="CPU time of the calls, including the calls inside them",
     cpu_ns_per_call="`cpu_ns` divided by `calls`",
     self_device_ns="device time of the work that the calls themselves launched; None if the trace "
@@ -99,8 +99,8 @@ class OperatorTable(GroupableTable):
     If the table is grouped by step or device, this work counts for the step and the device in which
     it ran.
 
-    The tables that `sort`, `head`, `where` and `select` return can be grouped too: they keep their
-    rows and their order.
+    The tables that `sort`, `head`, `where` and `select` return can be grouped too. The grouped
+    table holds only the calls of their rows, and is sorted by the same column.
     """
 
     def __init__(self, links: Links, calls: Calls) -> None:
@@ -127,7 +127,7 @@ class OperatorTable(GroupableTable):
         - `step`: the number of the step during which the call began, also if the step is on another
           thread; None outside of all steps.
         - `device`: the devices that ran work of the call and of the calls inside it, by their
-          numbers in the trace, such as "0", or "0,1" for two devices; None if no device did.
+          numbers in the trace, such as "0", or "0,1" for two devices; None if no device ran work.
         - `range`: the path of the range to which the call belongs: the innermost range around the
           call on its thread. A range belongs to the range around it. A call of the backward, on any
           thread, belongs to the range of its forward operator; for gradient accumulation, this
@@ -176,9 +176,10 @@ class OperatorTable(GroupableTable):
 
     @property
     def ops_without_flops(self) -> Table:
-        """The operators whose FLOPs are not counted, the costliest operator first.
+        """The operators whose FLOPs are not counted; see `OPS_WITHOUT_FLOPS`.
 
-        See `OPS_WITHOUT_FLOPS`.
+        The operator with the most device time comes first, or with the most CPU time if the trace
+        has no device events.
 
         A call of an operator is listed if no formula counts the call, a call inside it, or a call
         around it. If such calls are nested, only the outermost one is listed. Most of these
@@ -315,7 +316,7 @@ def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> 
 
 
 def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
-    """The FLOPs of each call with the calls merged into it; -1 if they are not known."""
+    """The FLOPs of each call, including the calls merged into it; -1 if they are not known."""
     if own is None:
         return None
     known = folded.number(own != UNKNOWN) > 0

@@ -43,9 +43,9 @@ def peak_rates(device: Device | None, given: PeakFlops | None = None) -> PeakRat
     """Return the peak rates of a device, from a table by the device's name.
 
     Given FLOP/s replace the FLOP/s of the table. A rate that is neither given nor in the table is
-    not known. The table has the rates of whole devices. If a device has another number of
-    multiprocessors than its row of the table, the device is a part of a whole device, or another
-    product. Then the rates of this row are not used.
+    not known. The table has the rates of whole devices. If the number of multiprocessors of a
+    device differs from the number in the table, the device is a part of a whole device, or another
+    product. Then the rates of the table are not used.
 
     Args:
         device: a device of a trace.

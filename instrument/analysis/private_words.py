@@ -10,7 +10,7 @@ from instrument.analysis.views import Views
 
 
 def private_words(capture: Views) -> Iterator[str]:
-    """Yield the host of a capture, its path, and the name of a single trace file."""
+    """Yield the host of a capture and its path. For a trace file alone, also yield its name."""
     yield capture.about.host or ""
     if capture.folder is None:
         yield capture.name
@@ -19,9 +19,9 @@ def private_words(capture: Views) -> Iterator[str]:
 
 
 def words_of_path(path: Path) -> Iterator[str]:
-    """Yield a path as text, also absolute and quoted for a shell.
+    """Yield a path as text: as it is, as an absolute path, and both quoted for a shell.
 
-    A path that is one name yields nothing, because the same word may have other meanings.
+    For a path of only one name, yield nothing, because the same word may have other meanings.
     """
     if len(path.parts) > 1:
         for text in (str(path), str(path.absolute())):

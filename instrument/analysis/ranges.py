@@ -46,17 +46,19 @@ RANGES: Schema = schema(
     module_type="the class of the submodule that has the range's name; None if the session had no "
     "such submodule",
     depth="the number of ranges around this range; 0 for an outermost range",
-    calls="calls that began in the window; 0 if the window holds only later slices of a call",
-    slices="uninterrupted parts of calls. A call that is suspended and resumed (a coroutine, a "
-    "generator) has several slices",
+    calls="the number of calls that began in the window; 0 if the window holds only later slices "
+    "of a call",
+    slices="the number of uninterrupted parts of calls. A call that is suspended and resumed (a "
+    "coroutine, a generator) has several slices",
     cpu_ns="CPU time between start and end",
     cpu_ns_per_step="the part of `cpu_ns` in finished steps, divided by the number of finished "
     "steps; None if no step is finished",
     share="`self_total_ns` as a fraction of the CPU time of all threads. Only time in finished "
-    "steps counts; if no step is finished, all time of the recording",
+    "steps counts; if no step is finished, all time counts",
     device_share="the device time of the work that was launched in `self_total_ns`, as a fraction "
-    "of all device time. Only work of finished steps counts: the launch of the work decides, or "
-    "the start of the work if its launch is unknown",
+    "of all device time. Only work that was launched in finished steps counts; if its launch is "
+    "unknown, the work counts if it started in a finished step. If no step is finished, all work "
+    "counts",
     self_cpu_ns="`cpu_ns` without the time of the ranges directly inside this range",
     self_total_ns="`total_ns` without the `total_ns` of the ranges inside this range",
     total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "
@@ -131,11 +133,12 @@ class Slices:
 
 
 class RangeTable(GroupableTable):
-    """One row for each path of ranges in tree order: parents first, siblings by first start.
+    """One row for each path of ranges; see `RANGES`.
 
-    See `RANGES`. Times are whole nanoseconds. A cell is None if the trace does not hold its value.
-    The column `share` adds up to 1 over the rows of this table and of `rest` together. The column
-    `device_share` does too.
+    A range comes before the ranges inside it, and siblings are sorted by their first start. Times
+    are whole nanoseconds. A cell is None if the trace does not hold its value. The column `share`
+    adds up to 1 over the rows of this table and of `rest` together. The column `device_share` does
+    too.
 
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
     With `use_reentrant=True`, this recomputed range also gets the backward time of its own
@@ -192,7 +195,7 @@ class RangeTable(GroupableTable):
 
     @cached_property
     def attribution(self) -> Table:
-        """All CPU time by range and kind, each nanosecond in one row; see `ATTRIBUTION`."""
+        """All CPU time, summed by range and kind of work; see `ATTRIBUTION`."""
         work = self._work
         key, groups = groupby((work.attributed + 1) * len(KINDS) + work.kind)
         texts = [NO_RANGE, *self._paths.texts]
@@ -213,7 +216,7 @@ class RangeTable(GroupableTable):
 
     @cached_property
     def rest(self) -> Table:
-        """The work outside of all ranges, one row for each kind that occurs; see `REST`."""
+        """The work outside of all ranges. Rows without any work are left out. See `REST`."""
         work = self._work
         backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
@@ -244,7 +247,7 @@ class RangeTable(GroupableTable):
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The shares of each group of work. Only work at which `where` is True counts."""
+        """The shares of each group of work. `where` selects the work that counts."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -285,7 +288,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _on_cpu(self, groups: Groups) -> dict[str, list[Any]]:
-        """The columns of CPU time, by kind of work; without `cpu_ns`, which `_spans` has."""
+        """The columns of CPU time by kind of work. `cpu_ns` is not here: `_spans` computes it."""
         work = self._work
         by_kind = {
             f"{KINDS[kind]}_ns": np.where(work.kind == kind, work.cpu_ns, 0)
@@ -305,7 +308,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
-        """Device time and FLOPs of the work inside each group of ranges, and of its backward."""
+        """Device time and FLOPs of each group of ranges, including the backward of the ranges."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
@@ -376,7 +379,7 @@ class RangeTable(GroupableTable):
         return busy
 
     def _device_intervals(self) -> dict[int, list[Intervals]]:
-        """The merged intervals of the device events of each path."""
+        """For each path with device work, the merged intervals in which this work ran."""
         place, start, end = self._work.device
         enclosing, attributed = self._work.enclosing[place], self._work.attributed[place]
         path, event = np.concatenate([enclosing, attributed]), np.tile(np.arange(len(place)), 2)
@@ -413,12 +416,12 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
     """Return `total_ns` split by finished step: a row for each group, a column for each step.
 
-    The time of a call of a range, or of an autograd node, counts for the step in which it began.
+    A call of a range, or an autograd node, counts for the step in which it began.
 
     Args:
-        links: the relations of the trace.
+        links: the relations between the events of the trace.
         groups: groups of the paths of ranges.
-        most: the maximum number of steps. If there are more steps, the last ones are taken.
+        most: the maximum number of steps. If the trace has more steps, the last ones are taken.
 
     Cost: a pass over the calls of ranges and the autograd nodes for each step.
     """
@@ -434,7 +437,7 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """For each slice: its CPU time, the idle time of the devices, and the memory of its thread."""
+    """For each slice: CPU time, idle time of the devices, and memory that its thread allocated."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
@@ -458,6 +461,6 @@ def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
 
 
 def _joined(parts: Sequence[Intervals]) -> Intervals:
-    """The merged intervals of several paths."""
+    """Merge the intervals of several paths into one list of intervals."""
     start, end = (np.concatenate(side) for side in zip(*parts))
     return merged(start, end)

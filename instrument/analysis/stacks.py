@@ -31,7 +31,7 @@ _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no
 
 
 class Stack(NamedTuple):
-    """A call path, from the outermost frame to the innermost, and the last frame's self time."""
+    """A call path, and the self time of its last frame. The outermost frame comes first."""
 
     frames: tuple[str, ...]
     value_ns: int
@@ -50,8 +50,8 @@ def stacks(
     left out if its last frame has no time of its own, or a negative time because its children
     overlap. Object addresses are cut from the names of built-in functions, and all steps have one
     name, "ProfilerStep*". Frames of this package around the user's code are left out. The time that
-    recording takes in the training loop is the frame "(recording)". Device work whose launch is not
-    in the trace has the path "(no launch)"; it is left out if `range` is given.
+    recording takes in the training loop is the frame "(recording)". With the metric "device", work
+    whose launch is not in the trace has the path "(no launch)"; it is left out if `range` is given.
 
     torch before 1.12 wrote the Python frames of each operator as text. In such a trace, a path
     begins with the Python frames of the operator; its annotations and operators follow. The time
@@ -62,9 +62,10 @@ def stacks(
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
-            backward, on any thread, is returned. The range of gradient accumulation is a guess, as
-            in the range tree.
-        threads: whether each path begins with its thread; otherwise all threads are summed.
+            backward, on any thread, is returned. The range to which gradient accumulation is
+            assigned is a guess, as it is in the range tree.
+        threads: whether each path begins with its thread. If False, the times of equal paths on
+            different threads are summed.
 
     Cost: about 1 µs per event.
 
@@ -123,9 +124,9 @@ def _unlaunched_ns(links: Links) -> int:
 def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
     """Leave out this package's own frames. Returns the remaining nodes and their times.
 
-    The frames of this package around the user's code are left out. Where this package's recording
-    code runs, its outermost frame stays, and the frames that it calls are left out. The outermost
-    frame gets the time of all frames that it calls. The outermost frame of a thread always stays.
+    Two kinds of nodes are left out: this package's frames around the user's code, and all nodes
+    inside a frame of this package's recording code. The time of a node that is left out is added to
+    the nearest remaining node around it. The outermost node of a thread always stays.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
@@ -196,7 +197,7 @@ def _paths(
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """The texts to put in front of each path: its prefix.
+    """Find the prefix of each path: the texts that are put in front of it.
 
     A prefix begins with the thread, if `threads` is True. Then come the frames that older versions
     of torch recorded as the "Call stack" of an operator, if `frames` is True. Returns the distinct

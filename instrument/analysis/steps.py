@@ -157,12 +157,14 @@ class Gaps(NamedTuple):
     Attributes:
         start_ns, end_ns: the start and end of each gap.
         call: the position of the CPU call that launched the next work. The gap ends when this work
-            starts. -1 if the trace does not hold the call, or if no work follows the gap.
-        queued_ns: the time at which this call returned. If this time is outside of the gap, the
-            nearer end of the gap. If no work follows the gap, the end of the gap.
-        known: whether `queued_ns` is known.
-        syncing: whether the CPU was waiting for the device when the gap began. False if `known` is
-            False.
+            starts. `call` is -1 if the trace does not hold the call, or if no work follows the gap.
+        queued_ns: the time at which this call returned. If the call returned before the gap,
+            `queued_ns` is the start of the gap. If it returned after the gap, or if `call` is -1,
+            `queued_ns` is the end of the gap.
+        known: whether `queued_ns` is known. It is known if the trace holds the call, or if no work
+            follows the gap.
+        syncing: whether the CPU was waiting for the device when the gap began. `syncing` is False
+            if `known` is False.
     """
 
     start_ns: Ints
@@ -177,8 +179,8 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     """Find the gaps: the times in which no device works.
 
     `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
-    begins at the start of the first span or of the first device work, whichever is earlier. It ends
-    at the last end of a span or of device work, whichever is later. Gaps between spans are found
+    begins when the first span or the first device work starts, whichever is earlier. It ends when
+    the last span or the last device work ends, whichever is later. Gaps between spans are found
     too.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
@@ -238,9 +240,10 @@ def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> di
 def _timeline(
     events: Events, work: Work, start_ns: Ints, end_ns: Ints
 ) -> tuple[Timeline, Flags, dict[str, Flags]]:
-    """The timeline of device work and gaps, its busy segments, and the segments of each cause.
+    """Divide the time into segments, in which device work and the causes of idle time are constant.
 
-    A segment is busy if at least one device works in it. The segments of a cause lie in gaps.
+    Returns the timeline, a mask of its busy segments, and a mask of segments for each cause. A
+    segment is busy if at least one device works in it. The segments of a cause lie in gaps.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [

@@ -19,7 +19,7 @@ SYNCHRONISATIONS: Schema = schema(
     "such as cudaStreamWaitEvent. A call that copies counts as waiting if it returned after the "
     "end of the copy",
     operator="the outermost operator around the call, inside the innermost range; None if there "
-    "is none",
+    "is no such operator",
     range="the path of the range that the call belongs to; in the backward, the range of the "
     "forward operator; None outside of all ranges",
     calls="the number of calls",
@@ -42,9 +42,10 @@ SYNCHRONISATIONS: Schema = schema(
 def synchronisations(links: Links) -> Table:
     """Return the calls that wait, grouped by place in the code and awaited stream.
 
-    See `SYNCHRONISATIONS`. The group with the longest total time comes first.
-    `instrument.links.synchronisation` finds the work that the calls wait for. If a call waits for
-    several streams, it counts for the stream whose work ended last.
+    See `SYNCHRONISATIONS`. The group with the longest time comes first: its time is the CPU time of
+    the calls, or, if a stream waits, the time that it waits. `instrument.links.synchronisation`
+    finds the work that the calls wait for. If a call waits for several streams, it counts for the
+    stream whose work ended last.
 
     Limit: waiting inside other calls, such as `cudaFree`, or inside kernels is not counted.
     """
@@ -90,8 +91,8 @@ def synchronisations(links: Links) -> Table:
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
     """For each group of edges, find the edge whose awaited work ended last.
 
-    An edge joins a wait to the work that is awaited. `of` is the number of each edge's group, and
-    `count` is how many groups there are. The result is -1 for a group without edges.
+    An edge joins one wait to one piece of work that it waits for. `of` is the number of each edge's
+    group, and `count` is how many groups there are. The result is -1 for a group without edges.
     """
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)
@@ -129,7 +130,7 @@ def outermost_operators(events: Events, tree: CallTree) -> Ints:
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:
-    """For each group, the name of the work that it waited for longest; None if not known."""
+    """For each group of calls, the name of the work for which they waited longest, or None."""
     known = np.flatnonzero(earlier >= 0)
     width = len(events.names)
     pairs, by_name = groupby(groups.of[known] * width + events.name[earlier[known]])

@@ -259,7 +259,7 @@ class Table:
         )
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a dict for each row, by the names of the columns."""
+        """Return one dict for each row. Its keys are the names of the columns."""
         return [row._asdict() for row in self]
 
     def to_csv(self) -> str:
@@ -290,7 +290,7 @@ class Table:
         return Table(columns, begin_ns=self._begin_ns)
 
     def since_begin(self) -> Table:
-        """Return the table with points in time changed to times since the recording began."""
+        """Return the table with each point in time as the time since the recording began."""
         if not self._begin_ns or not POINTS.intersection(self._columns):
             return self
         return Table(
@@ -358,8 +358,8 @@ class GroupableTable(Table):
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
         """Make a table of the given rows, which are another grouping of this table's data.
 
-        Given rows whose key is not in this table are left out. The new table is sorted like this
-        table.
+        Given rows whose key is not in this table are left out. If this table is sorted, the new
+        table is sorted by the same column.
         """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):
@@ -480,7 +480,8 @@ def to_text(
     """Return the table as aligned plain text, with times, bytes and counts in readable units.
 
     Text longer than `name_width` characters is shortened in the middle. An unknown cell is "-".
-    `texts` holds the formats of columns that are not written in the usual way.
+    `texts` maps the name of a column to the function that writes its cells, for columns that are
+    not written in the usual way.
     """
     table = table.since_begin()
     header = [heading(name) for name in table.columns]

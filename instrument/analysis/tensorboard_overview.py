@@ -88,7 +88,7 @@ DEVICES: Schema = schema(
     "most 1; None if the trace does not hold blocks per multiprocessor",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the "
     "kernels' time; None if the trace holds no estimate, as on ROCm",
-    occupancy_covered="share of the kernels' time for which there is an estimate",
+    occupancy_covered="the share of the kernels' time for which the trace holds an estimate",
 )
 
 
@@ -97,8 +97,8 @@ def overview(events: Events, work: Work) -> Table:
 
     A step ends when both its CPU work and the last device event that it launched have ended. The
     next step starts at this end. The last step is left out if it has less than 0.8 of the device
-    events of the step before, because the window cut it off. A trace without steps is one step,
-    whose `number` is None.
+    events of the step before, because the window cut it off. A trace without steps counts as one
+    step, whose `number` is None.
 
     Three things differ from the plugin. Communication is recognised by the rule of `breakdown`. An
     annotation of the data loader counts like an operator of the same name. A trace without steps
@@ -179,10 +179,10 @@ def _usage(events: Events, kernel: Ints, steps: Steps) -> dict[str, int | float 
 
 
 def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
-    """How well running kernels filled the multiprocessors, as an integral over time in ns.
+    """The time in ns for which the running kernels filled the multiprocessors.
 
     At each time, the blocks per multiprocessor of all running kernels are added. A sum above 1
-    counts as 1.
+    counts as 1. The result is the integral of this sum over time.
     """
     known = blocks > 0
     times = np.concatenate([start[known], end[known]])
@@ -194,7 +194,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps, each until its device work ends; a last step that was cut off is left out."""
+    """The steps, each until its device work ends, without a last step that the window cut off."""
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
@@ -227,7 +227,7 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """The number of steps, not counting steps at the end that have too little device work."""
+    """The number of steps without the steps at the end that have too little device work."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

@@ -379,7 +379,7 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The recorded name of the capture, or else the name of its folder or file, not a path."""
+        """The recorded name of the capture, or else the last part of `folder` or `trace_path`."""
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
@@ -424,7 +424,7 @@ class Views:
 
     @cached_property
     def links(self) -> Links:
-        """The call tree of the CPU, and the work of each call; see `instrument.links.links`."""
+        """The call tree of the CPU, and the device work of calls; see `instrument.links.links`."""
         from instrument.links.links import Links
 
         return Links(self.events)
@@ -452,14 +452,14 @@ class Views:
 
     @cached_property
     def breakdown(self) -> Table:
-        """One row: device time of compute, communication and copies; see `analysis.breakdown`."""
+        """The device time of compute, communication and copies; see `analysis.breakdown`."""
         from instrument.analysis.breakdown import breakdown
 
         return breakdown(self.work)
 
     @cached_property
     def steps(self) -> Table:
-        """The finished steps and the device's work for each; see `instrument.analysis.steps`."""
+        """The finished steps, and the device work of each; see `instrument.analysis.steps`."""
         from instrument.analysis.steps import steps
 
         return steps(self.events, self.work)
@@ -521,7 +521,7 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launch device work, and the work's delays; see `analysis.launches`."""
+        """The CPU calls that launch device work, and its delays; see `analysis.launches`."""
         from instrument.analysis.launches import launches
 
         return launches(self.events, self.work)
@@ -542,7 +542,7 @@ class Views:
 
     @cached_property
     def queue(self) -> QueueTable:
-        """The launched work that the device has not started; see `analysis.launch_queue`."""
+        """How much launched work waits to start on each stream; see `analysis.launch_queue`."""
         from instrument.analysis.launch_queue import launch_queue
 
         return launch_queue(self.events, self.work)
@@ -579,7 +579,7 @@ class Views:
     def categories(self) -> list[Categories]:
         """The memory in use over time, by torch's categories, such as parameters and gradients.
 
-        One entry for each device; see `instrument.analysis.memory_categories`.
+        The list has one entry for each device; see `instrument.analysis.memory_categories`.
         """
         from instrument.analysis.memory_categories import read
 
@@ -598,10 +598,10 @@ class Views:
 
     @cached_property
     def compiled_ranges(self) -> Table:
-        """The ranges inside compiled regions that ran in this window; see `COMPILED_RANGES`.
+        """The ranges inside compiled regions, if the region ran in this window.
 
-        These ranges were called, and their time is part of the region's time. Compiled code does
-        not record where a range begins and ends.
+        See `COMPILED_RANGES`. These ranges were called, and their time is part of the region's
+        time. Compiled code does not record where a range begins and ends.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
@@ -610,7 +610,7 @@ class Views:
 
     @cached_property
     def coverage(self) -> Table:
-        """What is missing from the capture, a row for each cause; see `analysis.coverage`."""
+        """What is missing from the capture, by the kind of the loss; see `analysis.coverage`."""
         from instrument.analysis.coverage import coverage
 
         return coverage(self)
@@ -622,7 +622,7 @@ class Views:
         range: str | None = None,
         threads: bool = False,
     ) -> list[Stack]:
-        """Return call paths, each with the time of its last frame; see `analysis.stacks`.
+        """Return call paths, each with the self time of its last frame; see `analysis.stacks`.
 
         Raises:
             CaptureError: the trace holds no Python frames, or no such range; or `metric` is
@@ -650,11 +650,11 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 
 
 def files_of(folder: Path) -> list[str]:
-    """List the files of a capture that are uploaded, capture.json last.
+    """List the files that an upload of a capture sends; capture.json is the last.
 
-    capture.json is uploaded last, so if a reader finds it, all other files are there too. Four
-    kinds of files are left out: hidden files, links, column files that older versions kept beside
-    the trace, and the file that records the upload (`NOTE_FILE`).
+    If a reader finds capture.json at the target, all other files are there too. Four kinds of files
+    are left out: hidden files, links, column files that older versions kept beside the trace, and
+    the file that records the upload (`NOTE_FILE`).
     """
     from instrument.trace.capture_json import METADATA_FILE
 
@@ -668,7 +668,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def _added_names(folder: Path, capture: Views) -> Pattern | None:
-    """The pattern of communication kernels that the recording's config added to the default."""
+    """The pattern for names of communication kernels that the config of the recording added."""
     from instrument.patterns import Pattern
     from instrument.trace.capture_json import METADATA_FILE
 

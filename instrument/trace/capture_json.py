@@ -86,11 +86,11 @@ class InRegion(Struct):
 
 
 class Threads(Struct):
-    """How many threads torch uses, and how many CPUs and processes of the job share the work.
+    """How many threads torch uses, and how many CPUs and processes of the job there are.
 
-    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity, or the quota of
-    its cgroup, rounded up, if the quota is lower. `local_ranks` is the number of processes of the
-    job on this machine.
+    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity. If the quota of
+    its cgroup, rounded up, is lower, `cpus` is this quota. `local_ranks` is the number of processes
+    of the job on this machine.
     """
 
     intra_op: Count | None = None
@@ -125,7 +125,7 @@ class GarbageCollection(Struct):
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
-    `phase` is the phase in which the program read them, such as "train" or "validation".
+    `phase` is the phase in which the program read the batches, such as "train" or "validation".
     `iterable` is whether the dataset is an `IterableDataset`.
     """
 
@@ -141,9 +141,9 @@ class Loader(Struct):
 class Hooks(Struct):
     """How many hooks were registered with torch when the window began.
 
-    `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`;
-    `modules` and `parameters` count hooks on the submodules and parameters of the session's model,
-    and are None without a model.
+    `every_module` counts hooks for all modules, such as those of `register_module_forward_hook`.
+    `modules` counts hooks on the submodules of the session's model, and `parameters` counts hooks
+    on its parameters; both are None if the session has no model.
     """
 
     every_module: Count | None = None

@@ -45,7 +45,7 @@ def as_ns(microseconds: Sequence[int | float | Decimal]) -> Ints:
 
 
 def as_int64(values: Sequence[int] | NDArray[Any]) -> Ints:
-    """Convert integers to a column; of an integer with more than 64 bits, the lower 64 are kept."""
+    """Convert integers to a column. Only the lowest 64 bits of an integer are kept."""
     try:
         return np.array(values, np.int64)
     except OverflowError:  # unsigned integers, such as 2**64 - 1 for -1

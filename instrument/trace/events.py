@@ -68,7 +68,7 @@ def is_loader(name: str) -> bool:
 
 
 def loader_iterator(name: str) -> str | None:
-    """The class of the iterator in the name of a wait for a batch; None if the name has none."""
+    """The class of the DataLoader's iterator, from an event's name; None if the name has none."""
     found = _LOADER.match(name)
     return (found[1] or None) if found else None
 
@@ -140,7 +140,7 @@ class Details(NamedTuple):
         group_size: how many ranks take part.
         process_group, group_description: the name of the process group, such as "0", and its
             description, such as "default_pg".
-        collective_number: torch's count of the collectives of this process group.
+        collective_number: torch's sequence number of the collective in its process group.
         source_rank, destination_rank: the two ranks of a transfer.
         graph, graph_node: the CUDA graph that launched a device event, and the node of the graph.
         sync_kind: the kind of a `cuda_sync` event, such as "Stream Wait Event".
@@ -366,7 +366,7 @@ class Events:
 
     @property
     def records_gradients(self) -> Flags:
-        """A mask of the operators that ran while gradients were recorded, except backward nodes."""
+        """A mask of the operators that autograd recorded, without backward nodes."""
         found: Flags = self.among(OPERATOR) & (self.sequence >= 0) & (self.forward_thread == 0)
         return found
 
@@ -386,7 +386,7 @@ def works_on_device(events: Events) -> Flags:
 
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
-    """A mask of the codes that are chosen."""
+    """For each code, whether `chosen` is True at the position of the code."""
     # Most callers choose no code: then no lookup is needed.
     return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 

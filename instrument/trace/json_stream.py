@@ -326,7 +326,7 @@ def cut_short(path: Path, *, gzip: bool = False) -> TraceError:
 
 
 def _items(found: Any, kind: type[Any]) -> list[Any]:
-    """Of the first 1,000 items of `found`, those of type `kind`; empty if `found` is no list."""
+    """The items of type `kind` in the first 1,000 items of a list; empty if `found` is no list."""
     items = found[:_MOST_ITEMS] if isinstance(found, list) else []
     return [item for item in items if isinstance(item, kind)]
 
@@ -358,9 +358,9 @@ def with_one_sign(text: bytes) -> bytes:
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
-    """The first position, from `at` on, at which the byte is not one of `characters`.
+    """Skip the given characters: return the first position from `at` on with another byte.
 
-    The result is the length of the text if there is no such position.
+    The result is the length of the text if there is no such byte.
     """
     size = 16
     while at < len(text):
@@ -388,7 +388,7 @@ def _last_end(text: bytes, begin: int, end: int) -> int:
 
 
 def _skip_back(text: bytes, at: int) -> int:
-    """The last position before `at` at which the byte is not blank; 0 if there is none."""
+    """The last position before `at` whose byte is not blank; 0 if all bytes there are blank."""
     size = 16
     while at > 0:
         begin = max(at - size, 0)

@@ -316,7 +316,7 @@ def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> 
 
 
 def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], int]:
-    """Keep the events whose times are in range, and count those of them that end before they begin.
+    """Keep the events whose times are in range. Count the kept events that end before they begin.
 
     Raises:
         OverflowError: the sum of the durations is out of range.

@@ -176,7 +176,7 @@ def _floats_hold(events: list[Any]) -> bool:
 
 
 def coerced(event: dict[str, Any], text: str) -> Any:
-    """Convert one event to a struct; None if events with its `ph` are not kept.
+    """Convert one event to a struct; None if the reader does not keep events with its `ph`.
 
     A field whose value has the wrong type gets its default.
     """
