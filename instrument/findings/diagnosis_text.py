@@ -209,6 +209,8 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
     width = max(map(len, names), default=0)
     calls = [f"{row.calls:,}×" for row in shown]
     wide = max(map(len, calls), default=0)
+    if shown:
+        yield f"{indent}in the whole window:"
     for row, name, times in zip(shown, names, calls):
         total = "" if row.total_ns is None else duration(row.total_ns)
         yield f"{indent}  {name.ljust(width)}  {times.rjust(wide)}  {total.rjust(10)}".rstrip()
@@ -244,10 +246,12 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
     lines += [f"   - Where: {', '.join(where)}"] if where else []
     lines.append(f"   - Change: {code(finding.change, _MARKDOWN_TEXT)}")
     lines.append(f"   - Verify: {code(finding.verify, _MARKDOWN_TEXT)}")
+    if finding.evidence[:rows]:
+        lines.append("   - In the whole window:")
     for row in finding.evidence[:rows]:
         total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
         detail = f", {code(row.detail)}" if row.detail else ""
-        lines.append(f"   - {code(row.name)}: {row.calls:,} calls{total}{detail}")
+        lines.append(f"     - {code(row.name)}: {row.calls:,} calls{total}{detail}")
     return "\n".join(lines)
 
 

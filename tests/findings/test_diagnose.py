@@ -439,6 +439,7 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "   where   range forward, train.py:3\n"
         "   change  faster()\n"
         "   verify  instrument show CAPTURE\n"
+        "   in the whole window:\n"
         "     aten::mm  3×    1.500 ms\n"
         "       large\n"
         "\n"

@@ -149,7 +149,7 @@ function savingText(finding) {
 function evidence(finding) {
   const columns = [
     {title: "evidence", isText: true, cell: (name, row) => evidenceLink(row, name)},
-    {title: "calls"},
+    {title: "calls in the window"},
     {title: "time in the window", unit: "ns"},
     {title: "detail", isText: true, isSentence: true},
   ];
