@@ -22,7 +22,7 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """Return the table of a model's nodes, as chosen by the options, and remarks below the table.
+    """Return the table of a model's nodes that the options ask for, and remarks on it.
 
     Raises:
         ConfigError: the model, an input or a column does not exist, or the page cannot be written.
@@ -68,7 +68,7 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
 
 
 def named_model(name: str) -> nn.Module:
-    """Return the model that `module:name` names; call a class or a function to make the model.
+    """Return the model that `module:name` names; if it names a class or a function, call it.
 
     Raises:
         ConfigError: the model does not exist, or cannot be made.

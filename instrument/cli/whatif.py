@@ -24,7 +24,7 @@ _DIGITS = 10
 
 
 class _Edit(argparse.Action):
-    """Append an option and its value to the edits, in the order of the command line."""
+    """An argparse action that appends an option and its value to the list of edits."""
 
     def __call__(
         self,
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """The name and the scenario of a capture, or of several ranks of a window."""
+    """Return the name and the scenario without edits of a capture, or of a window of several ranks."""
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif
@@ -207,7 +207,7 @@ def _kind_and_glob(text: str) -> tuple[str, str]:
 
 
 def _number(text: str) -> float | None:
-    """A finite number, or None."""
+    """Parse a finite number; return None for any other text."""
     try:
         number = float(text)
     except ValueError:
