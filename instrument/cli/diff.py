@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "after",
         metavar="AFTER",
         type=path_or_url,
-        help="the capture, trace, run or URL to compare with BEFORE",
+        help="the capture, trace, run, URL or file to compare with BEFORE",
     )
     add(
         "--by",

@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """Return the name and the scenario without edits of a capture, or of a window of several ranks."""
+    """Return the name and the unedited scenario of a capture, or of a window of several ranks."""
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif
