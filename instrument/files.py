@@ -149,7 +149,7 @@ def make_folder(base: Path, *names: str) -> Path:
 
 
 def state_folder() -> Path:
-    """The folder for data of this user that must last longer than a cache.
+    """The folder for data that must be kept between runs, such as records of jobs.
 
     This is `~/.local/state/torch-instrument` or `$XDG_STATE_HOME/torch-instrument`.
 
@@ -161,10 +161,10 @@ def state_folder() -> Path:
 
 
 def encodable(value: Any) -> Any:
-    """A JSON value in which lone surrogates are replaced by their escapes.
+    """Return a JSON value in which lone surrogates are replaced by their escapes.
 
-    Python decodes arguments and paths that are not UTF-8 to lone surrogates, which JSON readers
-    refuse.
+    If an argument or a path is not UTF-8, Python decodes it to lone surrogates. JSON readers refuse
+    these.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()

@@ -158,7 +158,7 @@ class _Measured(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    """The session of a test, and how often Dynamo had compiled before the test."""
+    """The session of a test, and Dynamo's counters before the test."""
 
     session: Session
     compiled_before: DynamoCounts
@@ -189,8 +189,8 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
 def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
     """Stop the session, and compute the counters of its last capture.
 
-    Graph breaks and recompilations count from the start of the test, because torch.compile compiles
-    in the first step, which is not recorded.
+    Graph breaks and recompilations are counted from the start of the test, because torch.compile
+    compiles in the first step, which is not recorded.
     """
     from instrument.compare.baseline import read
     from instrument.compare.counters import counters, with_compilations

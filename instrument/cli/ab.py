@@ -149,7 +149,7 @@ def _last_lines(output: Path) -> str:
 
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
-    """Yield the two programs that the arguments name; their worktrees exist during the block."""
+    """Yield the two programs that the arguments name. Worktrees are removed after the block."""
     from instrument.compare.ab import LABELS, Program
     from instrument.compare.revisions import python_path, worktrees
 

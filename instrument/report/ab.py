@@ -31,7 +31,7 @@ _MACHINE = {
 
 
 def progress(number: int, blocks: int, block: Block) -> str:
-    """Return one line about a finished block: the time of a step in A and in B, and the load."""
+    """Return one line about a finished block: a step's time in A and B, and the load by others."""
     text = durations_like(block.step_ns("A"))
     foreign = [run.machine.foreign_cpus for run in block.runs]
     known = [each for each in foreign if each is not None]

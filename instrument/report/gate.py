@@ -45,7 +45,7 @@ def as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _places(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield the paths of the ranges in which the counter increased, each with the two values."""
+    """Yield each range in which the counter increased, as its path and a text with both values."""
     text = amount_of(verdict.condition.name)
     for each in verdict.ranges:
         yield each.path, f"{text(each.after)}, before {text(each.before)}"

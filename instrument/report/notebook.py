@@ -242,7 +242,7 @@ def _sum(cells: Sequence[float | None]) -> float | None:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return the total time of which shares of ranges and operators are fractions, as text."""
+    """Return a text with the total time that the shares of ranges and operators are based on."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"

@@ -151,8 +151,8 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
     """Return the time to show for a finding, on the trace's own clock.
 
-    This is the time of an event and some time before and after it. The event is that of the first
-    row of evidence for which it is known. If it is known for no row, the result is None.
+    This is the time of an event, with some time before and after it. The event is that of the first
+    row of evidence whose event is in the trace. If there is no such row, the result is None.
     """
     for row in finding.evidence:
         if span := evidence_span(capture, finding, row):

@@ -53,11 +53,11 @@ def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
 
     A part is a paragraph, or a `Section`, which holds a table.
 
-    A row of a table is never longer than a line. If a row is too long, names are shortened in the
-    middle, then columns are left out. A line below the table lists the columns that were left out.
-    If the reader chose the columns, all of them are shown, if needed as several tables below each
-    other. Colours depend on NO_COLOR and on the terminal. Without `console`, the terminal on stdout
-    is used.
+    A row of a table always fits into a line of the terminal. To make it fit, names are shortened in
+    the middle, and if this is not enough, columns are left out. A line below the table lists these
+    columns. If the reader chose the columns, none is left out: if needed, they are divided into
+    several tables below each other. Colours depend on NO_COLOR and on the terminal. If `console` is
+    None, the terminal on stdout is used.
     """
     console = console or Console()
     with console.capture() as drawn:

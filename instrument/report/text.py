@@ -139,7 +139,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """Replace torch's names of columns by the names here; None and `["all"]` stay as they are.
+    """Replace torch's names of columns by those of this package; keep None and `["all"]`.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -301,7 +301,9 @@ def _key(view: str) -> str:
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
-    """Return the sort keys of the operators and of the ranges; `sort` applies to only one of them.
+    """Return the sort keys of the operators and of the ranges.
+
+    `sort` is the key of only one of the two tables. The other key is None.
 
     Raises:
         ConfigError: no table that is shown has such a column.

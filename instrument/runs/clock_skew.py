@@ -1,6 +1,7 @@
 """Measure how far each rank's clock is ahead of the lowest rank's clock.
 
-The ends of collectives are compared, because a collective ends on all ranks at the same moment.
+The ends of collectives are compared. A collective that synchronises the ranks ends at about the
+same moment on all of them.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class _Cells(NamedTuple):
         """Return the values of a column for all ranges; unknown values are -1.
 
         With `per_step`, the values of a rank are divided by the number of its finished steps, but
-        not if the column already holds times per step. If no step is finished, they are not divided.
+        not if the column already holds times per step, or if the rank has no finished step.
         """
         parts = []
         for summary, count in zip(
