@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
-        ConfigError: a condition cannot be parsed, names no counter or range, or is missing for a
-            baseline.
+        ConfigError: a condition cannot be parsed, or names no counter or range; or a side is a
+            baseline, and no condition is given.
         TraceError: the only trace of a side cannot be read.
     """
     from instrument.compare import gate

@@ -90,7 +90,7 @@ def named_model(name: str) -> nn.Module:
     made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
     if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"{name!r} gives a {type(made).__name__}: "
+            f"{name!r} is or returns a {type(made).__name__}: "
             "name an nn.Module, its class, or a function that makes it."
         )
     return made

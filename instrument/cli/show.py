@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         return _timings(arguments)
     if arguments.csv and len({*chosen}) > 1:
         raise ConfigError(
-            "--csv prints one table, and several were chosen: give one view, such as --ranges or "
+            "--csv prints one table, but several were chosen: give one view, such as --ranges or "
             "--ops."
         )
     capture = newest_capture(arguments.path, arguments.graph_capture)

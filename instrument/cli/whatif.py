@@ -142,7 +142,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if arguments.csv:
         if len(tables := arguments.tables or [text.PROFILE]) > 1:
             raise ConfigError(
-                "--csv prints one table, and several were chosen: give --critical-path or --slack."
+                "--csv prints one table, but several were chosen: give either --critical-path or "
+                "--slack."
             )
         return text.as_csv(scenario, tables[0], rows=arguments.rows or ALL).rstrip("\n")
     rows = arguments.rows or ROWS

@@ -316,7 +316,7 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
 
 
 def few(numbers: Iterable[object]) -> str:
-    """Return the first eight numbers as text. The number of others follows, such as " and 4 more"."""
+    """Return the first eight numbers as text, followed by how many others there are."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
