@@ -1,11 +1,12 @@
 """The user's cache folder, `~/.cache/torch-instrument` or `$XDG_CACHE_HOME/torch-instrument`.
 
 It holds the events of traces that were read before (as columns), captures that were fetched from
-URLs, and the measured speed of this machine. An entry is a file or a folder. Entries are created
-and removed by a rename, so that several processes may use the cache at once. All entries together
-take at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes (0 keeps nothing). Entries that do not fit
-are removed; recently used entries have precedence. A fetched capture stays for ten minutes after
-its last use, since a reader may still open its files.
+URLs, and the measured rates of this machine (FLOP/s and memory bandwidth). An entry is a file or a
+folder. Entries are created and removed by a rename, so that several processes may use the cache at
+once. The total size of all entries is at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes (0 keeps
+nothing). Above this limit, the least recently used entries are removed. A fetched capture
+stays for ten minutes after its last use, even above the limit, because a reader may still open its
+files.
 
 The folder is used only if it belongs to this user and is not a link. Links in it are not followed.
 If reading or writing the cache raises OSError, callers work without the cache.
@@ -56,7 +57,7 @@ _temporary: dict[str, Path] = {}
 
 
 class Entry(NamedTuple):
-    """An entry: its path, its size in bytes, and its last use in nanoseconds since 1970."""
+    """An entry of the cache. `size` is in bytes, `used_ns` in nanoseconds since 1970."""
 
     path: Path
     size: int
@@ -81,7 +82,7 @@ def _base() -> Path:
 
 
 def most_bytes() -> int:
-    """The limit for all entries together, in bytes.
+    """The limit for the total size of all entries, in bytes.
 
     Raises:
         ConfigError: `INSTRUMENT_CACHE_BYTES` is not a number.
@@ -108,9 +109,9 @@ def open_entry(name: str) -> IO[bytes]:
 
 @contextmanager
 def adding(name: str) -> Iterator[IO[bytes]]:
-    """Open a file to write, which becomes the entry `name` if the block succeeds.
+    """Open a new file for writing. If the `with` block succeeds, the file becomes the entry `name`.
 
-    If the cache is then over its limit, the entries that do not fit are removed.
+    If the cache is then above its limit, the least recently used entries are removed.
 
     Raises:
         OSError: the cache cannot be written.
@@ -127,7 +128,7 @@ def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
     is returned, which is removed when this process ends.
 
     Raises:
-        OSError: `fill` raised OSError, or there is no room for a temporary folder either.
+        OSError: `fill` raised OSError, or the temporary folder cannot be created.
     """
     if (found := _folder(name)) is not None:
         return found
@@ -238,10 +239,11 @@ def _entry(path: Path) -> Entry | None:
 
 
 def _keep_in_bounds() -> None:
-    """Remove the entries that do not fit in the cache, and old unfinished entries.
+    """Remove entries until the limit of the cache is met; remove old unfinished entries too.
 
-    The entries are examined in the order of their last use, the latest first. An entry does not fit
-    if it exceeds the limit together with the entries kept before. Captures in use are always kept.
+    The entries are examined one after the other, the most recently used first. An entry is removed
+    if its size and the sizes of the entries kept so far exceed the limit. Fetched captures that
+    were used in the last ten minutes are always kept, so the limit can still be exceeded.
     """
     with suppress(OSError, ConfigError):
         left, now_ns = most_bytes(), time.time_ns()
@@ -322,7 +324,10 @@ def leftovers(below: Path | None = None) -> list[Path]:
 
 
 def _is_columns(path: Path) -> bool:
-    """Whether a file begins with the length of a JSON header and this header, as columns did."""
+    """Whether a file begins like the files in which earlier versions stored columns.
+
+    Such a file begins with the length of a JSON header (8 bytes), followed by the header.
+    """
     try:
         with open_regular(path) as file:
             head_bytes = int.from_bytes(file.read(8), "little")

@@ -1,4 +1,4 @@
-"""`Capture`: opens a recorded window, and makes its tables and its report. Never loads torch."""
+"""`Capture` reads a recorded window and makes its tables and its report. It never loads torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ __all__ = ["Capture"]
 
 
 class Capture(Views):
-    """One recorded window on one rank, or a trace file: its metadata, its views, and its report.
+    """A recorded window of one rank, or a trace file, with its metadata, its views and its report.
 
-    The trace is read when a view first needs it, and then stays in memory. Each view is computed
-    once. In a notebook, a capture is displayed as its verdict, ranges and operators.
+    A view is a table, or another result, that is computed from the trace. The trace is read when a
+    view first needs it, and then stays in memory. Each view is computed once. In a notebook, a
+    capture is displayed as its verdict, ranges and operators.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
@@ -93,5 +94,5 @@ class Capture(Views):
         return made
 
     def _repr_html_(self) -> str:
-        """The verdict, range tree and costliest operators, for a notebook. Reads the trace."""
+        """Return the verdict, the range tree and the costliest operators as HTML for a notebook."""
         return to_html(self)

@@ -60,7 +60,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
 
 def reason_of(error: BaseException) -> str:
-    """The message of an exception without its full stop; if it has none, the exception's type."""
+    """Return an exception's message without its full stop; for an empty message, its type."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails
@@ -78,13 +78,13 @@ def need_package(what: str, package: str, extra: str) -> None:
 
 
 def suggestion(given: object, known: Iterable[str], prefix: str = "", quote: str = "") -> str:
-    """The text `; did you mean NAME?` with the most similar known name, or an empty text."""
+    """Return `; did you mean NAME?` with the most similar known name; "" if no name is similar."""
     near = difflib.get_close_matches(str(given), list(known), n=1)
     return f"; did you mean {quote}{prefix}{near[0]}{quote}?" if near else ""
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the most similar known name, or else all names."""
+    """Return the end of an error about an unknown name: the most similar name, else all names."""
     names = list(known)
     everything = f"; choose from {', '.join(map(repr, names))}." if names else "."
     return suggestion(given, names, quote="'") or everything

@@ -81,10 +81,11 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
 
 @contextmanager
 def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """Open a new file. If the block succeeds, the file replaces `target`, else the file is removed.
+    """Open a new file, which replaces `target` if the `with` block succeeds.
 
-    If `target` is a link, the link itself is replaced. The new file is created in the same folder
-    with a name such as `.*.tmp`. The umask applies to `mode`.
+    If the block fails, the new file is removed and `target` stays. If `target` is a link, the link
+    itself is replaced. The new file is created in the folder of `target`, as `.*.tmp`. Its
+    permissions are `mode` without the bits of the umask.
     """
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
@@ -97,7 +98,7 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
-    """Open a file to read and append; it is created if missing.
+    """Open a file to read and append; create it if it is missing.
 
     Raises:
         OSError: the file cannot be written, is not a regular file, or has another hard link.
@@ -114,7 +115,7 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
 
 
 def _sentence(error: OSError, path: Path) -> OSError:
-    """The error itself, or for a symbolic link an error with a clearer message."""
+    """Return the error; if it is about a symbolic link, return an error with a clearer message."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
         return OSError(error.errno, "is a symbolic link, which is not followed", str(path))
     return error
@@ -130,7 +131,7 @@ def write(target: Path, content: str | bytes) -> None:
 
 
 def make_folder(base: Path, *names: str) -> Path:
-    """Return the folder `base/names…`, created if missing; only `base` may be a link.
+    """Return the folder `base/names…`; create it if it is missing. Only `base` may be a link.
 
     Raises:
         OSError: a part below `base` is a link or a file, or cannot be created.
@@ -148,7 +149,7 @@ def make_folder(base: Path, *names: str) -> Path:
 
 
 def state_folder() -> Path:
-    """The folder of this user's state.
+    """The folder for data that must be kept between runs, such as records of jobs.
 
     This is `~/.local/state/torch-instrument` or `$XDG_STATE_HOME/torch-instrument`.
 
@@ -160,10 +161,10 @@ def state_folder() -> Path:
 
 
 def encodable(value: Any) -> Any:
-    """A JSON value in which lone surrogates are replaced by their escapes.
+    """Return a JSON value in which lone surrogates are replaced by their escapes.
 
-    Python decodes arguments and paths that are not UTF-8 to lone surrogates, which JSON readers
-    refuse.
+    If an argument or a path is not UTF-8, Python decodes it to lone surrogates. JSON readers refuse
+    these.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()

@@ -41,7 +41,7 @@ _States = frozenset[int]
 
 
 class Pattern:
-    """Regular expressions that are searched for together, ignoring case.
+    """A set of regular expressions; a search finds a match of any of them, ignoring case.
 
     Raises:
         ValueError: an expression is invalid or not supported. The message gives the reason.

@@ -1,4 +1,4 @@
-"""The precisions in which devices multiply, and the check of the option `profiler.peak_flops`."""
+"""The number formats that have their own peak FLOP/s, and the check of `profiler.peak_flops`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences in lines of 80 columns, and sentences and names in Markdown.
+"""Wrap sentences into lines of 80 columns, and escape sentences and names for Markdown.
 
 Names come from a trace, which may come from a stranger. Text shows them with unprintable characters
 escaped. In Markdown, they also cannot become markup: links, mentions of people or HTML.
@@ -32,9 +32,9 @@ _REPLACED_BY_GITHUB = re.compile(
 
 
 def wrapped(text: str, prefix: str = "", indent: str | None = None) -> list[str]:
-    """The lines of a text. The first line begins with the prefix, the others with the indent.
+    """Wrap a text into lines. The first line begins with `prefix`, the others with `indent`.
 
-    If `indent` is None, the other lines begin with as many blanks as the prefix has characters.
+    If `indent` is None, the other lines begin with as many blanks as `prefix` has characters.
     """
     return textwrap.wrap(
         printable(text),
@@ -58,7 +58,7 @@ def byte_count(parts: Sequence[str]) -> int:
 def code(text: str, width: int = _LONGEST_NAME) -> str:
     """A text as Markdown code, in which links, mentions, formulas and HTML have no effect.
 
-    A blank separates a code mark from a dollar sign, because the two together begin a formula.
+    A blank separates a backtick from a dollar sign, because the two together begin a formula.
     """
     plain = shortened(printable(text), width)
     longest = max(map(len, re.findall(r"`+", plain)), default=0)
@@ -70,7 +70,7 @@ def code(text: str, width: int = _LONGEST_NAME) -> str:
 def escaped(text: str) -> str:
     """A sentence with markup, links, mentions, emoji and formulas escaped for Markdown and GitHub.
 
-    A dollar sign needs tags around it, because backslashes do not stop GitHub from finding formulas.
+    A dollar sign is put into `<span>`, because GitHub finds formulas even after a backslash.
     """
     plain = _REPLACED_BY_GITHUB.sub("\u200b", printable(text))
     return _MARKUP.sub(r"\\\g<0>", plain).replace("$", "<span>$</span>")

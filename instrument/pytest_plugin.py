@@ -91,9 +91,9 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     ranges, and the plugin stops the session after the test. Call `session.step()` after each step,
     or loop over `session.steps(batches)`.
 
-    The first step warms up and is not recorded; torch.compile compiles in it. If several steps are
-    recorded, the first of them does not count. So run at least four steps: then two steps count,
-    and the plugin can find a counter that varies between steps.
+    The first step is a warm-up that is not recorded; torch.compile compiles in it. If several
+    steps are recorded, the first of them is not counted. So run at least four steps: then two steps
+    are counted, and the plugin can find a counter that varies between steps.
     """
     from instrument.record.environment import dynamo_counts
     from instrument.record.session import Session
@@ -150,7 +150,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture and the counters of a test; `stored` is None if no counters are stored."""
+    """The capture and the counters of a test. `stored` is the content of its file, or None."""
 
     capture: Capture
     counted: Counters
@@ -158,7 +158,7 @@ class _Measured(NamedTuple):
 
 
 class _Recording(NamedTuple):
-    """The session of a test, and the counts of Dynamo before the test."""
+    """The session of a test, and Dynamo's counters before the test."""
 
     session: Session
     compiled_before: DynamoCounts
@@ -189,8 +189,8 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
 def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
     """Stop the session, and compute the counters of its last capture.
 
-    Graph breaks and recompilations count from the start of the test, because torch.compile compiles
-    in the first step, which is not recorded.
+    Graph breaks and recompilations are counted from the start of the test, because torch.compile
+    compiles in the first step, which is not recorded.
     """
     from instrument.compare.baseline import read
     from instrument.compare.counters import counters, with_compilations
@@ -212,9 +212,9 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 
 
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
-    """The budget of a test whose marker has no limits: the counters in its file.
+    """Return the counters in a test's file: the limits of a test whose marker gives no limits.
 
-    The result is None with --perf-update.
+    With --perf-update, return None, because the file is about to be written.
     """
     from instrument.compare.budget import stored_limits
 
@@ -231,7 +231,7 @@ def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
 
 
 def _failures(budget: Budget, measured: _Measured) -> list[str]:
-    """For each counter above its limit: a sentence, and lines that list the new calls."""
+    """Return a sentence for each counter above its limit, and lines that list the new calls."""
     from instrument.compare.budget import excesses, what_is_new
     from instrument.compare.counters import Occurred
 
@@ -245,7 +245,7 @@ def _failures(budget: Budget, measured: _Measured) -> list[str]:
 
 
 def _properties(counted: Counters, budget: Budget | None) -> list[tuple[str, object]]:
-    """The counters of a test with their limits, as user properties of the test."""
+    """Return the counters of a test with their limits, for pytest's `user_properties`."""
     from instrument.compare.gate import amount_of
 
     limits = {} if budget is None else budget.limits

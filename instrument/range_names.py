@@ -50,6 +50,6 @@ def from_trace(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Decode like `from_trace`; a range that the user named like a step is shown in quotes."""
+    """Decode like `from_trace`; put a name in quotes that looks like torch's name for a step."""
     given = from_trace(name)
     return f"'{given}'" if given != name and given.startswith(STEP_PREFIX) else given

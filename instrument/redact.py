@@ -145,9 +145,9 @@ def public(options: Mapping[str, Any]) -> dict[str, Any]:
 def _is_secret(name: str, *, surely: bool = False) -> bool:
     """Whether a value with this name may be a secret.
 
-    With `surely`, a name counts only if it is the name of a secret for certain: `password` counts,
-    `key` does not. In a dotted name, each part is judged together with the parts after it. So
-    `tokens.per_batch` is harmless, but `head.token` is not.
+    With `surely`, the result is True only for names such as `password`, whose values are always
+    secrets, and False for names such as `key`. In a dotted name, each part is judged together with
+    the parts after it. So `tokens.per_batch` is harmless, but `head.token` is not.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
@@ -161,7 +161,7 @@ def _is_plain(name: str, value: str) -> bool:
     """Whether a value is harmless although its name is the name of a secret.
 
     Harmless are empty values, and switches such as `true` or `none`. Counts and short numbers are
-    harmless too, unless the name is the name of a secret for certain.
+    harmless too, unless values with this name are always secrets.
     """
     many = _COUNTED.search("_".join(_WORD.findall(name)).lower())
     may_count = (many or len(value) < 6) and not _is_secret(name, surely=True)
@@ -170,9 +170,9 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _secret_at(text: str) -> int:
-    """The index at which the first value after the name of a secret begins.
+    """Return the index at which the value of the first secret begins.
 
-    If the text contains no such name, the result is the length of the text.
+    If the text contains no name of a secret, return the length of the text.
     """
     for named in _NAMED.finditer(text):
         value = _PLAIN_VALUE.match(text, named.end())
@@ -185,7 +185,7 @@ def _secret_at(text: str) -> int:
 
 
 def _is_secret_value(before: str, word: str) -> bool:
-    """Whether `word` is the value of a secret: the word `before` it is the name of the secret."""
+    """Whether `word` is the value of a secret, whose name is `before`, the word in front of it."""
     if _OPTION.fullmatch(word):
         return False
     if before == "-p":
@@ -211,7 +211,7 @@ def _redact_forms(text: str) -> str:
 
 
 def _leaves(value: Any) -> set[str]:
-    """The values in nested options as texts. Texts of up to three characters are left out."""
+    """Return the values in nested options as texts, without those of up to three characters."""
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

@@ -163,8 +163,8 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path, with fsspec's information about each file.
 
-    Only the path itself may be a link. A file below the path is left out if a link or `..` in its
-    name leads to another place.
+    Only the path itself may be a link. A file below the path is left out if the part of its
+    name after `path` has a link, `.` or `..` in it.
     """
     about = fs.info(path)
     if about["type"] == "file":
@@ -193,10 +193,10 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
-    """Fetch the file or capture `path` into `folder`; it keeps its name.
+    """Fetch the file or capture at `path` into `folder`, under the same name.
 
-    If `names` holds nothing but `path`, `path` is a file. Otherwise `path` is the folder of a
-    capture, and only the files `names` in this folder are fetched.
+    If `names` is `[path]`, `path` is a file. Otherwise `path` is the folder of a capture, and only
+    the files in `names` are fetched.
     """
     target = folder / Path(path).name
     if names != [path]:

@@ -38,7 +38,7 @@ def durations_like(ns: float) -> Callable[[float], str]:
 
 
 def percent_change(share: float) -> str:
-    """A change as text, such as "+5.3 %" or "−0.4 %"; 0 has no sign."""
+    """A change as text, such as "+5.3 %" or "−0.4 %". A change of 0.0 % has no sign."""
     text = f"{abs(share):,.1%}".replace("%", " %")
     return text if text == "0.0 %" else f"{MINUS if share < 0 else '+'}{text}"
 
@@ -59,7 +59,7 @@ def count(value: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things as text, such as "1 finding" or "2 findings"."""
+    """A number with its noun, such as "1 finding" or "2 findings"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def percentage(text: str) -> float:
-    """A percentage greater than 0 and less than 100, as a share."""
+    """Parse a percentage greater than 0 and less than 100; return it as a fraction."""
     share = float(text) / 100
     if not 0 < share < 1:
         raise argparse.ArgumentTypeError(f"must be more than 0 and less than 100, not {text}")
@@ -84,9 +84,9 @@ def percentage(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Compare A and B; print each block on stderr, and return the result as text or JSON.
+    """Compare A and B; print a line about each block on stderr, and return the result.
 
-    If a run fails or is interrupted, the result of the finished blocks is printed first.
+    If a run fails or is interrupted, the result of the finished blocks is printed before the error.
 
     Raises:
         ConfigError: the arguments do not name two programs, or a program cannot be started.
@@ -130,7 +130,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _folder(given: Path | None) -> Path:
-    """A new folder for the runs, at `given` or a temporary one."""
+    """Create a new folder for the runs: `given`, or a temporary folder if `given` is None."""
     if given is None:
         return Path(tempfile.mkdtemp(prefix="instrument-ab-"))
     try:
@@ -149,7 +149,7 @@ def _last_lines(output: Path) -> str:
 
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
-    """Yield the two programs that the arguments name; their worktrees exist during the block."""
+    """Yield the two programs that the arguments name. Worktrees are removed after the block."""
     from instrument.compare.ab import LABELS, Program
     from instrument.compare.revisions import python_path, worktrees
 

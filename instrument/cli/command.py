@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     statuses. An error is one line on stderr.
 
     Args:
-        argv: the arguments without the name of the program; None for those of the process.
+        argv: the arguments without the name of the program; None means those of this process.
     """
     parser = _parser()
     words, program = _split(sys.argv[1:] if argv is None else argv)

@@ -30,7 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of = "a capture, a Chrome trace, the folder of a run, or a URL"
     baseline = "; with --fail-on, also a file that `instrument baseline` wrote"
     add("before", metavar="BEFORE", type=path_or_url, help=of + baseline)
-    add("after", metavar="AFTER", type=path_or_url, help="the same, after the change")
+    add(
+        "after",
+        metavar="AFTER",
+        type=path_or_url,
+        help="the capture, trace, run, URL or file to compare with BEFORE",
+    )
     add(
         "--by",
         choices=("range", "operator", "kernel", "shape"),
@@ -71,8 +76,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
-        ConfigError: a condition cannot be parsed, names no counter or range, or is missing for a
-            baseline.
+        ConfigError: a condition cannot be parsed, or names no counter or range; or a side is a
+            baseline, and no condition is given.
         TraceError: the only trace of a side cannot be read.
     """
     from instrument.compare import gate
@@ -96,7 +101,7 @@ def run(arguments: argparse.Namespace) -> Result:
 def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
-    """The verdicts, then the comparison if there is one; JSON has the verdicts as "conditions"."""
+    """Return the verdicts, and the comparison if there is one, in the format of the options."""
     import json
 
     from instrument.report import diff, gate

@@ -22,7 +22,7 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """Return the table of a model's nodes, as chosen by the options, and remarks below the table.
+    """Return the table of a model's nodes that the options ask for, and remarks on it.
 
     Raises:
         ConfigError: the model, an input or a column does not exist, or the page cannot be written.
@@ -68,7 +68,7 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
 
 
 def named_model(name: str) -> nn.Module:
-    """Return the model that `module:name` names; call a class or a function to make the model.
+    """Return the model that `module:name` names; if it names a class or a function, call it.
 
     Raises:
         ConfigError: the model does not exist, or cannot be made.
@@ -90,7 +90,7 @@ def named_model(name: str) -> nn.Module:
     made = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
     if not isinstance(made, nn.Module):
         raise ConfigError(
-            f"{name!r} gives a {type(made).__name__}: "
+            f"{name!r} is or returns a {type(made).__name__}: "
             "name an nn.Module, its class, or a function that makes it."
         )
     return made

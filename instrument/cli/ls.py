@@ -30,11 +30,11 @@ CAPTURES: Schema = schema(
     run="the folder that the run recorded into",
     name="the name of the capture",
     started_at="when the recording began, in this machine's time zone; None if it is not known",
-    phase="the phase of the window, such as train; None if the session named none",
-    first_step="the first recorded step",
-    last_step="the last complete recorded step",
+    phase="the phase of the window, such as train; None if it is not recorded",
+    first_step="the number of the first recorded step",
+    last_step="the number of the last step that was recorded completely",
     rank="the rank that recorded",
-    step_ns="the time of a typical step in the simulation, as `instrument diagnose` prints it; "
+    step_ns="the simulated time of a typical step, which `instrument diagnose` prints too; "
     "None if no step could be simulated",
     verdict="what slows the run most, or why the capture cannot be read",
 )
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
-    """The row of one capture. If the capture cannot be read, the verdict is the error."""
+    """Return the row of one capture. If it cannot be read, the verdict is the error message."""
     from instrument.capture import Capture
     from instrument.report.verdict import verdict
     from instrument.trace.capture_json import unix_time

@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace) -> str:
 
     capture = newest_capture(arguments.path)
     if capture.trace_path is None:
-        raise CaptureError(f"The capture {capture.folder} holds no trace: record with keep=true.")
+        raise CaptureError(
+            f"The capture {capture.folder} holds no trace: record with chrome_trace.keep=true."
+        )
     visible_ns = None
     if arguments.finding is not None:
         visible_ns = visible_time(capture, _finding(capture, arguments.finding))

@@ -26,7 +26,8 @@ class Result(NamedTuple):
 def show_result(result: str | Parts) -> None:
     """Print the result of a command: text unchanged, and tables drawn to fit the terminal.
 
-    A file, a pipe and a terminal without control sequences (TERM=dumb) get plain tables.
+    If stdout is a file, a pipe or a terminal without control sequences (TERM=dumb), tables are
+    printed as plain text.
     """
     if isinstance(result, str):
         print(printable_lines(result), flush=True)

@@ -35,7 +35,10 @@ class OpenFile(NamedTuple):
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show progress bars while the block runs, if stderr is a terminal; the first after 0.5 s."""
+    """Show progress bars while the block runs, but none in the first 0.5 s.
+
+    If stderr is not a terminal, nothing is shown.
+    """
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -94,5 +97,5 @@ def files_being_read() -> list[OpenFile]:
 
 
 def _name(link: Path) -> str:
-    """The folder and name of an open file; "a trace" where the system is not Linux."""
+    """Return the folder and name of an open file; on systems other than Linux, "a trace"."""
     return printable("/".join(link.readlink().parts[-2:])) if link.is_symlink() else "a trace"

@@ -61,11 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the tables over the ranks of one window, as text, JSON or CSV.
+    """Return the tables that compare the ranks of one window, as text, JSON or CSV.
 
     Raises:
         CaptureError: there are no captures, or the window does not exist.
-        ConfigError: the column of the table of ranges or the table does not exist.
+        ConfigError: the table of ranges has no such column, or there is no such table.
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces

@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write one HTML page: where the time goes, what to change and what the change saves, "
         "ranges, timeline, flame graphs, memory, kernels. The page is one file and loads nothing "
-        "else, so it can be sent to others. Several captures, such as the windows and ranks below "
-        "a folder, are compared; the other sections show the newest capture. "
+        "else, so it can be sent to others. If there are several captures, such as the windows and "
+        "ranks below a folder, the page compares them, and its other sections show the newest one. "
         "With --before, the page shows what changed since another run."
     )
     add = parser.add_argument
@@ -57,10 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the page, and return a sentence with its path and size; or return its content as JSON.
+    """Write the page, and return a sentence with its path and size. With --json, only return JSON.
 
     Raises:
-        CaptureError: there is no capture, or none can be read, also at --before.
+        CaptureError: there is no capture to show, or none at --before, or none can be read.
         ConfigError: -o or --open was given together with --json.
     """
     import json

@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     Raises:
         CaptureError: there is no capture, or the trace does not hold the property that `--by`
             groups by, such as input shapes.
-        ConfigError: an option names a column that does not exist, or is for a table that is not
-            shown.
+        ConfigError: an option names a column that does not exist, or an option is given for a table
+            that is not shown.
         TraceError: the trace cannot be read.
     """
     from instrument.analysis.table import ALL
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         return _timings(arguments)
     if arguments.csv and len({*chosen}) > 1:
         raise ConfigError(
-            "--csv prints one table, and several were chosen: give one view, such as --ranges or "
+            "--csv prints one table, but several were chosen: give one view, such as --ranges or "
             "--ops."
         )
     capture = newest_capture(arguments.path, arguments.graph_capture)

@@ -24,7 +24,7 @@ _DIGITS = 10
 
 
 class _Edit(argparse.Action):
-    """Append an option and its value to the edits, in the order of the command line."""
+    """An argparse action that appends an option and its value to the list of edits."""
 
     def __call__(
         self,
@@ -142,7 +142,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if arguments.csv:
         if len(tables := arguments.tables or [text.PROFILE]) > 1:
             raise ConfigError(
-                "--csv prints one table, and several were chosen: give --critical-path or --slack."
+                "--csv prints one table, but several were chosen: give either --critical-path or "
+                "--slack."
             )
         return text.as_csv(scenario, tables[0], rows=arguments.rows or ALL).rstrip("\n")
     rows = arguments.rows or ROWS
@@ -150,7 +151,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """The name and the scenario of a capture, or of several ranks of a window."""
+    """Return the name and the unedited scenario of a capture, or of a window of several ranks."""
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif
@@ -207,7 +208,7 @@ def _kind_and_glob(text: str) -> tuple[str, str]:
 
 
 def _number(text: str) -> float | None:
-    """A finite number, or None."""
+    """Parse a finite number; return None for any other text."""
     try:
         number = float(text)
     except ValueError:

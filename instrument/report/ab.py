@@ -20,7 +20,7 @@ from instrument.units import durations_like, percent_change
 #: does not change the version.
 VERSION = 1
 
-# For each fact about the machine: its name, its unit and its number of decimals.
+# For each quantity of the machine: its name, its unit and its number of decimals.
 _MACHINE = {
     "foreign_cpus": ("CPUs used by other programs", "", 1),
     "cpu_mhz": ("CPU clock", " MHz", 0),
@@ -31,7 +31,7 @@ _MACHINE = {
 
 
 def progress(number: int, blocks: int, block: Block) -> str:
-    """One line about a finished block."""
+    """Return one line about a finished block: a step's time in A and B, and the load by others."""
     text = durations_like(block.step_ns("A"))
     foreign = [run.machine.foreign_cpus for run in block.runs]
     known = [each for each in foreign if each is not None]
@@ -41,7 +41,7 @@ def progress(number: int, blocks: int, block: Block) -> str:
 
 
 def parts(a: Program, b: Program, comparison: Comparison) -> list[str | Section]:
-    """Return a comparison as parts: the verdict, the ranges, the counters, the machine."""
+    """Return a comparison as parts: the verdict, the ranges, the counters, the machine's state."""
     found: list[str | Section] = [
         "\n".join(f"{each.label}: {printable(each.name)}" for each in (a, b)),
         _verdict(comparison),
@@ -141,7 +141,8 @@ def _ranges(comparison: Comparison) -> str | Section:
     return Section(
         table,
         known_columns(table),
-        "Time of a step by range; in 95 of 100 comparisons, all true changes are from low to high",
+        "Time of a step by range; in 95 of 100 comparisons, all true changes are between low and "
+        "high",
         texts={
             "A_ns": text,
             "B_ns": text,
@@ -161,7 +162,7 @@ def _one_sided(comparison: Comparison) -> str:
 
 
 def _counters(counters: Sequence[CounterValues]) -> str:
-    """The counters that differ or vary, one on each line, and the names of the equal counters."""
+    """List the counters that differ or vary, one on each line, and the names of equal counters."""
     if not counters:
         return "Counters: none, because the runs recorded no window."
     lines = []
@@ -188,7 +189,7 @@ def _values(counter: str, values: tuple[int, int]) -> str:
 
 
 def _machine(comparison: Comparison) -> str:
-    """The state of the machine during the runs of each side, a line for each known fact."""
+    """Describe the machine during the runs of A and of B, with one line for each known quantity."""
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
         sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]

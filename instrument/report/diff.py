@@ -62,7 +62,7 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
 
     Args:
         found: the comparison.
-        rows: the most rows of each table.
+        rows: the maximum number of rows in each table.
         by: the only table to show below the parts of the step. None shows the operators, the
             kernels and the counters.
     """
@@ -145,9 +145,10 @@ def names(found: Difference) -> tuple[str, str]:
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
-    """The kinds with the largest changes, each with a range or None, and a change in ns.
+    """Yield the kinds of time that changed most, as a kind, a range or None, and a change in ns.
 
-    If one range has most of the change of a kind, the range and its own change are given.
+    If most of a kind's change is in one range, this range and the change in it are yielded.
+    Otherwise the range is None, and the change is that of the whole kind.
     """
     of_kind: dict[str, int] = {}
     for row in step.parts:
@@ -163,7 +164,7 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
 
 
 def spread(step: Whole) -> str:
-    """Return how much the steps of each side vary, and the change of their median."""
+    """Return sentences on how much the steps of each side vary and how their median changed."""
     one, other = step.before, step.after
     if one.deviation_ns is None or other.deviation_ns is None:
         return (
@@ -185,7 +186,7 @@ def _around(steps: Steps, text: Any) -> str:
 
 
 def _step_table(found: Difference, rows: int) -> Section:
-    """The parts with the largest changes, a row for all other parts, and a row for the step."""
+    """Return the parts that changed most, one row for all other parts, and a row for the step."""
     table, texts = _rounded(found.step, rows), _texts(found)
     times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
     kinds = table.column("kind")
@@ -201,7 +202,7 @@ def _step_table(found: Difference, rows: int) -> Section:
 
 
 def _rounded(step: Whole, rows: int) -> Table:
-    """The first parts of a step, the sum of the rest, and the step, rounded so that they add up."""
+    """Round the first parts of a step, the sum of the others, and the step, so that they add up."""
     unit = _unit(step)
     shown = [*step.parts.head(rows)]
     names, kinds = [row.range for row in shown], [row.kind for row in shown]
@@ -219,7 +220,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 
 def _unit(step: Whole) -> int:
-    """The value of the last digit that is shown, in ns; see `durations_like`."""
+    """Return how many ns one unit of the last shown digit is; see `durations_like`."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
 
@@ -234,7 +235,7 @@ def _texts(found: Difference) -> dict[str, Any]:
 
 
 def _signed(ns: float, text: Any) -> str:
-    """A change with its sign; 0 has none."""
+    """A change with its sign; a change that is shown as 0 has no sign."""
     shown: str = text(abs(ns))
     is_nothing = not any(digit in shown for digit in "123456789")
     return shown if is_nothing else f"{MINUS if ns < 0 else '+'}{shown}"
@@ -246,7 +247,7 @@ def _ranks(found: Difference) -> Section:
 
 
 def of_ranks(found: Difference) -> Table:
-    """Return the step of each rank, and the part that changed most."""
+    """Return one row for each rank: its mean step on both sides, and the part that changed most."""
     wholes = found.wholes[1:]
     largest = [whole.parts[0] if any(whole.parts.column("change_ns")) else None for whole in wholes]
     return Table(
@@ -261,7 +262,7 @@ def of_ranks(found: Difference) -> Table:
 
 
 def _changed(found: Difference, by: By, rows: int) -> str | Section:
-    """The rows of a table whose time changed, the largest change first."""
+    """Return the rows of a table whose time changed; the largest change comes first."""
     table = getattr(found, _TABLES[by])
     title, time = _TABLES[by].capitalize(), main_time(table)
     counts = statuses(table)
@@ -296,7 +297,7 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
 
 
 def statuses(table: Table) -> list[str]:
-    """Return how many rows have each status but "same", such as "2 added"."""
+    """Return texts such as "2 added": the number of rows of each status except "same"."""
     return [
         f"{number} {status}"
         for status in ("added", "removed", "renamed", "changed")
@@ -305,9 +306,9 @@ def statuses(table: Table) -> list[str]:
 
 
 def main_time(table: Table) -> str:
-    """Return the kind of time that a table shows, such as "self_cpu_ns".
+    """Return the quantity that a table shows, such as "self_cpu_ns".
 
-    Ranges show the time of the step. Other tables show the kind of time that changed most.
+    For ranges, this is "step_ns". For other tables, it is the quantity that changed most.
     """
     if "change_step_ns" in table.columns:
         return "step_ns"
@@ -333,7 +334,7 @@ def _number(value: float | None) -> str:
 
 
 def _counters(found: Difference, rows: int) -> str | Section:
-    """The counters that differ: first those of the step, then those of ranges."""
+    """Return the counters that differ: first the counters of the step, then those of ranges."""
     differ = [
         row
         for row in found.counters

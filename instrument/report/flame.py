@@ -19,7 +19,7 @@ _LEAST = 0.3  # the least width of a box in pixels; thousands of boxes are too n
 
 @dataclass
 class Frame:
-    """All frames with the same name and caller; the time includes the frames that they call."""
+    """All frames with the same name and caller; `value_ns` includes the frames that they call."""
 
     name: str
     value_ns: int = 0
@@ -75,7 +75,7 @@ def merged(stacks: Sequence[Stack]) -> Frame:
 
 
 def _placed(root: Frame, scale: float) -> Iterator[tuple[Frame, float, int]]:
-    """Each frame that is drawn, with its left edge and level, callers first.
+    """Yield each frame to draw with its left edge and its level; a caller precedes what it calls.
 
     The function is not recursive, because stacks may be deeper than Python's recursion limit.
     """

@@ -1,4 +1,4 @@
-"""The verdicts on the conditions of a comparison, as text, as JSON values and as Markdown."""
+"""Write the verdicts on the conditions of a comparison as text, as JSON values and as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from instrument.prose import code, escaped, wrapped
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:
-    """Return a line for each verdict, and below it the ranges in which a counter is higher."""
+    """Return a line for each verdict, and below it the ranges in which its counter increased."""
     lines: list[str] = []
     for verdict in verdicts:
         lines += wrapped(str(verdict), indent="    ")
@@ -45,7 +45,7 @@ def as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _places(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """The ranges in which the counter is higher, and its values there."""
+    """Yield each range in which the counter increased, as its path and a text with both values."""
     text = amount_of(verdict.condition.name)
     for each in verdict.ranges:
         yield each.path, f"{text(each.after)}, before {text(each.before)}"

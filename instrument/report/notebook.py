@@ -147,8 +147,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 def leading(operators: Table, sort: str, rows: int) -> Table:
     """Return the operators with the largest values of a column, and rows that sum all the rest.
 
-    One row sums the operators that are left out. Another row sums the own time of ranges, steps and
-    waits for data, because it is outside of operators. So the shares of all rows add up to 1.
+    One row sums the operators that are left out. Another row sums the self time of ranges, steps,
+    marks and waits for data, which is outside of operators. So the shares of all rows add up to 1.
     """
     ordered = without_ranges(operators).sort(sort)
     shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
@@ -162,14 +162,14 @@ def leading(operators: Table, sort: str, rows: int) -> Table:
 
 
 def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
-    """A row that sums other rows, in the columns that can be summed."""
+    """Return a row with the sums of `OWN_COLUMNS` over other rows; its other cells stay unknown."""
     rows = [*rows]
     sums = {column: _sum([getattr(row, column, None) for row in rows]) for column in OWN_COLUMNS}
     return {"name": name, **sums}
 
 
 def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]]) -> Table:
-    """A table with further rows below; a cell that a further row does not give is unknown."""
+    """Return a table with the rows of `more` at its end; cells that they lack are unknown."""
     return Table(
         {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
     )
@@ -178,7 +178,7 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
 def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
     """Return the positions of the ranges with the largest shares and of all ranges around them.
 
-    There are at most `rows` positions. Cost: one sort of the ranges.
+    At most `rows` positions are returned, in the order of the tree. Cost: one sort of the ranges.
     """
     if len(ranges) <= rows:
         return [*range(len(ranges))]
@@ -224,7 +224,7 @@ def unmarked(capture: Views) -> str:
 
 
 def recomputed(capture: Views) -> str:
-    """Return a sentence on the CPU time of activation checkpointing; "" if there is none."""
+    """Return a sentence on the CPU time that activation checkpointing costs; "" if it is 0."""
     parts = capture.ranges.attribution
     again = sum(part.cpu_ns for part in parts if part.kind == "recompute")
     if not again:
@@ -242,16 +242,16 @@ def _sum(cells: Sequence[float | None]) -> float | None:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return a text on the total time that the shares of ranges and operators refer to."""
+    """Return a text with the total time that the shares of ranges and operators are based on."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
 
 
 def device(capture: Views) -> str:
-    """Return a line on the devices' time, and a line on the bottleneck.
+    """Return a line on how the devices' time splits, and a line on the bottleneck.
 
-    Returns "" if there are no device events.
+    Return "" if there are no device events.
     """
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
@@ -279,9 +279,10 @@ def device(capture: Views) -> str:
 
 
 def outside_operators(capture: Views) -> str:
-    """Return a line on device time that no operator launched; "" if it is less than 5 %.
+    """Return a line on device work that ranges launched outside of operators.
 
-    The launch of a CUDA graph, for example, is often in a range but in no operator.
+    Return "" if this work takes less than 5 % of the device time. The launch of a CUDA graph, for
+    example, is often in a range but in no operator.
     """
     table = capture.operators
     whole = _sum(table.column("self_device_ns"))
@@ -297,9 +298,9 @@ def outside_operators(capture: Views) -> str:
 def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
-    Each view in `views` is given by its name. The views "ranges" and "operators" together stand for
-    the whole capture: the line then states every loss. Losses that `heading` and `inside_compiled`
-    already state are left out.
+    `views` holds the names of views. If "ranges" and "operators" are both among them, the line
+    states what is missing from any view. What `heading` and `inside_compiled` already state is left
+    out.
     """
     stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
     return line(capture, [name for name in rows_of(views) if name not in stated])
@@ -308,7 +309,8 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
 def inside_compiled(capture: Views) -> str:
     """Return lines on the ranges and modules that were not timed.
 
-    These are the ranges inside compiled regions, and the modules without a call in the window.
+    These are the ranges inside regions that torch.compile compiled, and the modules without a call
+    in the window.
     """
     by_region: dict[str, list[str]] = {}
     for row in capture.compiled_ranges:
@@ -325,10 +327,10 @@ def inside_compiled(capture: Views) -> str:
 
 
 def _few_modules(names: Sequence[str]) -> str:
-    """The first few modules in `names` as text.
+    """Return the first few modules in `names` as text.
 
-    A module inside another module in `names` is not named. The text says how many modules are
-    inside each named module.
+    If a module is inside another module in `names`, only the outer module is named, with the number
+    of modules inside it.
     """
     inside: dict[str, int] = {}
     outer = ""
@@ -381,7 +383,7 @@ def to_html(capture: Views) -> str:
 
 
 def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
-    """Return the title of the range tree, or of the list of ranges sorted by a column."""
+    """Return the title of the range tree, or of the list of ranges sorted by the column `by`."""
     count = len(capture.ranges)
     some = sum(path is not None for path in shown.column("path"))
     if by is not None:
@@ -410,7 +412,7 @@ def without_ranges(operators: Table) -> Table:
 
 
 def costliest_by(operators: Table) -> str:
-    """Return the column that ranks operators: self device time if recorded, else self CPU time."""
+    """Return the column that sorts operators: self device time if recorded, else self CPU time."""
     return "self_device_ns" if any(operators.column("self_device_ns")) else "self_cpu_ns"
 
 
@@ -434,7 +436,7 @@ def _tables(capture: Views) -> dict[str, Any]:
 
 
 def _views() -> list[tuple[str, str]]:
-    """The names of the views, each with the first line of its docstring."""
+    """Return the names of the views, each with the first line of its docstring."""
     views = {
         name: view.__doc__ or ""
         for name, view in vars(Views).items()

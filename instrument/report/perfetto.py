@@ -7,9 +7,9 @@ github.com/google/perfetto.
 
 The server listens on 127.0.0.1. It answers a request only if three conditions hold:
 
-- the path contains a random token.
-- the host is the server itself. This stops DNS rebinding.
-- the origin is the Perfetto UI.
+- The path contains a random token.
+- The header `Host` names the server itself. This stops DNS rebinding.
+- The header `Origin` names the Perfetto UI.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TraceServer(ThreadingHTTPServer):
     """An HTTP server for one file.
 
     Attributes:
-        sent: an event that is set once the whole file was sent.
+        sent: a `threading.Event` that is set when the whole file has been sent.
     """
 
     daemon_threads = True
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._end()
 
     def _is_allowed(self) -> bool:
-        """Whether the UI requests the file. If not, answer with the error 404."""
+        """Return whether the UI requests the file; if not, answer with the error 404."""
         allowed = (
             secrets.compare_digest(self.path.encode(), self.server.path.encode())
             and self.headers.get("Host") == f"127.0.0.1:{PORT}"
@@ -151,8 +151,8 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
     """Return the time to show for a finding, on the trace's own clock.
 
-    It is the time around the longest event of the first row of evidence with a known event; None if
-    no row has one.
+    This is the time of an event, with some time before and after it. The event is that of the first
+    row of evidence whose event is in the trace. If there is no such row, the result is None.
     """
     for row in finding.evidence:
         if span := evidence_span(capture, finding, row):

@@ -32,7 +32,7 @@ def as_text(ranks: Ranks, **options: Any) -> str:
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> list[str | Section]:
-    """Return the comparison of ranks: remarks, steps, stragglers, clocks, collectives, ranges.
+    """Return a comparison as parts: remarks, steps, stragglers, clocks, collectives and ranges.
 
     Args:
         ranks: the window.

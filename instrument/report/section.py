@@ -27,11 +27,12 @@ class Section:
         missable: columns that are left out first if the table is too wide, in this order.
         key: the column by which the rows are sorted, or None.
         below: for each row, the lines to show below it; empty if no row has lines below it.
-        is_tree: whether names are a tree: indented by two blanks for each level of `depth`.
+        is_tree: whether the names form a tree: each is indented by two blanks per level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
         texts: for columns with their own format, the function that formats a cell.
-        of_cost: whether shares are shares of a cost; if so, large shares have warm colours.
-        all_columns: the option of the command that shows the columns which are left out.
+        of_cost: whether shares are fractions of a time to reduce; if so, large shares are drawn in
+            warm colours.
+        all_columns: the command's option that shows all columns, also those that are left out.
     """
 
     table: Table
@@ -49,5 +50,5 @@ class Section:
 
 
 def is_every_column(columns: Sequence[str] | None) -> bool:
-    """Whether the reader asks for all columns that hold a value."""
+    """Whether the reader asked for all columns that hold a value (`--columns all`)."""
     return columns is not None and [*columns] == [EVERY_COLUMN]

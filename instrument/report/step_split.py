@@ -1,4 +1,4 @@
-"""How the time of the steps splits, as shares and as a bar in a PNG."""
+"""Compute the share of each kind of time in the steps, and draw the shares as a bar in a PNG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step_split(capture: Views) -> list[tuple[str, float]]:
 
 
 def bar_png(shares: Sequence[float]) -> bytes:
-    """Return a bar as a PNG, with a part for each share from left to right; see `COLOURS`."""
+    """Return a PNG of a bar that has a part for each share, from left to right; see `COLOURS`."""
     ends, total = [], 0.0
     for share in shares:
         total += share

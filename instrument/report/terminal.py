@@ -53,11 +53,11 @@ def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
 
     A part is a paragraph, or a `Section`, which holds a table.
 
-    A row of a table is never longer than a line. If a row is too long, names are shortened in the
-    middle, then columns are left out. A line below the table lists the columns that were left out.
-    If the reader chose the columns, all of them are shown, if needed as several tables below each
-    other. Colours depend on NO_COLOR and on the terminal. Without `console`, the terminal on stdout
-    is used.
+    A row of a table always fits into a line of the terminal. To make it fit, names are shortened in
+    the middle, and if this is not enough, columns are left out. A line below the table lists these
+    columns. If the reader chose the columns, none is left out: if needed, they are divided into
+    several tables below each other. Colours depend on NO_COLOR and on the terminal. If `console` is
+    None, the terminal on stdout is used.
     """
     console = console or Console()
     with console.capture() as drawn:
@@ -86,7 +86,7 @@ def _print_words(console: Console, line: str, style: str = "") -> None:
 
 @dataclass
 class _Column:
-    """A column to draw: its cells as text, its minimum and maximum width, and the chosen widths."""
+    """A column to draw: its cells as text, its minimum and maximum width, and its chosen width."""
 
     name: str
     header: str
@@ -155,15 +155,15 @@ def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]
 
 
 def _names_of(columns: Sequence[str]) -> str:
-    """The column that identifies the rows."""
+    """Return the name of the column that identifies the rows."""
     return "name" if "name" in columns else columns[0]
 
 
 def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[str]:
-    """The tree lines to draw before each name of a tree.
+    """Return the tree lines to draw before each name of a tree.
 
-    `depths` are the depths of the names, each name directly before the names below it. Of the lines
-    before a name, only the innermost `levels` levels are drawn.
+    `depths` are the depths of the names in the order of the rows: a parent comes before its
+    children. Lines are drawn only for the innermost `levels` levels of a name.
     """
     blank, line, branch, last = signs
     guides: list[str] = []
@@ -178,20 +178,20 @@ def _guides(depths: Sequence[int], levels: int, signs: Sequence[str]) -> list[st
 
 
 def _needed(columns: Sequence[_Column]) -> int:
-    """The width of a line in which each column and the bar of a cost have their minimum width."""
+    """Return the width of a line in which all columns and bars have their minimum width."""
     gaps = len(_GAP) * (len(columns) - 1)
     return sum(column.least for column in columns) + gaps + _least_bar(columns)
 
 
 def _least_bar(columns: Sequence[_Column]) -> int:
-    """The minimum width of the bar of a cost, including the blank before it."""
+    """Return the minimum width of a bar beside a share, with its blank; 0 if there is no bar."""
     return 1 + _SHORTEST_BAR if any(column.of_cost for column in columns) else 0
 
 
 def _narrowed(
     columns: list[_Column], width: int, section: Section
 ) -> tuple[list[list[_Column]], list[str]]:
-    """The columns that fit in a line, as one block, and the names of the columns left out."""
+    """Return the columns that fit in a line, as one block, and the names of those left out."""
     names = [column.name for column in columns]
     of_cpu = ["share"] if "device_share" in names and section.of_cost else []
     first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable, *of_cpu])]
@@ -223,8 +223,8 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 def _set_widths(columns: list[_Column], width: int) -> None:
     """Choose the width of each column, so that the columns use the width of the terminal.
 
-    Unused width first widens columns of text up to `_READABLE`. The rest widens the bar of the last
-    share, and then columns of text further.
+    Columns of text first get the unused width, each up to `_READABLE`. What remains is for the bar
+    of the last share. What then remains is again for columns of text.
     """
     left = width - _needed(columns)
     for column in columns:
@@ -280,7 +280,7 @@ def _cell(column: _Column, row: int, *, ascii_only: bool) -> Text:
 
 
 def _warm(share: object) -> str:
-    """The style of a share of a cost; empty for a small share."""
+    """Return the style in which a share is drawn; "" for a small share."""
     if not isinstance(share, int | float):
         return ""
     return next((style for least, style in _WARM if share >= least), "")

@@ -124,9 +124,9 @@ _GROUPED_BY = {
 
 
 def check_sort(sort: str) -> str:
-    """Return our name of the operator table's column for a sort key.
+    """Return the column of the operator table that a sort key names.
 
-    The key is our name of the column, or the name that torch uses for it.
+    The key is the name of the column, or torch's name for it, such as "self_cpu_time_total".
 
     Raises:
         ConfigError: the operator table has no such column.
@@ -139,7 +139,7 @@ def check_sort(sort: str) -> str:
 
 
 def check_columns(columns: Sequence[str] | None) -> list[str] | None:
-    """Replace torch's names of columns by our names; `["all"]` is returned unchanged.
+    """Replace torch's names of columns by those of this package; keep None and `["all"]`.
 
     Raises:
         ConfigError: neither the operators nor the ranges have such a column.
@@ -173,9 +173,9 @@ def render(capture: Views, **options: Any) -> str:
 
 
 def _findings(capture: Views) -> str:
-    """The largest findings, without unmarked time.
+    """Return the findings that save most, as text.
 
-    A sentence above the operators already reports unmarked time.
+    Unmarked time is left out, because a sentence above the operators already reports it.
     """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
@@ -257,7 +257,9 @@ def view_part(
     sort: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> str | Section:
-    """Return the first rows of a table, sorted if `sort` is given, with the view's name as title.
+    """Return the first `rows` rows of a view's table, with the view's name as title.
+
+    The table is sorted by the column `sort`, if it is given.
 
     Raises:
         ConfigError: the table has no such column.
@@ -293,13 +295,15 @@ def view_part(
 
 
 def _key(view: str) -> str:
-    """The name of a view up to the first dot, or the whole name if another view has that name."""
+    """Return a view's name up to the first dot; the whole name if that is another view's name."""
     whole = view.split(".")[0]
     return view if whole in VIEWS else whole
 
 
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
-    """Return two sort keys, for the operators and for the ranges; at least one of them is None.
+    """Return the sort keys of the operators and of the ranges.
+
+    `sort` is the key of only one of the two tables. The other key is None.
 
     Raises:
         ConfigError: no table that is shown has such a column.
@@ -328,8 +332,8 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The JSON key of a view is its name up to the first dot. If that is the name of another view, the
-    key is the whole name. A view without the column `sort` is not sorted. If something is missing
+    The JSON key of a view is its name up to the first dot. If another view has this name, the key
+    is the whole name. A view without the column `sort` is not sorted. If something is missing
     from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that describe
     the loss.
 
@@ -398,7 +402,7 @@ def _check_known(view: str, table: Table, columns: Iterable[str]) -> None:
 def _ordered(
     capture: Views, views: Sequence[str], sort: str | None, by: By, stack_depth: int
 ) -> dict[str, Table]:
-    """The tables of the views, sorted by `sort` if they have this column."""
+    """Return the table of each view, sorted by the column `sort` if the table has it."""
     found = {view: attrgetter(view)(capture) for view in dict.fromkeys(views)}
     if "operators" in found:
         found["operators"] = _grouped(capture, by, stack_depth)
@@ -485,14 +489,14 @@ def _operator_part(
 
 
 def _missable(sort: str) -> list[str]:
-    """The columns to leave out first from a table of operators that is sorted by `sort`."""
+    """Return the columns that a table of operators sorted by `sort` can lose first."""
     names = (name for name in _LEAST_MISSED if name != sort)
     by_device = sort == "self_device_ns"
     return ["share" if by_device and name == "device_share" else name for name in names]
 
 
 def _with_waits(table: Table) -> Table:
-    """Mark the names of calls in which the CPU only waits."""
+    """Add "(waiting)" to the names of calls in which the CPU only waits."""
     columns = {name: table.column(name) for name in table.columns}
     pairs = zip(columns["name"], columns["kind"])
     return Table(
@@ -506,7 +510,7 @@ def _too_wide(left_out: Sequence[str]) -> str:
 
 
 def _below(group: str | None) -> list[str]:
-    """The value by which a row is grouped, as lines."""
+    """Return the value by which a row is grouped, such as a stack, as lines."""
     return [] if group in (None, "[]") else group.split(";")
 
 
@@ -521,7 +525,7 @@ def _grouped(capture: Views, by: By, depth: int) -> Table:
 
 
 def _name_first(table: Table, columns: Iterable[str]) -> list[str]:
-    """The column `name`, then the given columns; columns that the table lacks are left out."""
+    """Return "name" and then the given columns, without the columns that the table lacks."""
     return [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
 
 
@@ -539,7 +543,7 @@ def _shortened(line: str) -> str:
 
 
 def _fitted(section: Section) -> tuple[str, list[str]]:
-    """The table as text, and the names of the columns that were left out to make the table fit.
+    """Return the table as text, and the names of the columns that were left out to make it fit.
 
     Only columns in `missable` are left out, and only if the table is too wide even with the
     shortest names.

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def verdict(diagnosis: Diagnosis) -> str:
     """Return what slows a run most: the title of the largest finding, without a full stop.
 
-    A finding counts if it saves at least 3 % of a step, or if its saving is not known. If a finding
-    with an unknown saving takes a larger share of the step than the first finding saves, its title
-    follows. The titles may hold names from a trace, so escape them for the place where they are
-    shown.
+    Only findings are considered that save at least 3 % of a step, or whose saving is not known. If
+    a finding whose saving is not known takes a larger share of the step than the largest finding
+    saves, the title of this finding is added. The titles may hold names from a trace, so escape
+    them for the place where they are shown.
     """
     counting = [finding for finding in diagnosis.findings if _counts(finding)]
     if not counting:
@@ -33,7 +33,7 @@ def verdict(diagnosis: Diagnosis) -> str:
 
 
 def verdict_of(capture: Capture) -> str:
-    """Return the verdict on one capture; if it cannot be diagnosed, a sentence that says why."""
+    """Return the verdict on one capture, or a sentence that says why it cannot be diagnosed."""
     try:
         return verdict(diagnose([capture], ranks_checks=()))
     except Exception as error:  # the tables beside the verdict are shown anyway
@@ -54,6 +54,6 @@ def _counts(finding: Finding) -> bool:
 
 
 def _saved(finding: Finding) -> float:
-    """The share of the step that a finding saves; 1 if its saving is not known."""
+    """Return the fraction of the step that a finding saves; 1 if its saving is not known."""
     saving = finding.saving
     return 1.0 if saving is None else saving.saving_ns / max(saving.baseline_ns, 1)

@@ -58,14 +58,14 @@ def as_text(name: str, scenario: Scenario, **options: Any) -> str:
 def parts(
     name: str, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
 ) -> list[str | Section]:
-    """Return a scenario as parts: the step, what the edits save, and tables.
+    """Return a scenario as parts: the time of the step, what the edits save, and tables.
 
     Args:
         name: the name of the capture, or of the window of several ranks.
         scenario: the capture with or without edits.
-        rows: the most rows of each table.
-        tables: the tables to show: `PROFILE`, `CRITICAL_PATH`, `SLACK`. If empty, the causal
-            profile is shown, and for a scenario with edits also the critical path.
+        rows: the maximum number of rows in each table.
+        tables: which of the tables `PROFILE`, `CRITICAL_PATH` and `SLACK` are shown. If this is
+            empty, the causal profile is shown. With edits, the critical path is shown too.
     """
     text = durations_like(scenario.baseline_ns)
     shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
@@ -170,7 +170,7 @@ def _share(share: float) -> str:
 
 
 def _all_device_work(scenario: Scenario, text: Callable[[float], str]) -> str:
-    """The saving if all device work took half the time; "" without device work."""
+    """Return what a step would save if all device work took half the time; "" without such work."""
     try:
         halved = scenario.scale(kernel="*", by=0.5)
     except ConfigError:
@@ -202,7 +202,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """A critical path with one row for kernels of the same short name; the longest row is first."""
+    """Merge the rows of kernels with the same short name; sort by time, the longest first."""
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
         key = row.kind, _short(row.kind, row.name), row.rank
@@ -219,14 +219,14 @@ def _table(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Table:
 
 
 def _short(kind: str, name: str | None) -> str | None:
-    """The name of a row of the critical path, as the causal profile writes it."""
+    """Return the name of a row of the critical path, shortened as in the causal profile."""
     if name is None:
         return _NAMELESS.get(kind)
     return short_name(name) if kind in WORK_KINDS else name
 
 
 def _kinds(table: Table) -> str:
-    """The share of each kind on a critical path, the largest first."""
+    """Return the share of each kind of row on a critical path as text, the largest first."""
     shares: dict[str, float] = {}
     for row in table:
         shares[row.kind] = shares.get(row.kind, 0.0) + row.share

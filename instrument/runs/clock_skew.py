@@ -1,6 +1,7 @@
 """Measure how far each rank's clock is ahead of the lowest rank's clock.
 
-The ends of collectives are compared, because a collective ends on all ranks at the same moment.
+The ends of collectives are compared. A collective that synchronises the ranks ends at about the
+same moment on all of them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ CLOCKS: Schema = schema(
     "window",
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
-    uncertainty_ns="how far a measured difference of the two clocks is from the difference "
-    "computed from `offset_ns` and `drift_ppm`: the median of these distances. If the clock is "
-    "compared with the clocks of other ranks than the lowest, the largest of their uncertainties "
-    "is added. None if only one collective was compared, or if one of these uncertainties is None",
+    uncertainty_ns="the median distance of the measured differences between the two clocks from "
+    "the difference that `offset_ns` and `drift_ppm` give. If the clock is compared with the "
+    "clocks of other ranks than the lowest, the largest of their uncertainties is added. None if "
+    "only one collective was compared, or if one of these uncertainties is None",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
@@ -44,10 +45,10 @@ _Ends = dict[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The difference of a rank's clock to the lowest rank's clock, and how fast it changes.
+    """How far a rank's clock is ahead of the lowest rank's clock, and how fast this changes.
 
-    The clock is ahead by `offset_ns` when it shows `at_ns`. Fields that are also columns of
-    `CLOCKS` have the same meaning.
+    The clock is ahead by `offset_ns` when it shows `at_ns`. The other fields have the meaning of
+    the columns of `CLOCKS`.
     """
 
     offset_ns: int
@@ -61,7 +62,7 @@ class Clock:
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
-        """Convert times of this clock to the lowest rank's clock, limited to ±`BEYOND_NS`."""
+        """Convert times of this clock to the lowest rank's clock, clipped to ±`BEYOND_NS`."""
         times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
         shifted = times_ns - self.offset_ns
         gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))
@@ -78,7 +79,7 @@ _Aligned = dict[int, tuple[int, Clock]]
 
 
 def measure(collectives: MatchedCollectives) -> list[Clock | None]:
-    """Measure the clock of each rank at the ends of collectives; None for an unknown clock.
+    """Measure the clock of each rank at the ends of collectives; None if that is not possible.
 
     A collective that synchronises ends at about the same moment on all ranks. If a rank and the
     lowest rank both recorded a collective, their clocks show two times for its end. Three values
@@ -88,17 +89,17 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
       only if at least eight collectives match, and if `uncertainty_ns` with the drift is at most
       half of `uncertainty_ns` without the drift. Otherwise `drift_ppm` is None.
-    - `uncertainty_ns` is the median distance between the differences and the line that offset and
+    - `uncertainty_ns` is the median distance of the differences from the line that offset and
       drift describe. It is None if only one collective matches.
 
     If the offset is larger than `BEYOND_NS`, the largest time in a trace, the clock is not known.
 
     If a rank has no collective in common with the lowest rank, it is compared with ranks whose
     clocks are already measured. The largest uncertainty of these ranks is added to the rank's own
-    uncertainty. If one of these uncertainties is None, so is the sum. If the rank has no collective
-    in common with these ranks either, its clock is not known.
+    uncertainty. If one of these uncertainties is None, the sum is None too. If the rank has no
+    collective in common with these ranks either, its clock is not known.
 
-    The last 128 collectives of a rank are compared. They are collectives on the device, or on the
+    Only the last 128 collectives of each rank are compared: those on the device, or those on the
     CPU if the rank has none on the device.
     """
     ends = _ends(collectives)
@@ -121,7 +122,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
 def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
     """Return one row for each summary, in the order of the summaries; see `CLOCKS`.
 
-    Offset, drift and uncertainty are None for a clock that could not be measured.
+    If a clock could not be measured, its offset, drift and uncertainty are None, `matched` is 0.
     """
     return Table.of(
         CLOCKS,
@@ -137,7 +138,7 @@ def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -
 
 
 def _ends(found: MatchedCollectives) -> list[_Ends]:
-    """When the collectives of each rank ended, in Unix time on the rank's own clock."""
+    """Return the ends of each rank's last collectives, in Unix time on the rank's own clock."""
     runs_on = OF_COLLECTIVE_GROUP.index("runs_on")
     on_device = np.array([group[runs_on] == DEVICE for group in found.groups], np.bool_)
     chosen = on_device[found.group]
@@ -170,10 +171,10 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
 
 
 def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
-    """Compute a rank's clock from measured differences to clocks of other ranks.
+    """Compute a rank's clock from measured differences to the lowest rank's clock.
 
-    When the rank's clock showed `times[k]`, it was ahead by `ahead[k]`. The uncertainty of the
-    other clocks is not added here.
+    When the rank's clock showed `times[k]`, it was ahead by `ahead[k]`. If the differences were
+    measured through the clocks of other ranks, the caller adds the uncertainty of these clocks.
     """
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
@@ -196,7 +197,7 @@ def _gained_ns(drift_ppm: float, elapsed_ns: int) -> int:
 
 
 def _drift_ppm(times_ns: Sequence[int], ahead_ns: Sequence[int]) -> float | None:
-    """The median slope between any two points, in µs per second; None if there are too few."""
+    """Return the median slope between any two points, in µs per second; None for too few points."""
     if len(times_ns) < _FEWEST_FOR_DRIFT:
         return None
     time, ahead = (
@@ -214,8 +215,5 @@ def _median_distance(distances: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """Return the median; if there are two middle values, the lower one.
-
-    So the result is one of `values`.
-    """
+    """Return the median; of two middle values, the lower one. So it is one of `values`."""
     return sorted(values)[(len(values) - 1) // 2]

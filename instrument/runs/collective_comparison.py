@@ -1,4 +1,4 @@
-"""Compare the ranks' collectives: the transfer time, the waiting, and the rank that came last."""
+"""Compare the ranks' collectives: transfer time, waiting time, and the rank that arrived last."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ RANK_COLLECTIVES: Schema = schema(
     group_size="how many ranks the group has",
     runs_on="device, or CPU for gloo and MPI",
     recorded_ranks="how many ranks recorded the collectives",
-    calls="how many collectives at least two ranks recorded; only the last 512 collectives of each "
-    "rank are compared",
+    calls="the number of collectives that two or more ranks recorded; only the last 512 "
+    "collectives of each rank are compared",
     bytes="the sizes of the messages as NCCL counts them, summed over the calls whose size is "
     "known",
     duration_ns="the total time of all calls, averaged over the ranks",
@@ -51,16 +51,16 @@ RANK_COLLECTIVES: Schema = schema(
 def collectives(
     summaries: Sequence[RankSummary], found: MatchedCollectives, clocks: Sequence[Clock | None]
 ) -> Table:
-    """Return one row for each process group and kind of collective, longest waiting time first.
+    """Return one row for each process group and kind of collective; see `RANK_COLLECTIVES`.
 
-    See `RANK_COLLECTIVES`. A rank's time in a collective is the time from the start of its first
-    kernel to the end of its last kernel. The rank that arrives last does not wait, so its time is
-    the time of the transfer. If not all ranks of a group recorded, the time of the transfer is an
-    upper bound.
+    The row with the longest waiting time comes first. A rank's time in a collective is the time
+    from the start of its first kernel to the end of its last kernel. The rank that arrives last
+    does not wait, so its time is the time of the transfer. If not all ranks of a group recorded,
+    the time of the transfer is an upper bound.
 
-    Durations do not depend on the clocks of the ranks, but the order of arrival does. So each clock
-    is corrected, as measured at the ends of collectives (`clock_skew`). Differences below the
-    uncertainty of the clocks mean nothing.
+    Durations do not depend on the clocks of the ranks, but the order of arrival does. So the times
+    of arrival are first converted to one clock, with the offsets that `clock_skew` measured. If two
+    arrivals are closer than the uncertainty of the clocks, their order is not known.
 
     The table does not contain broadcasts, reduces, gathers, scatters and transfers between two
     ranks. A rank can leave such a collective before the other ranks arrive, so the shortest time is
@@ -116,7 +116,7 @@ def collectives(
 def _arrivals(
     found: MatchedCollectives, clocks: Sequence[Clock | None], chosen: Flags
 ) -> tuple[Ints, Flags]:
-    """When each rank began each chosen collective, on one clock; and a mask of the valid times."""
+    """Return the starts of the chosen collectives on one clock, and a mask of the valid times."""
     arrival, known = found.start_ns.copy(), np.ones(len(found.owner), np.bool_)
     bounds = np.searchsorted(found.owner, np.arange(found.ranks + 1)).tolist()
     for clock, begin, end in zip(clocks, bounds, bounds[1:]):
@@ -132,7 +132,7 @@ def _arrivals(
 def _last(
     summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
 ) -> dict[str, list[Any]]:
-    """The columns `last_…`, which name the rank that caused the most waiting by coming last."""
+    """Return the columns `last_…` on the rank that caused the most waiting by arriving last."""
     pair, of = groupby(groups.of[known] * len(summaries) + last[known])
     times, caused = of.size, of.sum(waiting[known])
     most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)

@@ -1,4 +1,4 @@
-"""Match the collectives of all ranks: find the ranks that took part in the same collective."""
+"""Match the collectives of all ranks: find the records of the same collective."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class MatchedCollectives:
-    """The recorded collectives of all ranks as parallel columns, one rank after the other.
+    """The recorded collectives of all ranks, one rank after the other.
+
+    The columns `owner` to `bytes` have one element for each collective that a rank recorded.
 
     Attributes:
-        owner: the index of the rank's summary.
-        key: the number of the collective. Rows of different ranks with the same key are the same
-            collective.
-        group: an index into `groups`.
+        owner: the rank, as the index of its summary.
+        key: the number of the collective. Elements of different ranks with the same key are records
+            of the same collective.
+        group: the process group and kind, as an index into `groups`.
         start_ns, end_ns: the start and the end in Unix time, on the rank's own clock.
         bytes: the size of the message; -1 if it is not known.
         groups: the distinct process groups and kinds of collectives. Each item is a tuple of the
@@ -44,12 +46,13 @@ class MatchedCollectives:
 
 
 def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
-    """Find the collectives that several ranks recorded.
+    """List the collectives of all ranks, with the same key for records of the same collective.
 
-    Collectives match by process group, kind and torch's sequence number, because all ranks of a
-    group count its collectives in the same order. If the trace has no sequence numbers, collectives
-    match by name, group, step and ordinal. If the trace has no groups either, all ranks count as
-    one group.
+    Two records match if they have the same process group, kind and sequence number of torch,
+    because all ranks of a group count its collectives in the same order. Without sequence numbers,
+    they match if they have the same name, process group, kind, step and ordinal. Without process
+    groups, all ranks are treated as one group. Coalesced collectives have the same sequence number;
+    they match in the order of their starts.
 
     Cost: all collectives are sorted once.
     """
@@ -94,13 +97,13 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
 def _cells(
     summaries: Sequence[RankSummary], name: str, sizes: Sequence[int]
 ) -> Iterator[list[Any]]:
-    """The cells of a column of `RankSummary.collectives`, one list for each rank."""
+    """Yield the cells of a column of `RankSummary.collectives`, one list for each rank."""
     for summary, size in zip(summaries, sizes):
         yield summary.collectives.get(name) or [None] * size
 
 
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
-    """The rows of a summary's `collective_groups` as tuples.
+    """Return the rows of a summary's `collective_groups` as tuples.
 
     A tuple holds the name of the collectives, then the values of the columns `OF_COLLECTIVE_GROUP`.
     """

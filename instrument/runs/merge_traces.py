@@ -43,7 +43,7 @@ _ARGS = msgspec.json.Decoder(_Event)
 
 
 def merge(ranks: Ranks, target: Path) -> None:
-    """Write the traces of all ranks into one file, which appears whole or not at all.
+    """Write the traces of all ranks into one file. After an error, no incomplete file is left.
 
     The file is gzipped if its name ends in `.gz`. The name of each process begins with its rank,
     and the processes of a rank are next to each other. Times are on the lowest rank's clock: times
@@ -92,7 +92,7 @@ def _trace(path: Path | str) -> Path:
 
 
 def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
-    """Write a rank's events; returns the text that must precede the next rank's events."""
+    """Write a rank's events; return the separator to write before the next rank's events."""
     with closing(ahead(chunks(trace))) as text:
         pieces = Pieces(text, trace, lambda *_: None, _decode, _as_read)
         for event in chain(
@@ -109,7 +109,7 @@ def _decode(text: bytes) -> list[_Event]:
 
 
 def _as_read(event: dict[str, Any], _: str) -> _Event:
-    """Convert an event that only the lenient parser could read to strict JSON."""
+    """Encode the values of an event that only the lenient parser could read as strict JSON."""
     return {key: _raw(value) for key, value in event.items()}
 
 
@@ -118,7 +118,7 @@ def _raw(value: Any) -> Raw:
 
 
 class _Rank:
-    """Changes the numbers and times in one rank's events, so that the traces can be merged."""
+    """Changes the process, times and linking numbers of one rank's events, to merge the traces."""
 
     def __init__(
         self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]
@@ -145,7 +145,7 @@ class _Rank:
         return event
 
     def names(self) -> Iterator[_Event]:
-        """Make an event with a process's name, for each process that the trace does not name."""
+        """Yield a naming event for each process that has no name in the trace."""
         for process, before in self._unnamed.items():
             args = {"name": f"rank {self._rank}: {before}"}
             named = {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args}
@@ -189,7 +189,7 @@ class _Rank:
 
 
 def _later(ts: Raw, ns: int) -> Raw:
-    """A time in decimal microseconds, moved by nanoseconds; unchanged if it is not a valid time."""
+    """Add `ns` to a time in decimal microseconds; a time that is not valid stays unchanged."""
     try:
         moved = Decimal(bytes(ts).decode()) + Decimal(ns) / 1000
     except ArithmeticError:  # not a number
@@ -198,7 +198,7 @@ def _later(ts: Raw, ns: int) -> Raw:
 
 
 def _place(index: Any) -> int:
-    """The position of a process among those of its rank: CPU, then devices, then Kineto's spans."""
+    """Return a process's place in its rank: first the CPU, then devices, then Kineto's spans."""
     if not isinstance(index, int) or index < _DEVICES:
         return 0
     return min(1 + index - _DEVICES, _PLACES - 1)

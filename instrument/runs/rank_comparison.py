@@ -54,7 +54,7 @@ RANK_BREAKDOWN: Schema = (Column("rank", "the rank"), *BREAKDOWN)
 RANK_RANGES: Schema = schema(
     path="the path of the range",
     ranks="how many ranks recorded the range",
-    calls="calls on all ranks together",
+    calls="the number of calls, summed over the ranks",
     cpu_min_ns="the lowest of the ranks' CPU times per step",
     cpu_median_ns="the median of the ranks' CPU times per step (the lower one of two middle "
     "values)",
@@ -144,7 +144,7 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
     """Return the ranks that should have recorded but have no capture.
 
-    The list is empty if it is not known which ranks should have recorded.
+    Return an empty list if it is not known which ranks should have recorded.
     """
     asked = summaries[0].ranks
     planned = (
@@ -160,7 +160,7 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
 class _Cells(NamedTuple):
     """The ranges of all ranks, one rank after the other.
 
-    `path` is an index into `paths`, and `owner` the index of the rank's summary.
+    For each range, `path` is an index into `paths`, and `owner` is the index of its rank's summary.
     """
 
     paths: list[str]
@@ -174,10 +174,10 @@ class _Cells(NamedTuple):
         return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """The values of a column for all ranges; a value that is not known is -1.
+        """Return the values of a column for all ranges; unknown values are -1.
 
-        With `per_step`, the values of a rank are divided by the number of its finished steps. If no
-        step of the rank is finished, they are not divided.
+        With `per_step`, the values of a rank are divided by the number of its finished steps, but
+        not if the column already holds times per step, or if the rank has no finished step.
         """
         parts = []
         for summary, count in zip(
@@ -195,9 +195,9 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges; see `RANK_RANGES`.
 
-    The paths of the first rank come first, in its order; then further paths of the next rank, and
-    so on. Times are per step. For a rank on which no step ended, times are sums over the whole
-    window.
+    The paths of the first rank come first, in the order of its summary. The paths that only later
+    ranks have follow. Times are per step. For a rank on which no step ended, times are sums over
+    the whole window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -229,7 +229,7 @@ def ranges(summaries: Sequence[RankSummary]) -> Table:
 def _spread(
     cells: _Cells, values: Ints, rank: Ints
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-    """The lowest, median and highest value for each path, and the rank with the highest value."""
+    """Return each path's lowest, median and highest value, and the rank with the highest value."""
     known = values >= 0
     values, rank = values[known], rank[known]
     ranked = Groups(cells.path[known], len(cells.paths)).sorted_by(values, -rank)
@@ -246,8 +246,8 @@ def stragglers(summaries: Sequence[RankSummary]) -> Table:
     `own_ns` is above the median of all ranks by more than three robust standard deviations, and by
     more than a tenth of the median.
 
-    See `STRAGGLERS`. The table is empty if there is no straggler, or if steps or communication are
-    not known.
+    See `STRAGGLERS`. The table is empty if there is no straggler, or if the times of steps or of
+    communication are not known.
     """
     table = per_rank(summaries).where(own_ns=lambda own: own is not None)
     own = table.column("own_ns")
@@ -282,10 +282,10 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """For each rank, the range whose self time is furthest above the median of the ranks.
+    """Find each rank's range whose self time is furthest above the median of the ranks.
 
-    For each rank, the result holds the path of this range, and by how many nanoseconds its self
-    time is above the median.
+    For each rank, return the path of this range, and by how many nanoseconds its self time is above
+    the median. Ranges of collectives are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[

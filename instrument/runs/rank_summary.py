@@ -1,6 +1,6 @@
-"""The summary of a capture: a small file with the data that comparing ranks needs.
+"""The summary of a capture: a small file with the data that is needed to compare ranks.
 
-So ranks are compared without reading their traces. A thousand summaries are read in seconds.
+So ranks can be compared without their traces. A thousand summaries are read in seconds.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ class RankSummary(msgspec.Struct, kw_only=True):
 
     Unknown values and columns are None.
 
-    - `ranges` has the columns of `capture.ranges`, at most 500 rows.
+    - `ranges` has the columns of `capture.ranges`, for at most 500 ranges.
     - `steps` are the finished steps. Columns such as `compute_ns` hold how long the device
       computed, communicated, copied or was idle between the start and the end of the step. In a
       trace without device events, the columns of communication hold the time of collectives on the
       CPU (gloo).
     - `breakdown` is the row of `capture.breakdown`, for the whole trace.
-    - `collectives` are the last 512 collectives of kinds that end at the same moment on all ranks.
-      Their times plus `base_ns` are Unix times. Their `group` is the index of a row of
-      `collective_groups`.
+    - `collectives` are the last 512 collectives, without the kinds that can end at different
+      moments on different ranks. Their times plus `base_ns` are Unix times. Their `group` is the
+      index of a row of `collective_groups`.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
@@ -157,7 +157,7 @@ def rank_of(capture: Views) -> int | None:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    """The last collectives of those kinds that end on all ranks together, and their groups."""
+    """Return the last collectives of the kinds that end together on all ranks, and their groups."""
     last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
     last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
     names = ("name", *OF_COLLECTIVE_GROUP)
@@ -168,7 +168,7 @@ def _collectives(calls: Table) -> tuple[Columns, Columns]:
 
 
 def _chosen_ranges(table: Table) -> Table:
-    """The ranges with the most CPU time, in the order of the tree."""
+    """Return the ranges with the most CPU time, in the order of the tree."""
     if len(table) <= _MOST_RANGES:
         return table
     cpu_ns = table.column("cpu_ns")
@@ -189,7 +189,7 @@ def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
 
 
 def _encodable(cell: Any) -> Any:
-    """A cell that UTF-8 can encode: lone surrogates, which occur in file names, become escapes."""
+    """Replace lone surrogates in a text by escapes, so that UTF-8 can encode it."""
     return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
@@ -202,7 +202,7 @@ def _steps(capture: Views) -> Columns:
 
 
 def write(capture: Views, folder: Path) -> None:
-    """Write a capture's summary into a folder; the file appears whole or not at all.
+    """Write a capture's summary into a folder. After an error, no incomplete file is left.
 
     Raises:
         CaptureError, TraceError: as for `summarize`.
@@ -226,9 +226,9 @@ def read(path: Path | str) -> RankSummary:
 
 
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
-    """Read the summaries of captures; return a mapping from each path or URL to the summary.
+    """Read stored summaries; return a mapping from the path or URL of each capture to its summary.
 
-    If a summary does not exist or this version cannot read it, the mapping holds None instead.
+    If a capture has no summary that this version can read, its value is None.
 
     Raises:
         CaptureError: a summary at a URL cannot be fetched.
@@ -278,7 +278,7 @@ def _is_sound(found: RankSummary) -> bool:
 
 
 def _is_in_range(found: RankSummary) -> bool:
-    """Whether the times of the collectives, also as Unix times, lie within ±`BEYOND_NS`."""
+    """Whether the times of collectives, and the same as Unix times, are within ±`BEYOND_NS`."""
     columns = (found.collectives.get(name) or [0] for name in ("start_ns", "end_ns"))
     times = [limit(column) for column in columns for limit in (min, max)]
     return all(abs(base_ns + time) <= BEYOND_NS for base_ns in (0, found.base_ns) for time in times)
@@ -308,7 +308,9 @@ def _is_table(columns: Columns) -> bool:
 
 
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
-    """Yield each path with its summary, or with an error sentence, in any order.
+    """Yield each path with its summary, or with a sentence that says why there is none.
+
+    The order of the paths is not defined.
 
     Traces are read by as many processes as there are cores. Each process is a new interpreter that
     runs this module. multiprocessing is not used, because its processes would run the user's script
@@ -334,7 +336,7 @@ def _answer(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Read summaries in a new process; if the process is killed, each path gets an error text."""
+    """Read summaries in a new process; if it fails, return a sentence about it for each path."""
     command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
     environment = {
         **os.environ,
@@ -350,7 +352,7 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
 
 
 def main() -> None:
-    """Print a JSON list with the summary or the error sentence for each command-line argument.
+    """Print a JSON list with a summary or an error message for each command-line argument.
 
     Each argument is the path or URL of a capture or trace.
     """

@@ -1,6 +1,6 @@
 """The captures of a run, grouped by window.
 
-A window is some consecutive steps that were recorded. Each rank writes one capture of the window.
+A window is a series of consecutive steps that were recorded. Each rank writes one capture of it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Run:
 
 
 class Ranks:
-    """One window on all ranks that recorded it.
+    """One window, with the summaries of all ranks that recorded it.
 
     Attributes:
         name: the phase and steps of the window, such as "steps_000010-000012" or
@@ -126,12 +126,12 @@ class Ranks:
 
     @cached_property
     def ranks(self) -> Table:
-        """The mean times of each rank's steps; see `instrument.runs.rank_comparison.per_rank`."""
+        """The mean times of the steps on each rank; see `rank_comparison.per_rank`."""
         return rank_comparison.per_rank(self.summaries)
 
     @cached_property
     def ranges(self) -> Table:
-        """Each range compared between the ranks; see `instrument.runs.rank_comparison.ranges`."""
+        """The times of each range on all ranks; see `rank_comparison.ranges`."""
         return rank_comparison.ranges(self.summaries)
 
     @cached_property
@@ -146,7 +146,7 @@ class Ranks:
 
     @cached_property
     def collectives(self) -> Table:
-        """The ranks' time in collectives: transfer and waiting; see `collective_comparison`."""
+        """The ranks' transfer and waiting time in collectives; see `collective_comparison`."""
         return collective_comparison.collectives(self.summaries, self.matched, self.measured_clocks)
 
     @cached_property
@@ -161,7 +161,7 @@ class Ranks:
 
     @cached_property
     def matched(self) -> MatchedCollectives:
-        """The collectives of all ranks; the ranks' records of one collective have the same key."""
+        """The collectives of all ranks; records of the same collective have the same key."""
         return match(self.summaries)
 
     @property
@@ -180,10 +180,10 @@ class Ranks:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences to read before the tables.
+        """Sentences on what limits the comparison.
 
-        They state which ranks are missing, on which ranks the window was cut short or ranges were
-        left out, and how ranks differ in steps, devices and versions of packages.
+        They state which ranks are missing, on which ranks the window ended early or ranges were
+        left out, and how the ranks differ in steps, devices and versions of packages.
         """
         cut = [str(summary.rank) for summary in self.summaries if summary.truncated]
         left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
@@ -225,7 +225,7 @@ def captures_below(folder: Path) -> Iterator[Path]:
 
 
 def paths_at(path: Path | str) -> Sequence[Path | str]:
-    """Return the captures at or below a path or URL; the traces in a folder without captures.
+    """Return the captures at or below a path or URL, or else the traces in the folder.
 
     Raises:
         CaptureError: there are no captures and no traces.
@@ -252,7 +252,7 @@ def paths_at(path: Path | str) -> Sequence[Path | str]:
 
 
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
-    """Group captures into windows; a window has each rank at most once.
+    """Group captures into windows; a window has at most one capture of each rank.
 
     The captures of a window have the same phase and first step. Ranks may write into one folder or
     into different folders. Captures of different runs can also have the same phase and first step.
@@ -301,9 +301,9 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """A sentence that lists the values of the ranks; the most frequent value comes first.
+    """Return a sentence on how the ranks differ; the most frequent value comes first.
 
-    The sentence is "" if all ranks have the same value.
+    Return "" if all ranks have the same value.
     """
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():
@@ -316,7 +316,7 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
 
 
 def few(numbers: Iterable[object]) -> str:
-    """Return at most eight numbers as text, and how many numbers follow: "0, 1, … and 4 more"."""
+    """Return the first eight numbers as text, followed by how many others there are."""
     first = [*map(str, numbers)]
     more = len(first) - _SHOWN
     return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

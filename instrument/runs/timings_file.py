@@ -1,4 +1,4 @@
-"""Read the timings file of a run: the last summary of each range."""
+"""Read the timings file of a run, and return the last summary of each range."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ TIMINGS: Schema = schema(
     max_ns="the duration of the longest call",
     device_calls="how many calls have a known device time. If no device time is known, the device "
     "columns are left out",
-    device_mean_ns="the mean time of a call in the device's stream",
-    device_p50_ns="the median time of a call in the device's stream, with an error of at most 2 %",
-    device_p95_ns="the 95th percentile of the times in the device's stream, with an error of at "
+    device_mean_ns="the mean time that a call takes in the device's stream",
+    device_p50_ns="the median time that a call takes in the device's stream, with an error of at "
     "most 2 %",
-    device_max_ns="the longest time of a call in the device's stream",
+    device_p95_ns="the 95th percentile of the times that calls take in the device's stream, with "
+    "an error of at most 2 %",
+    device_max_ns="the longest time that a call takes in the device's stream",
 )
 # The newest format of a line. A line without the field `format` has format 1.
 FORMAT = 1
@@ -53,7 +54,7 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a row for each range, the longest total time first; see `TIMINGS`.
+    """Return a row for each range, sorted by total time, the longest first; see `TIMINGS`.
 
     The columns `device_…` are left out if no device time is known.
     """
@@ -72,10 +73,12 @@ def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def read_timings(path: Path) -> tuple[Table, str]:
-    """Read the whole run's summary from a timings file.
+    """Read the summary of the whole run from a timings file.
 
-    Returns the table, and a heading with the last step and the time of writing. Lines that are cut
-    short are skipped. Cost: every line is read, 0.6 s for 50 MB.
+    Returns the table, and a heading with the last step and the time when the last line was written.
+    Invalid lines, such as a line that was cut short, are skipped.
+
+    Cost: every line is read, 0.6 s for 50 MB.
 
     Raises:
         CaptureError: there is no such file, it holds no line of timings, or a newer version of
@@ -101,7 +104,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """Read what each line of a timings file adds: the summary of each range since the line before.
+    """Return for each line of a timings file the summary of each range since the line before.
 
     Raises:
         CaptureError: the file cannot be read.
@@ -110,7 +113,7 @@ def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Read the lines of a timings file that are complete."""
+    """Yield the valid lines of a timings file."""
     if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
         raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
     try:

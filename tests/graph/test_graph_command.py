@@ -117,7 +117,8 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         (["models_of_mine"], "There is no model 'models_of_mine' ("),
         (
             ["models_of_mine:text"],
-            "'models_of_mine:text' gives a str: name an nn.Module, its class, or a function that makes it.",
+            "'models_of_mine:text' is or returns a str: name an nn.Module, its class, or a "
+            "function that makes it.",
         ),
         (
             ["models_of_mine:Net", "--input", "2;5"],

@@ -18,10 +18,10 @@ def section(scenario: Scenario) -> dict[str, Any] | None:
     The keys:
 
     - `step_ns`: the duration of the simulated step without changes.
-    - `faster`: the simulated reductions, as shares of the time of a row, such as 0.25.
-    - `rows`: one entry for each range, operator or kernel, the largest saving at half the time
-      first. The keys are `kind`, `name`, `cpu_ns` and `device_ns` (its time in one step), and
-      `step_ns`: the duration of the simulated step for each entry of `faster`.
+    - `faster`: the reductions that are simulated, as fractions of the time of a row, such as 0.25.
+    - `rows`: one entry for each range, operator or kernel. The entry that saves most if it takes
+      half its time comes first. The keys are `kind`, `name`, `cpu_ns` and `device_ns` (its times in
+      one step), and `step_ns`: the duration of the simulated step for each entry of `faster`.
     - `notes`: sentences on the accuracy of the simulation.
 
     Cost: that of `instrument.whatif.causal_profile` for at most 12 ranges, 12 operators and 12

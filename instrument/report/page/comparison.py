@@ -48,21 +48,21 @@ def section(before: Side, after: Side) -> dict[str, Any]:
 
     The keys:
 
-    - `name`: the name of the side before.
-    - `refused`: whether the sides are too unlike to be compared.
-    - `sentence`: what changed most; or why the sides are not compared, and then there are no other
-      keys.
+    - `name`: the name of the first side, `before`.
+    - `refused`: whether the sides are too unlike to be compared. If so, the only other keys are
+      `name` and `sentence`.
+    - `sentence`: what changed most, or why the sides are not compared.
     - `what`, `unlike`: as in `instrument diff --json`.
     - `spread`: a sentence on the spread of the steps.
     - `step`: the first of `wholes` in `instrument diff --json`, without `parts`.
-    - `parts`: the parts of the step that changed most, and one part for all other parts: `range`,
-      `kind`, `before_ns`, `after_ns`, `change_ns`. In the part for others, `kind` is None. The
-      times sum to those of `step` exactly.
-    - `by_kind`: the same for each kind of time, without `range`.
-    - `ranks`: the table of the ranks, with the keys of `tables.as_columns`; None without ranks on
-      both sides.
-    - `tables`: `ranges`, `operators`, `kernels` and `shapes` of `instrument diff --json`, as far as
-      they have rows. Each has its `name` and `title`; `time`, the quantity that sorts the rows,
+    - `parts`: the parts of the step that changed most, and one part for all other parts. The keys
+      of a part are `range`, `kind`, `before_ns`, `after_ns` and `change_ns`; for all other parts,
+      `kind` is None. The times sum exactly to those of `step`.
+    - `by_kind`: one part for each kind of time, with the same keys except `range`.
+    - `ranks`: the table of the ranks, with the keys of `tables.as_columns`; None unless both sides
+      have several ranks.
+    - `tables`: those of `ranges`, `operators`, `kernels` and `shapes` of `instrument diff --json`
+      that have rows. Each has its `name` and `title`; `time`, the quantity that sorts the rows,
       such as "self_cpu_ns"; `statuses`, such as "2 added"; `left_out`, the number of rows that are
       left out; and the keys of `tables.as_columns`. The largest change comes first.
     - `counters`: the counters, with `left_out` and the keys of `tables.as_columns`.

@@ -44,9 +44,10 @@ def section(
     The keys:
 
     - `devices`: for each device its `name`; `summary`, its row of `capture.memory.devices`;
-      `charts`; `missing`, a sentence on what to record if no chart names what used the memory, else
-      ""; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
-    - `steps`: the number and start of each finished step.
+      `charts`; `missing`; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
+      `missing` is a sentence on what to record if no chart names what used the memory; else it is
+      "".
+    - `steps`: the number and the start of each finished step.
     - `snapshot`: the name of the file with the allocator's snapshot, or None.
     - `notes`: sentences on missing data.
 
@@ -55,19 +56,20 @@ def section(
     - `by`: the property that groups the memory into series.
     - `time`, `reserved`: the times, and the reserved bytes; `reserved` is None if it was not
       recorded.
-    - `series`: for each series its `name`, `bytes`, and `is_grey`: whether it holds the memory that
-      belongs to no other series.
+    - `series`: for each series its `name`, its `bytes`, and `is_grey`: whether it holds memory that
+      belongs to no named series.
     - `live`: the table of the memory in use at the peak, or None.
 
-    A chart without a name is left out. If all charts are without names, the first one is kept.
+    A chart in which no series names what used the memory is left out. If this is so for all charts
+    of a device, the first chart is kept.
 
     The lists `time`, `reserved` and `bytes` hold the difference of each value from the value before
     it. The memory is constant between two times.
 
     Args:
         capture: the capture.
-        curves: the first chart of each device; None means the default curve of each device.
-        rows: the most rows of a table.
+        curves: the curve for the first chart of each device; None means the default curve.
+        rows: the maximum number of rows in a table.
 
     Cost: about 3 µs per memory event.
     """
@@ -89,7 +91,7 @@ def section(
 
 
 def _categories(capture: Views) -> tuple[list[Categories], str]:
-    """The memory by torch's categories; if it cannot be read, an empty list and the reason."""
+    """Return the memory by torch's categories, and ""; or an empty list and why there are none."""
     try:
         return capture.categories, ""
     except CaptureError as error:
@@ -129,12 +131,12 @@ def _device(
 
 
 def _is_name(chart: dict[str, Any], series: dict[str, Any]) -> bool:
-    """Whether a series of a chart says what used the memory."""
+    """Whether the name of a series says what used the memory."""
     return not series["is_grey"] and series["name"] not in (UNKNOWN, f"[no {chart['by']}]")
 
 
 def _chart(capture: Views, plot: Plot) -> dict[str, Any]:
-    """The columns of a plot; see `section`."""
+    """Return the times and the series of a chart; see `section`."""
     begin_ns = capture.events.begin_ns
     return {
         "time": differences([time - begin_ns for time in plot.time_ns]),

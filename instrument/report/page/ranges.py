@@ -61,9 +61,9 @@ def section(capture: Views) -> dict[str, Any] | None:
 
 
 def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> dict[str, Any]:
-    """Some rows of a table of ranges, then the time outside of all ranges.
+    """Return the rows `rows` of a table of ranges, followed by the time outside of all ranges.
 
-    `group` holds for each path the index of its row in `table`.
+    `group` holds for each path in `capture.ranges` the index of its row in `table`.
     """
     rest = capture.ranges.rest
     cells = {

@@ -29,9 +29,9 @@ _FILES = re.compile(
 def redacted(payload: Any, names: Iterable[str]) -> Any:
     """Return a payload with "(file)" for file names, paths and URLs, and "***" for `names`.
 
-    A text counts as a file name if it has the form of one. A user's name is hidden only as a part of
-    a path. Names of ranges, operators, kernels and Python functions stay. The payload never
-    holds the command that started the run.
+    File names are recognised by their form. A user's name is hidden only as a part of a path. Names
+    of ranges, operators, kernels and Python functions are not replaced. The payload never holds the
+    command that started the run.
 
     Args:
         payload: JSON values.

@@ -19,9 +19,9 @@ def section(found: Sequence[tuple[Path | str, RankSummary]]) -> dict[str, Any] |
 
     The keys:
 
-    - `windows`: for each window, in the order of recording: its `name`; `notes`, which are
-      sentences; and `ranks`, `stragglers`, `collectives` and `clocks`. These four are the tables of
-      `instrument ranks`, with the keys of `tables.as_columns`. A table without rows is None.
+    - `windows`: for each window, in the order of recording: its `name`; `notes`, a list of
+      sentences; and the tables `ranks`, `stragglers`, `collectives` and `clocks` of `instrument
+      ranks`, with the keys of `tables.as_columns`. A table without rows is None.
     - `steps`: for each capture its `window` (an index into `windows`), its `rank`, and the
       `numbers` and `duration_ns` of its finished steps.
     """

@@ -35,7 +35,7 @@ _TABLES = {
 def section(capture: Views) -> list[dict[str, Any]] | None:
     """Return the tables that have rows; None if no table has rows.
 
-    The table of operators leaves out ranges, steps and waits for data. The keys of each table:
+    The table of operators leaves out ranges, steps, marks and waits for data. The keys of a table:
 
     - `name`, `title`: the name and the title of the view.
     - `left_out`: the number of rows that are left out, since a table has at most 1000 rows.
@@ -73,7 +73,7 @@ def as_columns(table: Table, columns: Schema = ()) -> dict[str, Any]:
 
     Args:
         table: the table.
-        columns: the documentation of the columns. The `doc` of other columns is None.
+        columns: the columns with their documentation. For other columns, `doc` is None.
     """
     docs = {column.name: column.doc for column in columns}
     relative = table.since_begin()
