@@ -417,7 +417,7 @@ class Views:
         if self.trace_path is None:
             raise CaptureError(
                 f"The capture {self.folder} holds no trace: the option chrome_trace.keep=false "
-                "removes it. Record with keep=true."
+                "removes it. Record with chrome_trace.keep=true."
             )
         place = self.place if self.folder else None
         return column_cache.read(self.trace_path, place and place / self.trace_path.name)
