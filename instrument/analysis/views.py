@@ -521,7 +521,10 @@ class Views:
 
     @cached_property
     def launches(self) -> Table:
-        """The CPU calls that launch device work, and its delays; see `analysis.launches`."""
+        """The CPU calls that launch device work, and how long the work waited to begin.
+
+        See `analysis.launches`.
+        """
         from instrument.analysis.launches import launches
 
         return launches(self.events, self.work)

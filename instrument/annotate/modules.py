@@ -253,7 +253,8 @@ def _check(models: Mapping[str, nn.Module], module_filter: ModuleFilter) -> None
             "instrument_model was given options that select no submodule of "
             f"{' or '.join(type(model).__name__ for model in models.values())}: "
             f"depth={module_filter.depth}, include={list(module_filter.include)}, "
-            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; change them."
+            f"exclude={list(module_filter.exclude)}, types={list(module_filter.types)}; "
+            "change them."
         )
 
 

@@ -72,7 +72,7 @@ def nothing_found(diagnosis: Diagnosis) -> str:
     """Return the sentence for a diagnosis without findings; its full stop is left out.
 
     If device work often began late for an unknown reason, the sentence says so, because the checks
-    cannot explain this time.
+    cannot explain these delays.
     """
     if diagnosis.step_ns is None:
         return "Nothing found; the savings are not known, because no step could be simulated"

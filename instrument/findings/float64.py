@@ -2,12 +2,12 @@
 
 A model that is float64 by accident is common: numpy's arrays are float64, and `torch.from_numpy`
 keeps their type. The check reads the input types of operators (`record_shapes`). An operator counts
-if its first input is a float64 tensor; a number beside a float32 tensor does not count. There is a
-finding if such operators take at least 10 % of the time of the steps, unless the simulation saves
-less than 3 %.
+if its first input is a float64 tensor. So an operator on a float32 tensor and a Python number, such
+as `x * 2.0`, does not count. There is a finding if such operators take at least 10 % of the time of
+the steps, unless the simulation saves less than 3 % of a step.
 
 The simulation lets these operators take half the time: float32 has half the bytes, and twice as
-many numbers fit into a register of the CPU. Operators on a few numbers save less than that.
+many numbers fit into a register of the CPU. Operators on small tensors gain less than this.
 
 The check cannot see whether a program needs the precision. On a device, `tensor-cores` looks at the
 kernels instead.

@@ -63,8 +63,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"The device waits {percent(share)} of the {time.what} for launches: "
         f"{len(short.call) / time.count:,.0f} gaps of {duration(mean_ns)} on average, between "
         f"kernels of {duration(int(np.median(work_ns)))} (median)",
-        change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses small "
-        "kernels and records them as CUDA graphs; or increase the batch size"
+        change="Launch less often: model = torch.compile(model, mode='reduce-overhead') fuses "
+        "small kernels and records them as CUDA graphs; or increase the batch size"
         + (", and use fused=True in the optimizer." if _trains(capture) else "."),
         verify=show_command(capture, "--steps --launches"),
         share=share,

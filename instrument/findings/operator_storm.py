@@ -96,8 +96,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
             code="operator-storm",
             title=f"{percent(share)} of the {span.what} goes to a loop over tiny operators: "
             f"{len(storm.events) / span.count:,.0f} calls of "
-            f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} (median), and the "
-            "gaps between them",
+            f"{duration(int(np.median(capture.events.duration_ns[storm.events])))} (median), and "
+            "the gaps between them",
             change=_change(path),
             verify=show_command(capture, "--ops --by range" if path else "--ops"),
             share=share,

@@ -314,7 +314,8 @@ def _recurrent_stack(times: int) -> Rule:
         data, weights = dims[:2]
         # The argument `weights` is a list of tensors, so here it is a list of shapes.
         matrices = [weight for weight in weights if len(weight) == 2]  # type: ignore[arg-type]
-        return times * 2 * elements(data[:-1]) * sum(map(elements, matrices))  # type: ignore[arg-type]
+        count = sum(map(elements, matrices))  # type: ignore[arg-type]
+        return times * 2 * elements(data[:-1]) * count
 
     return rule
 

@@ -16,11 +16,12 @@ The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
 
 An edge is called recorded if the trace states what the call waits for. For this, Kineto writes a
 `cuda_sync` event for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is
-set. This event names the stream, and the call that recorded the CUDA event, if there is one
-(`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp). The edge starts at the last
-work that was launched on this stream before that call. HTA's critical path uses the same rule. If
-the wait has no CUDA event, the edge starts at the last work that was launched before the wait
-began. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
+set (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp). The `cuda_sync` event
+names the stream. If the call waits for a CUDA event, it also names the call that recorded this CUDA
+event, and the edge starts at the last work that was launched on the stream before that call. HTA's
+critical path uses the same rule. If the wait has no CUDA event, the edge starts at the last work
+that was launched on the stream before the wait began; a device synchronisation has such an edge for
+each stream. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
 
 Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
 inferred from times, and only where the times show one cause:
@@ -37,8 +38,9 @@ inferred from times, and only where the times show one cause:
 - Work B waits for work A on another stream of the same device if three conditions hold. First, a
   thread called `cudaStreamWaitEvent` and then launched B, with no other launch on B's stream in
   between. Second, A was launched before this call. If the trace has calls that record CUDA events,
-  A was also launched before the last of them that comes before this call. Third, A ended after B
-  was launched and after the work before B on its stream had ended, at most 30 µs before B started.
+  the last such call before the `cudaStreamWaitEvent` counts: A was launched before it, too. Third,
+  A ended at most 30 µs before B started. When A ended, B had been launched, and the previous work
+  on B's stream had ended.
 """
 
 from __future__ import annotations

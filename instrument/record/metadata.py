@@ -91,7 +91,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 def _run_git(folder: Path, *arguments: str) -> str:
     """Run git in a folder and return its output.
 
-    git does not run programs that the repository's config names.
+    The command keeps git from running programs that are set in the repository's config.
 
     Raises:
         OSError, subprocess.SubprocessError, UnicodeError: git or the repository is missing, or git

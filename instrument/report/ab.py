@@ -119,7 +119,8 @@ def _change(quantity: Quantity) -> str:
     change = quantity.change
     if change.low is None or change.high is None:
         return f"{percent_change(change.share)}, too few blocks for an interval"
-    return f"{percent_change(change.share)} ({percent_change(change.low)} to {percent_change(change.high)})"
+    low, high = percent_change(change.low), percent_change(change.high)
+    return f"{percent_change(change.share)} ({low} to {high})"
 
 
 def _ranges(comparison: Comparison) -> str | Section:
@@ -167,15 +168,11 @@ def _counters(counters: Sequence[CounterValues]) -> str:
         return "Counters: none, because the runs recorded no window."
     lines = []
     for each in counters:
+        a, b = _values(each.name, each.a), _values(each.name, each.b)
         if each.differs:
-            lines.append(
-                f"  {each.name}: {_values(each.name, each.a)} in A, {_values(each.name, each.b)} in B"
-            )
+            lines.append(f"  {each.name}: {a} in A, {b} in B")
         elif each.a != each.b or each.a[0] < each.a[1]:
-            lines.append(
-                f"  {each.name}: {_values(each.name, each.a)} in A, {_values(each.name, each.b)} in B (varies, no clear "
-                "difference)"
-            )
+            lines.append(f"  {each.name}: {a} in A, {b} in B (varies, no clear difference)")
     equal = [each.name for each in counters if each.a == each.b and each.a[0] == each.a[1]]
     heading = "Counters of a step" if lines else "Counters of a step are equal in A and B"
     if lines and equal:

@@ -119,9 +119,11 @@ def _draw_section(console: Console, section: Section) -> None:
         for line in ([Text()] if number else []) + [*_lines(block, section, console)]:
             console.print(line, no_wrap=True, overflow="ellipsis")
     if left_out:
-        some = "1 column" if len(left_out) == 1 else f"{len(left_out)} columns"
-        caption = f"{some} left out: {', '.join(left_out)}; {section.all_columns} or a wider terminal shows "
-        console.print(Text(f"{caption}{'it' if len(left_out) == 1 else 'them'}.", _FAINT))
+        some, them = (
+            ("1 column", "it") if len(left_out) == 1 else (f"{len(left_out)} columns", "them")
+        )
+        how = f"{section.all_columns} or a wider terminal shows {them}"
+        console.print(Text(f"{some} left out: {', '.join(left_out)}; {how}.", _FAINT))
 
 
 def _columns(section: Section, width: int, *, ascii_only: bool) -> list[_Column]:

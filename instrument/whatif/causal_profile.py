@@ -61,8 +61,8 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         window: the window.
         costs: the costs of each rank, after the edits of the scenario. The savings are relative to
             a step with these costs.
-        rows: how many ranges, operators and kernels of each rank are simulated. Of each kind, these
-            are the ones that take the most time, because they can save the most.
+        rows: how many ranges, how many operators and how many kernels of each rank are simulated.
+            They are those that take the most time, because these can save the most.
 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """

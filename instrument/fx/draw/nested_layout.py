@@ -117,7 +117,7 @@ def _children(
 
 
 def nested(frame: Frame) -> Iterator[tuple[int, Frame]]:
-    """Yield the depth (from 1) and the frame, for each frame inside a frame, outer frames first."""
+    """Yield each frame inside `frame` with its depth, outer frames first; children have depth 1."""
     for child in frame.children:
         if isinstance(child, Frame):
             yield 1, child

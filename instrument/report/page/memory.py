@@ -25,8 +25,8 @@ _MOST_ROWS = 200
 # The page draws these series in grey.
 _GREYS = (BEFORE, OTHERS, UNCLASSIFIED)
 _NO_ADDRESSES = (
-    "The trace has no addresses of memory, so it shows how much memory was in use, but not what used "
-    "it: record with profiler.profile_memory=true and a newer version of torch."
+    "The trace has no addresses of memory, so it shows how much memory was in use, but not what "
+    "used it: record with profiler.profile_memory=true and a newer version of torch."
 )
 _NO_NAMES = (
     "The trace does not name what used this memory: mark code with @profiled, give the session the "

@@ -85,9 +85,9 @@ class _Track:
 def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
     """Return the slices of a trace, at most `MOST_SLICES`; None if the trace holds no events.
 
-    If a trace has more slices, the page keeps the slices of the step that it shows first, and longer
-    slices before shorter ones. The slices of findings come in addition. Times are in nanoseconds
-    since the first event of the trace.
+    If a trace has more slices, the page keeps the slices of the step that it shows first, and
+    longer slices before shorter ones. The slices of findings come in addition. Times are in
+    nanoseconds since the first event of the trace.
 
     The keys:
 
