@@ -258,9 +258,11 @@ def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_La
         for side in ("start_ns", "end_ns")
     )
     begin, until = step or (0, 0)
-    is_other = (start >= until) | (end <= begin)
-    kept = np.zeros(len(start), np.bool_)
-    kept[np.lexsort((start - end, is_other))[:MOST_SLICES]] = True
+    rank = end - start
+    rank[(start < until) & (end > begin)] += rank.max() + 1
+    least = np.partition(rank, -MOST_SLICES)[-MOST_SLICES]
+    kept = rank > least
+    kept[np.flatnonzero(rank == least)[: MOST_SLICES - np.count_nonzero(kept)]] = True
     return [layer.only(part) for layer, part in zip(layers, np.split(kept, np.cumsum(sizes)[:-1]))]
 
 
@@ -270,7 +272,7 @@ def _tracks(layer: _Layer, events: Events) -> Iterator[_Track]:
     threads, groups = groupby(tree.thread)
     spent_ns, members = groups.sum(tree.total_ns - layer.inner_ns), groups.rows()
     for rank, k in enumerate(np.argsort(-spent_ns, kind="stable").tolist()):
-        nodes, rows = members[k], np.array(_rows(tree, members[k]))
+        nodes, rows = members[k], _rows(tree, members[k])
         order = np.lexsort((nodes, rows))
         yield _Track(
             name=_title(layer, events.threads[threads[k]]),
@@ -286,11 +288,18 @@ def _title(layer: _Layer, thread: Thread) -> str:
     return layer.title.format(process, str(number).removeprefix("stream "))
 
 
-def _rows(tree: CallTree, nodes: Ints) -> list[int]:
+def _rows(tree: CallTree, nodes: Ints) -> Ints:
     """The row of each slice of a thread, at most `_MOST_ROWS`. Slices of a row do not overlap.
 
-    A slice lies below its parent, in the first free row.
+    A slice lies below its parent, in the first free row. This is the row of its depth, unless some
+    slices of one depth overlap.
     """
+    depth = np.minimum(tree.depth[nodes], _MOST_ROWS)
+    by_depth = nodes[np.argsort(depth, kind="stable")]
+    start, end = tree.start_ns[by_depth], tree.end_ns[by_depth]
+    overlaps = (np.diff(tree.depth[by_depth]) == 0) & (start[1:] < end[:-1])
+    if not overlaps.any():
+        return depth
     rows: list[int] = []
     ends: list[int] = []  # the end of the last slice in each row
     first = int(nodes[0])
@@ -302,7 +311,7 @@ def _rows(tree: CallTree, nodes: Ints) -> list[int]:
         rows.append(min(row, _MOST_ROWS))
         if row < _MOST_ROWS:
             ends[row : row + 1] = [end]
-    return rows
+    return np.array(rows)
 
 
 def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
@@ -338,18 +347,16 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
 
 def _names(tracks: Sequence[_Track]) -> tuple[Ints, list[tuple[str, int]]]:
     """The distinct pairs of a name and a kind, and for each slice the index of its pair."""
-    slices, distinct = intern(
-        (k, name, kind)
-        for k, each in enumerate(tracks)
-        for name, kind in zip(
-            each.layer.name[each.nodes].tolist(), each.layer.kind[each.nodes].tolist()
-        )
-    )
-    code, names = intern(
-        (shortened(tracks[k].layer.names[name].removesuffix(RESUMED), _LONGEST_NAME), kind)
-        for k, name, kind in distinct
-    )
-    return code[slices], names
+    names: list[tuple[str, int]] = []
+    codes: list[Ints] = []
+    for each in tracks:
+        layer, of_layer = each.layer, each.layer.names
+        pairs, groups = groupby(layer.kind[each.nodes] * len(of_layer) + layer.name[each.nodes])
+        codes.append(groups.of + len(names))
+        for kind, name in (divmod(pair, len(of_layer)) for pair in pairs.tolist()):
+            names.append((shortened(of_layer[name].removesuffix(RESUMED), _LONGEST_NAME), kind))
+    code, distinct = intern(names)
+    return code[np.concatenate(codes)], distinct
 
 
 def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
