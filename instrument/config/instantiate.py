@@ -16,7 +16,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from instrument.config.presets import shipped
@@ -98,12 +97,19 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
         ConfigError: there is no such class, it has no method `write`, or an option is wrong.
         MissingPackage: the sink needs a package that is not installed.
     """
-    known, (method, signature) = shipped("sinks"), _METHODS["sink"]
-    if target not in known and "." not in target:
-        hint = suggestion(target, known) or "; give one of these, or the import path of a class."
-        raise ConfigError(f"{target!r} is none of the built-in sinks ({', '.join(known)}){hint}")
+    path, (method, signature) = target, _METHODS["sink"]
+    if "." not in target:
+        known = shipped("sinks")
+        if target not in known:
+            hint = (
+                suggestion(target, known) or "; give one of these, or the import path of a class."
+            )
+            raise ConfigError(
+                f"{target!r} is none of the built-in sinks ({', '.join(known)}){hint}"
+            )
+        path = known[target]
     try:
-        kind = _imported(known.get(target, target))
+        kind = _imported(path)
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
             raise ConfigError(
                 f"{target!r} is no class of a sink: such a class has a method {signature}."
@@ -122,6 +128,8 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: an option does not have this form.
     """
+    from omegaconf import OmegaConf  # see `presets`
+
     options = OmegaConf.create()
     for text in given:
         try:

@@ -18,17 +18,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from instrument import files
 from instrument.capture import Capture
-from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker import run_lock
 from instrument.worker.job import Job
+
+if TYPE_CHECKING:
+    from instrument.config.schema import ProfilerConfig  # takes a third of the time to import this
 
 RAW, PACKED = "trace.json", "trace.json.gz"
 _PARTIAL, _QUEUED = ".partial", ".queued"
