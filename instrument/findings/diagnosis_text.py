@@ -170,7 +170,9 @@ def _finding(number: int, finding: Finding) -> str:
     if where := _where(finding):
         lines += wrapped(where, f"{indent}where   ")
     lines += wrapped(finding.change, f"{indent}change  ")
-    lines.append(f"{indent}verify  {printable(finding.verify)}")
+    verify = f"{indent}verify  "
+    is_command = finding.verify.startswith("instrument ")  # a line to copy
+    lines += [verify + printable(finding.verify)] if is_command else wrapped(finding.verify, verify)
     lines += _evidence(finding.evidence, indent)
     return "\n".join(lines)
 
@@ -210,7 +212,7 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
     calls = [f"{row.calls:,}×" for row in shown]
     wide = max(map(len, calls), default=0)
     if shown:
-        yield f"{indent}in the whole window:"
+        yield f"{indent}in total, not for each step:"
     for row, name, times in zip(shown, names, calls):
         total = "" if row.total_ns is None else duration(row.total_ns)
         yield f"{indent}  {name.ljust(width)}  {times.rjust(wide)}  {total.rjust(10)}".rstrip()
@@ -247,7 +249,7 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
     lines.append(f"   - Change: {code(finding.change, _MARKDOWN_TEXT)}")
     lines.append(f"   - Verify: {code(finding.verify, _MARKDOWN_TEXT)}")
     if finding.evidence[:rows]:
-        lines.append("   - In the whole window:")
+        lines.append("   - In total, not for each step:")
     for row in finding.evidence[:rows]:
         total = "" if row.total_ns is None else f", {duration(row.total_ns)}"
         detail = f", {code(row.detail)}" if row.detail else ""

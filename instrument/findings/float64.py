@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.1
 _LEAST_SAVING = 0.03
 _FASTER = 0.5
+_LONGEST_DETAIL = 200
 _FLOAT64 = "double"  # torch's word for it in a trace
 
 
@@ -63,7 +64,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         saving=saving,
         range=path,
         source=source,
-        evidence=evidence(capture, operators),
+        evidence=evidence(capture, operators, detail=_types_of_longest(capture, operators)),
     )
 
 
@@ -77,6 +78,14 @@ def _in_float64(capture: Views) -> Ints:
     in_steps = measured(capture).holds(tree.start_ns) >= 0
     found: Ints = tree.index[in_float64 & in_steps & ~tree.inside(in_float64)]
     return found
+
+
+def _types_of_longest(capture: Views, operators: Ints) -> str:
+    """The input types of the operator with the most time."""
+    events = capture.events
+    longest = operators[np.argmax(events.duration_ns[operators])]
+    types = decoded(events.texts[events.types[longest]])
+    return f"inputs of the longest: {types}"[:_LONGEST_DETAIL]
 
 
 def _is_float64(types: bytes) -> bool:

@@ -136,12 +136,29 @@ def _loader(capture: Views) -> Loader | None:
 
 def _workers(capture: Views, present: int | None) -> int:
     """The number of workers to try: the CPUs of the machine, divided by the ranks on it."""
+    own = _cpus(capture)
+    return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)
+
+
+def _cpus(capture: Views) -> int | None:
+    """The CPUs of the machine, divided by the ranks on it; None if they are not known."""
     environment = capture.about.environment
     threads = environment.threads if environment else None
     if threads is None or threads.cpus is None:
-        return max(_USUAL_WORKERS, 2 * (present or 0))
-    own = threads.cpus // max(threads.local_ranks or 1, 1)
-    return min(max(own, 1), _MOST_WORKERS)
+        return None
+    return max(threads.cpus // max(threads.local_ranks or 1, 1), 1)
+
+
+def _fewer_threads(capture: Views, workers: int) -> str:
+    """Advice to use fewer threads, if the workers take CPUs from the operators; else no text."""
+    environment, cpus = capture.about.environment, _cpus(capture)
+    present = environment.threads.intra_op if environment and environment.threads else None
+    if cpus is None or present is None or len(capture.links.launches.device):
+        return ""
+    fitting = max(cpus - workers, 1)
+    if present <= fitting:
+        return ""
+    return f", and torch.set_num_threads({fitting}), because workers and operators share the CPUs"
 
 
 def _saving(
@@ -167,10 +184,14 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
     if kind == "iterator":
         return (
             "Load beside training: give the data as a Dataset to torch.utils.data.DataLoader("
-            f"dataset, num_workers={workers}, persistent_workers=True{pin})."
+            f"dataset, num_workers={workers}, persistent_workers=True{pin})"
+            f"{_fewer_threads(capture, workers)}."
         )
     if kind == "process":
-        return f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
+        return (
+            f"DataLoader(..., num_workers={workers}, persistent_workers=True{pin})"
+            f"{_fewer_threads(capture, workers)}"
+        )
     lasts = capture.events.duration_ns[waits]
     is_start = len(waits) > 2 and lasts.max() >= _IN_ONE_WAIT * lasts.sum()
     if is_start and loader is not None and loader.persistent_workers is False:

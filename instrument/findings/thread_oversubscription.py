@@ -48,19 +48,18 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     divided, share = _divided(capture)
     busy = threads.intra_op if share >= _LEAST_SHARE else 1
     ranks, workers = threads.local_ranks or 1, _workers(environment)
-    total = ranks * (busy + workers)
-    if total < _LEAST_RATIO * threads.cpus:
+    total, own = ranks * (busy + workers), threads.cpus // ranks
+    fitting = max(own - workers, 1)
+    if total < _LEAST_RATIO * threads.cpus or (busy <= fitting and workers <= own):
         return
     parts = [f"{busy} threads for operators"] if busy > 1 else []
     parts += [f"{workers} loader workers"] if workers else []
     of_ranks = f"{ranks} processes with " if ranks > 1 else ""
-    fitting = max(threads.cpus // ranks - workers, 1)
     yield Finding(
         code=CHECK.code,
         title=f"{total} threads work on {threads.cpus} CPUs: {of_ranks}{' and '.join(parts)}",
         change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the "
-        "environment"
-        + (", and fewer num_workers of the loaders" if workers >= threads.cpus // ranks else ""),
+        "environment" + (", and fewer num_workers of the loaders" if workers > own else ""),
         verify="Compare the step times of two runs with profiler=timings, one with "
         f"OMP_NUM_THREADS={fitting}.",
         evidence=evidence(capture, divided) if busy > 1 else (),

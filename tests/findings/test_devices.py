@@ -246,6 +246,15 @@ def test_overhead_of_recording(tmp_path: Path, recorded_ns: int, fires: bool) ->
     if fires:
         assert "40 % longer" in findings[0].title
         assert findings[0].saving is None
+        assert "Record less" not in findings[0].change, "only the events were recorded"
+
+
+def test_overhead_of_recording_names_the_options_that_were_on(tmp_path: Path) -> None:
+    cost = {"recorded_step_ns": 2_000_000, "unrecorded_step_ns": 1_000_000, "unrecorded_steps": 20}
+    typed = span("aten::mm", 10, 5, Input_type=["float"])
+    capture = write_capture(tmp_path, [step(3, 0, 1000), typed], cost=cost)
+    (finding,) = found(capture, "recording-overhead")
+    assert finding.change.startswith("Record less: profiler.record_shapes=false. Mark fewer")
 
 
 def test_overhead_is_unknown_after_few_steps(tmp_path: Path) -> None:

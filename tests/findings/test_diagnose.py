@@ -429,6 +429,14 @@ def test_text_fits_into_eighty_columns(tmp_path: Path) -> None:
     )
 
 
+def test_a_sentence_that_verifies_is_wrapped_and_a_command_is_one_line(tmp_path: Path) -> None:
+    sentence, command = "Record again. " * 9, "instrument show " + "CAPTURE" * 14
+    changes = [{"verify": sentence}, {"title": "other", "verify": command}]
+    lines = as_text(diagnosed([recorded(tmp_path)], [check(*changes)])).splitlines()
+    assert f"   verify  {command}" in lines
+    assert max(len(line) for line in lines if command not in line) <= 80
+
+
 def test_the_text_of_a_finding(tmp_path: Path) -> None:
     found = diagnosed([recorded(tmp_path)], [check({"source": "train.py:3"}), check(code="other")])
     assert as_text(found) == (
@@ -439,7 +447,7 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "   where   range forward, train.py:3\n"
         "   change  faster()\n"
         "   verify  instrument show CAPTURE\n"
-        "   in the whole window:\n"
+        "   in total, not for each step:\n"
         "     aten::mm  3×    1.500 ms\n"
         "       large\n"
         "\n"

@@ -86,7 +86,10 @@ def test_the_recorded_settings_choose_the_number_of_workers(tmp_path: Path) -> N
         loader_wait.CHECK,
         write_capture(tmp_path, loading(), environment=settings(pin_memory=False)),
     )
-    assert found.change == "DataLoader(..., num_workers=3, persistent_workers=True)"
+    assert found.change == (
+        "DataLoader(..., num_workers=3, persistent_workers=True), and torch.set_num_threads(1), "
+        "because workers and operators share the CPUs"
+    )
     assert found.evidence[-1].detail == "workers=0, pin_memory=False"
 
 

@@ -227,6 +227,12 @@ def test_workers_of_loaders_work_too(tmp_path: Path) -> None:
     assert "torch.set_num_threads(2)" in finding.change
 
 
+def test_workers_that_fit_beside_one_thread_are_no_problem(tmp_path: Path) -> None:
+    loaders = [{"phase": "train", "workers": 8}]
+    capture = described(tmp_path, [*steps(4), *LONG], threads=threads(intra_op=1), loaders=loaders)
+    assert not check(capture, "thread-oversubscription")
+
+
 def test_the_defaults_are_no_problem(tmp_path: Path) -> None:
     capture = described(tmp_path, [*steps(4), *LONG], threads=threads())
     assert not check(capture, "thread-oversubscription")

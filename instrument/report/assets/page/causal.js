@@ -17,7 +17,7 @@ sections.whatif = {
       },
       ...data.faster.map(share => ({
         title: share === 1 ? "saves if it takes no time"
-          : `saves if ${Math.round(share * 100)} % faster`,
+          : `saves if it takes ${Math.round(share * 100)} % less time`,
         unit: "ns",
         doc: `how much shorter a step is if this takes ${Math.round(share * 100)} % less time`,
       })),

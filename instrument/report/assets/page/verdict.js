@@ -114,7 +114,10 @@ function findingCard(finding, isOpen) {
     ["", finding.difference && element("span", {class: "soft", text: finding.difference})],
     ["Where", where.filter(Boolean).join(", ")],
     ["Change", element("code", {class: "block", text: finding.change})],
-    ["Verify", element("code", {class: "block", text: finding.verify})],
+    ["Verify", element(
+      finding.verify.startsWith("instrument ") ? "code" : "span",
+      {class: "block", text: finding.verify},
+    )],
   ].filter(([, content]) => content);
   return element(
     "details",
@@ -149,8 +152,8 @@ function savingText(finding) {
 function evidence(finding) {
   const columns = [
     {title: "evidence", isText: true, cell: (name, row) => evidenceLink(row, name)},
-    {title: "calls in the window"},
-    {title: "time in the window", unit: "ns"},
+    {title: "calls in total"},
+    {title: "time in total", unit: "ns"},
     {title: "detail", isText: true, isSentence: true},
   ];
   const rows = finding.evidence.map(row => (
