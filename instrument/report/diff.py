@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, unit_of
 from instrument.compare.conditions import Unlike
 from instrument.compare.diff import Difference
 from instrument.compare.step_change import Steps, Whole, divided
@@ -361,9 +361,8 @@ def _counters(found: Difference, rows: int) -> str | Section:
 
 
 def _counter(name: str, value: float | None) -> str:
-    if value is None or not name.endswith(("_bytes", "flops")):
-        return _number(value)
-    return size(value) if name.endswith("_bytes") else count(value)
+    text = {"bytes": size, "flops": count}.get(unit_of(name))
+    return _number(value) if value is None or text is None else text(value)
 
 
 def _few(rows: int, table: Table) -> str:

@@ -249,20 +249,16 @@ function changeCell(change, bar) {
   );
 }
 
-function counterUnit(name) {
-  return name.endsWith("_bytes") ? "bytes" : name.endsWith("flops") ? "flops" : "";
-}
-
 function changedCounters({counters, what}) {
   const columns = columnsOf(counters, ["counter", "range", "before", "after", "change"]);
-  const text = (value, row) => quantityText(counterUnit(row[0]), value);
+  const text = (value, row) => quantityText(row.at(-1), value);
   columns[1].cell = range => range ?? `(whole ${what})`;
   columns[2].cell = text;
   columns[3].cell = text;
   columns[4].cell = (value, row) => (
     value === null ? "–" : signed(value, number => text(number, row))
   );
-  const rows = rowsOf(counters, columns);
+  const rows = rowsOf(counters, [...columns, {name: "unit"}]);
   const differs = row => row[2] !== row[3];
   const changed = rows.filter(differs);
   const order = [...changed, ...rows.filter(row => !differs(row))];
