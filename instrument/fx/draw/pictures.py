@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, NamedTuple
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, sum_of_known
 from instrument.fx.draw.nested_layout import Box, Frame, Line, corners, frames, lay_out, nested
 from instrument.fx.draw.sugiyama import Point
 from instrument.units import duration
@@ -196,7 +196,7 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], depth
     edges = list(dict.fromkeys((one, other) for one, other in edges if one != other))
     boxes = [_box(graph, unit) for unit in units]
     lines = lay_out(closed, boxes, edges)
-    shares = [_sum(graph.rows[node].share for node in unit.nodes) for unit in units]
+    shares = [sum_of_known(graph.rows[node].share for node in unit.nodes) for unit in units]
     highest = max((share for share in shares if share is not None), default=0.0)
     return View(
         depth=depth,
@@ -267,16 +267,11 @@ def _drawn_frames(
     return drawn
 
 
-def _sum(values: Iterable[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
     """The lines of text in a box."""
     row = graph.rows[unit.nodes[0]]
     time, share = (
-        _sum(getattr(graph.rows[node], name) for node in unit.nodes)
+        sum_of_known(getattr(graph.rows[node], name) for node in unit.nodes)
         for name in ("median_ns", "share")
     )
     cost = [f"{duration(time)} · {share:.1%}"] if time is not None and share is not None else []
