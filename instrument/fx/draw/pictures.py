@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, NamedTuple
@@ -200,7 +200,9 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], depth
     highest = max((share for share in shares if share is not None), default=0.0)
     return View(
         depth=depth,
-        boxes=sum(unit.frame is not None or not _is_parameter(graph, unit) for unit in units),
+        boxes=sum(
+            unit.frame is not None or graph.rows[unit.nodes[0]].op != "get_attr" for unit in units
+        ),
         legend=[(highest * k / 4, heat(highest * k / 4, highest)) for k in range(5)],
         every_node=depth == max((deep for deep, _ in opened), default=0),
         width=closed.width,
@@ -246,10 +248,6 @@ def _label(graph: _Graph, node: int, frame: Frame) -> str:
     return module_label(row.module_path, frame.path, graph.types)
 
 
-def _is_parameter(graph: _Graph, unit: _Unit) -> bool:
-    return bool(graph.rows[unit.nodes[0]].op == "get_attr")
-
-
 def _drawn_frames(
     graph: _Graph, closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
 ) -> list[DrawnFrame]:
@@ -289,17 +287,13 @@ def _badge_text(graph: _Graph, node: int) -> str:
     return _short(str(graph.rows[node].target).rpartition(".")[2], _BADGE_LABEL)
 
 
-def _width(texts: Iterable[str]) -> float:
-    return round(max(map(len, texts)) * _CHARACTER + 14, 1)
-
-
 def _box(graph: _Graph, unit: _Unit) -> Box:
     """The size of a unit with its parameter badges, and where lines meet it.
 
     Lines meet the middle of the unit's own box, without the badges.
     """
     texts = _texts(graph, unit)
-    own, badges = _width(texts), _badges(graph, unit)
+    own, badges = round(max(map(len, texts)) * _CHARACTER + 14, 1), _badges(graph, unit)
     beside = max((_badge_width(graph, node) + 6 for node in badges), default=0.0)
     return Box(own + beside, max(_LINE * len(texts) + 8, _BADGE * len(badges)), own / 2)
 
