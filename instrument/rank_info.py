@@ -41,6 +41,12 @@ def rank_info() -> RankInfo:
     return RankInfo(0, 1, 0)
 
 
+def lowest_rank(ranks: object) -> int:
+    """The lowest recording rank, if `ranks` is the value of `profiler.ranks`."""
+    numbers = [each for each in ranks if isinstance(each, int)] if isinstance(ranks, list) else []
+    return min(numbers, default=0)  # also with "first_per_node", which selects rank 0
+
+
 def _number(variable: str) -> int | None:
     """The number in an environment variable; None if it is unset or holds no number."""
     value = os.environ.get(variable, "")

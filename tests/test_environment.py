@@ -19,18 +19,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from instrument import Capture, Session
 from instrument.record import environment
+from instrument.record.compilations import DynamoCounts, compilations, shortened
 from instrument.record.environment import (
     Collections,
-    Loaders,
     WindowEnvironment,
-    compilations,
     cpu_quota,
     hook_counts,
-    loader_settings,
     local_ranks,
-    shortened,
     usable_cpus,
 )
+from instrument.record.loaders import _MOST_LOADERS, Loaders, loader_settings
 from instrument.record.recorder import Recorder
 from instrument.trace.capture_json import typed
 
@@ -443,9 +441,9 @@ def test_dynamo_is_not_loaded_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def counts(
     graphs: int, recompilations: int | None, guards: dict[str, int] | None = None, **breaks: int
-) -> environment.DynamoCounts:
+) -> DynamoCounts:
     counters = {"stats": {"unique_graphs": graphs}, "graph_break": breaks}
-    return environment.DynamoCounts(counters, recompilations, guards)
+    return DynamoCounts(counters, recompilations, guards)
 
 
 def test_compilations_are_differences() -> None:
@@ -640,7 +638,7 @@ def test_the_number_of_loaders_is_bounded() -> None:
     for workers in range(100):
         with loaders.iterating(SimpleNamespace(num_workers=workers), "train"):
             pass
-    assert len(loaders.seen) == environment._MOST_LOADERS
+    assert len(loaders.seen) == _MOST_LOADERS
 
 
 def test_the_written_key_has_the_types_that_readers_expect(tmp_path: Path) -> None:

@@ -411,6 +411,12 @@ def _kind(column: str, values: Sequence[Any]) -> type:
     return float if kinds == {int, float} else kinds.pop() if len(kinds) == 1 else object
 
 
+def sum_of_known(cells: Iterable[Any]) -> Any:
+    """Return the sum of the known cells; None if no cell is known."""
+    known = [cell for cell in cells if cell is not None]
+    return sum(known) if known else None
+
+
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
     """Return the names of the columns that hold a value.
 

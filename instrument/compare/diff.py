@@ -62,6 +62,14 @@ class Difference:
         """The mean step of all captures."""
         return self.wholes[0]
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the comparison would mislead, in one sentence; None if it would not."""
+        if not self.unlike or not self.unlike[0].misleads:
+            return None
+        was, now = self.given
+        return f"{was} and {now} are too unlike to be compared: {self.unlike[0].sentence}"
+
     def __repr__(self) -> str:
         times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
         return f"<Difference: {self.what} {times}>"
@@ -86,24 +94,25 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
             comparison would mislead.
         TraceError: the only trace of a side cannot be read.
     """
-    return compare(load(before), load(after), force=force)
+    found = compare(load(before), load(after))
+    if found.refusal and not force:
+        raise CaptureError(
+            f"{found.refusal} Use instrument diff --force (force=True) to compare them "
+            "nevertheless."
+        )
+    return found
 
 
-def compare(was: Side, now: Side, *, force: bool = False) -> Difference:
-    """Compare two sides whose captures were already read.
+def compare(was: Side, now: Side) -> Difference:
+    """Compare two sides whose captures were already read, even if the comparison would mislead.
 
     Raises:
-        CaptureError: the sides are so unlike that a comparison would mislead.
+        CaptureError: the sides have no phase in common.
     """
     phase = common_phase(was, now)
     of_was, of_now = was.of_phase(phase), now.of_phase(phase)
     old, new = added(of_was.values()), added(of_now.values())
     found = unlike(was.conditions[phase], now.conditions[phase], old, new)
-    if found and found[0].misleads and not force:
-        raise CaptureError(
-            f"{was.name} and {now.name} are too unlike to be compared: {found[0].sentence} Use "
-            "instrument diff --force (force=True) to compare them nevertheless."
-        )
     found += [Unlike(sentence, misleads=False) for sentence in left_out(was, now, phase)]
     paths = renamed(old, new)
     step = whole(None, old, new, paths)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
 from typing import Any, Protocol
 
@@ -79,8 +79,7 @@ class Window:
         """
         if ended == self.first:
             return f"a part of step {self.first}"
-        last = ended - 1
-        return f"step {last}" if last == self.first else f"steps {self.first}–{last}"
+        return replace(self, last=ended - 1).in_words()
 
     def cut_short(self, done: int, reason: str) -> str:
         """A sentence that says why the window ended early, and after how many steps (`done`)."""

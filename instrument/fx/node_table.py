@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, sum_of_known
 from instrument.errors import ConfigError
 from instrument.fx.groupings import GROUPINGS, Grouping
 from instrument.trace.events import Ints
@@ -94,7 +94,7 @@ class NodeTable(Table):
         times_ns = np.stack([self._times_ns[:, nodes].sum(axis=1) for nodes in members], axis=1)
         names = ("output_bytes", "new_bytes", "moved_bytes", "flops")
         sums = {
-            name: [_sum([self._facts[name][n] for n in nodes]) for nodes in members]
+            name: [sum_of_known(self._facts[name][n] for n in nodes) for nodes in members]
             for name in names
         }
         labels = {what: list(index), "nodes": [len(nodes) for nodes in members]}
@@ -143,11 +143,6 @@ def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Seque
             n / size if n is not None and size else None for n, size in zip(flops, moved)
         ],
     }
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def labels(graph: fx.Graph, model: nn.Module) -> dict[str, list[Any]]:

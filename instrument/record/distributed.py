@@ -34,7 +34,7 @@ from uuid import uuid4
 from loguru import logger
 
 from instrument.config.schema import ProfilerConfig
-from instrument.rank_info import RankInfo
+from instrument.rank_info import RankInfo, lowest_rank
 from instrument.worker import queue
 
 # How often the polling thread looks for messages, files and so on.
@@ -133,7 +133,7 @@ class RankCoordinator:
         config: ProfilerConfig,
         progress: Callable[[], StepProgress],
     ) -> None:
-        self._leader = _leader(config.ranks)
+        self._leader = lowest_rank(config.ranks)
         self.rank, self.leads, self.ended = rank_info.rank, rank_info.rank == self._leader, False
         self._store, self._config, self._progress = store, config, progress
         self._requests, self._windows = _Messages(store, "requests"), _Messages(store, "windows")
@@ -286,10 +286,6 @@ def join_ranks(
     return queue.writable(folder), coordinator if config.triggers else None
 
 
-def _leader(ranks: str | list[int]) -> int:
-    return min(ranks) if isinstance(ranks, list) else 0
-
-
 def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
     return rank_info.world_size == 1 or (
         isinstance(ranks, list)
@@ -308,13 +304,13 @@ def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) 
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in all builds
 
-    leader = _leader(ranks)
+    leader = lowest_rank(ranks)
     address, port = _store_address()
     store = _with_timeout(_CONNECT_S, partial(_connect, address, port, session))
     if rank_info.rank == leader:
         joining = range(rank_info.world_size)
         others = sum(isinstance(ranks, str) or rank in ranks for rank in joining) - 1
-        name, folder = _lead(store, others, own)
+        name, folder = _lead(store, others, own), own
     else:
         follow = partial(_follow, store, rank_info.rank, leader)
         name, folder = _with_timeout(_CONNECT_S + _ANSWER_S, follow)
@@ -342,11 +338,8 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
     return outcome.result()
 
 
-def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
-    """Make a name for the session; return the name and the folder `own`.
-
-    A thread sends both to the other ranks.
-    """
+def _lead(store: Any, others: int, own: Path) -> str:
+    """Make a name for the session; a thread sends the name and the folder to the other ranks."""
     name, over = uuid4().hex, Event()
     answers = Thread(
         target=_answer_joins,
@@ -356,7 +349,7 @@ def _lead(store: Any, others: int, own: Path) -> tuple[str, Path]:
     )
     answers.start()
     atexit.register(_stop_answering, answers, over)
-    return name, own
+    return name
 
 
 def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:

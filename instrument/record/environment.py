@@ -2,8 +2,9 @@
 
 The facts are settings of the process, and events that can make the window slower. A trace does not
 hold these facts. torch's settings, the threads and the hooks are read when a window begins.
-Dynamo's compilations, the runs of the garbage collector and the data loaders are noted during the
-window. If a fact cannot be read, its value is None, and no error is raised.
+Dynamo's compilations and the runs of the garbage collector are noted during the window, and
+`StepLoop` adds the data loaders. If a fact cannot be read, its value is None, and no error is
+raised.
 """
 
 from __future__ import annotations
@@ -13,32 +14,24 @@ import math
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 
 from instrument.annotate.module_calls import skip_in_dynamo
 from instrument.annotate.modules import instrumented_models
 from instrument.rank_info import rank_info
-from instrument.redact import redact
-
-T = TypeVar("T")
+from instrument.record.compilations import compilations, dynamo_counts
+from instrument.record.torch_support import known
 
 # The attributes of a module and of a tensor in which torch keeps their hooks. The hooks for every
 # module are in variables of torch.nn.modules.module: these names after the prefix "_global".
 _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
-# How many reasons for graph breaks are kept (the most frequent), and how many characters of each.
-_MOST_REASONS = 20
-_REASON_LENGTH = 200
-_OTHER_REASONS = "(other reasons)"
-# A window rarely iterates more than a training and a validation loader.
-_MOST_LOADERS = 16
 _CGROUPS = Path("/sys/fs/cgroup")
 # For each launcher, the environment variable with the number of its processes on this machine.
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
@@ -109,17 +102,6 @@ class Collections:
 
 # Python may collect garbage inside a compiled region, where Dynamo would compile this method.
 skip_in_dynamo(Collections.__call__)
-
-
-def known(read: Callable[[], T]) -> T | None:
-    """Call `read` and return its result; None if `read` raises.
-
-    For example, `read` raises if this version of torch lacks a function that `read` calls.
-    """
-    try:
-        return read()
-    except Exception:
-        return None
 
 
 def settings() -> dict[str, Any]:
@@ -246,180 +228,6 @@ def hook_counts() -> dict[str, int | None]:
         "modules": sum(map(len, hooks)) if models else None,
         "parameters": sum(len(each or ()) for each in of_parameters) if models else None,
     }
-
-
-class DynamoCounts(NamedTuple):
-    """Dynamo's counters in this process.
-
-    Attributes:
-        counters: Dynamo's own counters by group and name.
-        recompilations: how often a frame was compiled again; None if it is not known.
-        failed_guards: how often each guard has failed; None if it is not known.
-    """
-
-    counters: dict[str, dict[str, int]]
-    recompilations: int | None
-    failed_guards: dict[str, int] | None = None
-
-
-def dynamo_counts() -> DynamoCounts:
-    """Copy Dynamo's counters; `counters` is empty if Dynamo is not loaded."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    counters = {} if utils is None else {key: dict(each) for key, each in utils.counters.items()}
-    return DynamoCounts(counters, known(_recompilations), known(_failed_guards))
-
-
-def _recompilations() -> int:
-    """How often Dynamo has compiled a frame again; raises if torch does not count this."""
-    convert: Any = sys.modules.get("torch._dynamo.convert_frame")
-    if convert is None:
-        return 0
-    return sum(times - 1 for times in list(convert.FRAME_COMPILE_COUNTER.values()) if times > 1)
-
-
-def _failed_guards() -> dict[str, int]:
-    """How often each guard has failed, by its function and reason; raises if torch lacks them."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    found = Counter[str]()
-    for code, reasons in [] if utils is None else list(utils.guard_failures.items()):
-        place = f"{Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name}"
-        for reason in list(reasons):
-            # Such as "0/1: k == 2   # source code". The numbers are those of the compiled frame.
-            line = str(reason).partition("\n")[0]
-            text = (line.partition(": ")[2] or line).partition("  #")[0]
-            found[f"{place}: {text.strip()}"] += 1
-    return dict(found)
-
-
-def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
-    """Count what Dynamo compiled between two copies of its counters.
-
-    The result has the number of graphs, the number of graph breaks for each reason, the number of
-    recompilations, and how often each guard failed. If the counter of graphs has become smaller,
-    the program has cleared Dynamo's counters. Then the graphs and the graph breaks are None. The
-    recompilations and the guards are None if their counters have become smaller or are not known.
-    """
-    graphs = _unique_graphs(after) - _unique_graphs(before)
-    recompilations = None
-    if before.recompilations is not None and after.recompilations is not None:
-        recompilations = after.recompilations - before.recompilations
-    breaks = _since(before.counters.get("graph_break", {}), after.counters.get("graph_break", {}))
-    guards = None
-    if before.failed_guards is not None and after.failed_guards is not None:
-        is_cleared = sum(after.failed_guards.values()) < sum(before.failed_guards.values())
-        guards = None if is_cleared else _since(before.failed_guards, after.failed_guards)
-    return {
-        "graphs": graphs if graphs >= 0 else None,
-        "graph_breaks": shortened(breaks) if graphs >= 0 else None,
-        "recompilations": None if recompilations is None or recompilations < 0 else recompilations,
-        "failed_guards": None if guards is None else shortened(guards),
-    }
-
-
-def _since(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """How much each count has grown, for the counts that have grown."""
-    return {
-        name: times - before.get(name, 0)
-        for name, times in after.items()
-        if times > before.get(name, 0)
-    }
-
-
-def _unique_graphs(counts: DynamoCounts) -> int:
-    return counts.counters.get("stats", {}).get("unique_graphs", 0)
-
-
-def shortened(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Keep the most frequent reasons, each cut to a short line without secrets."""
-    counted = Counter[str]()
-    for reason, times in reasons.items():
-        # redacted before the cut, which could leave half of a token
-        counted[str(redact(" ".join(str(reason).split())))[:_REASON_LENGTH]] += times
-    kept = dict(counted.most_common(_MOST_REASONS))
-    if others := sum(counted.values()) - sum(kept.values()):
-        kept[_OTHER_REASONS] = others
-    return kept
-
-
-class Loaders:
-    """The settings of the data loaders over which a run iterates.
-
-    Attributes:
-        seen: the settings of the loaders over which the run has iterated in the current window,
-            without duplicates.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self._open: dict[object, dict[str, Any]] = {}
-
-    @contextmanager
-    def iterating(self, loader: Any, phase: str) -> Iterator[None]:
-        """Record the settings of `loader`, over which the block iterates in this phase."""
-        iteration = object()
-        self._add(iteration, loader, phase)
-        try:
-            yield
-        finally:
-            self._open.pop(iteration, None)
-
-    def add(self, loader: Any, phase: str) -> None:
-        """Record that a trainer iterates over this loader from now on.
-
-        This loader replaces the trainer's earlier loader of the same phase.
-        """
-        self._open.pop(phase, None)
-        self._add(phase, loader, phase)
-
-    def end_run(self) -> None:
-        """Forget the loaders that `add` has recorded, because the run has ended."""
-        for phase in [each for each in list(self._open) if isinstance(each, str)]:
-            del self._open[phase]
-
-    def begin_window(self) -> None:
-        """Remove from `seen` the loaders over which the run no longer iterates."""
-        self.seen = {tuple(facts.values()): facts for facts in list(self._open.values())}
-
-    def _add(self, iteration: object, loader: Any, phase: str) -> None:
-        facts = known(lambda: loader_settings(loader))
-        if facts is None:
-            return
-        self._open[iteration] = facts = {"phase": phase, **facts}
-        if len(self.seen) < _MOST_LOADERS:
-            self.seen[tuple(facts.values())] = facts
-
-
-def loader_settings(loader: Any) -> dict[str, Any] | None:
-    """The settings of a `DataLoader`, or of an object that has the same attributes.
-
-    None for all other objects.
-    """
-    workers = _of_type(int, loader, "num_workers")
-    if workers is None:
-        return None
-    batch_size = _of_type(int, loader, "batch_size")
-    if batch_size is None:  # a loader with a batch sampler has no size of its own
-        sampler = known(lambda: loader.batch_sampler)
-        batch_size = _of_type(int, sampler, "batch_size")
-    return {
-        "workers": workers,
-        "batch_size": batch_size,
-        "pin_memory": _of_type(bool, loader, "pin_memory"),
-        "persistent_workers": _of_type(bool, loader, "persistent_workers"),
-        "prefetch_factor": _of_type(int, loader, "prefetch_factor"),
-        "iterable": known(lambda: _is_iterable(loader.dataset)),
-    }
-
-
-def _is_iterable(dataset: Any) -> bool:
-    """Whether a dataset is an `IterableDataset`; raises if torch.utils.data is not loaded."""
-    return isinstance(dataset, sys.modules["torch.utils.data"].IterableDataset)
-
-
-def _of_type(kind: type[T], owner: Any, name: str) -> T | None:
-    """The value of an attribute; None if it is not of type `kind`, or not between 0 and 2**50."""
-    value = known(lambda: getattr(owner, name))
-    return value if type(value) is kind and 0 <= value <= 2**50 else None  # type: ignore[operator]
 
 
 def _leave_to_parent() -> None:

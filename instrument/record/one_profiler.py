@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from threading import RLock, Thread, current_thread
-from typing import Protocol
+from threading import RLock, current_thread
+from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -14,40 +14,30 @@ from torch.profiler.profiler import _KinetoProfile
 
 from instrument.errors import CaptureError
 
-
-class Owner(Protocol):
-    """An object that uses torch's profiler, such as a `Recorder`."""
-
-    prepared: bool
-    thread: Thread
-
-    def stop_here(self) -> None:
-        """Stop the profiler on this thread."""
-
-    def release(self) -> None:
-        """Set `prepared` to false, because torch's profiler has stopped."""
+if TYPE_CHECKING:
+    from instrument.record.recorder import Recorder
 
 
 #: Held while the profiler is prepared, started and stopped.
 lock = RLock()
 #: The owner that left the profiler on, because only another thread can stop it.
-abandoned: Owner | None = None
-_owner: weakref.ref[Owner] | None = None
+abandoned: Recorder | None = None
+_owner: weakref.ref[Recorder] | None = None
 
 
-def set_owner(owner: Owner) -> None:
+def set_owner(owner: Recorder) -> None:
     """Remember `owner` as the user of the profiler, for as long as `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 
 
-def current_owner() -> Owner | None:
+def current_owner() -> Recorder | None:
     """The owner that uses the profiler now, or None."""
     owner = None if _owner is None else _owner()
     return owner if owner is not None and owner.prepared else None
 
 
-def abandon(owner: Owner) -> None:
+def abandon(owner: Recorder) -> None:
     """Remember that `owner` left the profiler on, because this thread cannot stop the profiler."""
     global abandoned
     abandoned = owner

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from instrument.config import schedule
 from instrument.config.schedule import Window, next_window
 from instrument.config.schema import ProfilerConfig
+from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.record.step_loop import StepCounter
@@ -91,10 +92,10 @@ def nothing_recorded(
             f"({skipped.in_words()}) before that window could begin."
         )
     done = counter.step_number - counter.began_at
-    after = f"1 {unit}" if done == 1 else f"{done} {unit}s"
     first = "a window" if window is None else f"the first window ({window.in_words()})"
     advice = "call session.step() after each training step, or loop over session.steps(loader)"
     if done:
         longer = "make more calls" if unit == "call" else "train longer"
         advice = schedule.remedy(config, window, longer=longer)
+    after = counted(done, unit)
     return f"The run ended after {after}, before {first} had recorded a step: {advice}."

@@ -192,7 +192,7 @@ class Recorder:
         Raises:
             CaptureError: as for `stop`.
         """
-        if self.prepared and not self._all_threads and not self.can_stop_here:
+        if self.prepared and not self.can_stop_here:
             self._abandon()
         self._close_step()
 
@@ -212,7 +212,7 @@ class Recorder:
         with one_profiler.lock:
             if not self.prepared or one_profiler.abandoned is self:
                 return None
-            if not self._all_threads and not self.can_stop_here:
+            if not self.can_stop_here:
                 self._abandon()
             self.stop_here()
         if self.started_at is None:

@@ -35,6 +35,7 @@ from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import redact
 from instrument.trace.capture_json import FORMAT
+from instrument.units import counted
 from instrument.worker import queue
 from instrument.worker.capture_queue import CaptureQueue
 
@@ -112,11 +113,11 @@ class Session:
         return self._loop
 
     def __repr__(self) -> str:
-        captures = "1 capture" if len(self.captures) == 1 else f"{len(self.captures)} captures"
         plan = (
             plan_text.in_words(self.config, self._loop.train) if self.config.enabled else "disabled"
         )
         at = "at" if self.running else "not running, at"
+        captures = counted(len(self.captures), "capture")
         return f"<Session: {plan}; {at} step {self.step_number}, {captures}>"
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -6,22 +6,14 @@ import os
 import signal
 import threading
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from instrument import threads
 
-
-class WindowOwner(Protocol):
-    """An object whose open window can be saved; see `StepLoop`."""
-
-    @property
-    def recording(self) -> bool:
-        """Whether a window is open."""
-
-    def save_window(self) -> None:
-        """End the open window and save it."""
+if TYPE_CHECKING:
+    from instrument.record.step_loop import StepLoop
 
 
 class Preemption:
@@ -34,7 +26,7 @@ class Preemption:
         noticed: whether a SIGTERM is being delayed.
     """
 
-    def __init__(self, loop: WindowOwner) -> None:
+    def __init__(self, loop: StepLoop) -> None:
         self.noticed = False
         self._loop = loop
         self._grace_s: float | None = None

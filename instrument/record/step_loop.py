@@ -22,8 +22,8 @@ from instrument.config.schema import ProfilerConfig
 from instrument.errors import InstrumentError, reason_of
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
-from instrument.record.environment import Loaders
 from instrument.record.limits import Limits
+from instrument.record.loaders import Loaders
 from instrument.record.recorder import RecordedWindow, Recorder, uninterrupted
 from instrument.record.signals import Preemption
 from instrument.record.timings import Timings

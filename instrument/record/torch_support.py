@@ -6,8 +6,8 @@ The functions try out what torch accepts. They do not compare version numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from loguru import logger
@@ -18,6 +18,8 @@ from instrument.config import activities
 from instrument.config.activities import Activities
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import ConfigError
+
+T = TypeVar("T")
 
 # The options of torch 2.13, for the error on an older torch.
 _OPTIONS_OF_2_13 = frozenset(
@@ -38,6 +40,17 @@ _OPTIONS_OF_2_13 = frozenset(
         "verbose",
     }
 )
+
+
+def known(read: Callable[[], T]) -> T | None:
+    """Call `read` and return its result; None if `read` raises.
+
+    For example, `read` raises if this version of torch lacks a function that `read` calls.
+    """
+    try:
+        return read()
+    except Exception:
+        return None
 
 
 def available_activities() -> list[str]:

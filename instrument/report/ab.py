@@ -14,7 +14,7 @@ from instrument.compare.gate import amount_of
 from instrument.compare.machine import MachineState
 from instrument.printable import printable
 from instrument.report.section import Section
-from instrument.units import durations_like, percent_change
+from instrument.units import counted, durations_like, percent_change
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
 #: does not change the version.
@@ -96,12 +96,11 @@ def _verdict(comparison: Comparison) -> str:
     text = durations_like(step.a_ns)
     verdict: str = step.verdict
     if missing is not None:
-        verdict = f"undecided: needs about {missing} more {_blocks(missing)}"
-    count = len(comparison.blocks)
+        verdict = f"undecided: needs about {counted(missing, 'more block')}"
     lines = [
         f"Verdict: {verdict}",
         f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B: {_change(step)}, from "
-        f"{count} {_blocks(count)} of four runs",
+        f"{counted(len(comparison.blocks), 'block')} of four runs",
         *(
             f"{printable(each.path or '')} is {each.verdict}: {_change(each)}"
             for each in comparison.changed
@@ -109,10 +108,6 @@ def _verdict(comparison: Comparison) -> str:
         f"A change within ±{100 * comparison.margin:.3g} % counts as the same.",
     ]
     return "\n".join(lines)
-
-
-def _blocks(number: int) -> str:
-    return "block" if number == 1 else "blocks"
 
 
 def _change(quantity: Quantity) -> str:

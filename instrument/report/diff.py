@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, unit_of
 from instrument.compare.conditions import Unlike
 from instrument.compare.diff import Difference
 from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable
 from instrument.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
-from instrument.report.section import Section
-from instrument.units import MINUS, count, durations_like, percent_change, size
+from instrument.report.section import Section, shown_of
+from instrument.units import MINUS, count, counted, durations_like, percent_change, size
 
 By = Literal["range", "operator", "kernel", "shape"]
 
@@ -181,8 +181,8 @@ def spread(step: Whole) -> str:
 
 
 def _around(steps: Steps, text: Any) -> str:
-    noun = "step" if steps.count == 1 else "steps"
-    return f"{text(steps.median_ns)} ± {text(steps.deviation_ns)} ({steps.count} {noun})"
+    around = f"{text(steps.median_ns)} ± {text(steps.deviation_ns)}"
+    return f"{around} ({counted(steps.count, 'step')})"
 
 
 def _step_table(found: Difference, rows: int) -> Section:
@@ -194,7 +194,7 @@ def _step_table(found: Difference, rows: int) -> Section:
     return Section(
         table,
         table.columns,
-        f"Parts of the {found.what}{_few(rows, found.step.parts)}",
+        f"Parts of the {found.what}{shown_of(rows, len(found.step.parts))}",
         text_width=PROSE_WIDTH,
         texts={**texts, "range": lambda name: shortened(printable(name), max(room, _LEAST_ROOM))},
         all_columns="--json",
@@ -207,7 +207,7 @@ def _rounded(step: Whole, rows: int) -> Table:
     shown = [*step.parts.head(rows)]
     names, kinds = [row.range for row in shown], [row.kind for row in shown]
     if left := len(step.parts) - len(shown):
-        names.append(f"({left} smaller {'part' if left == 1 else 'parts'})")
+        names.append(f"({counted(left, 'smaller part')})")
         kinds.append("")
     columns: dict[str, list[Any]] = {"range": [*names, "(all)"], "kind": [*kinds, ""]}
     for side in ("before_ns", "after_ns"):
@@ -284,11 +284,10 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
             for side in ("before", "after", "change")
         },
     }
-    few = "" if len(shown) == len(changed) else f", {len(shown)} of {len(changed)}"
     return Section(
         Table(columns),
         [*columns],
-        f"{title} by {TIMES[time]}{few}{of}",
+        f"{title} by {TIMES[time]}{shown_of(len(shown), len(changed))}{of}",
         missable=("calls", "status"),
         text_width=PROSE_WIDTH,
         texts=_texts(found),
@@ -350,24 +349,18 @@ def _counters(found: Difference, rows: int) -> str | Section:
         "before": [_counter(row.counter, row.before) for row in shown],
         "after": [_counter(row.counter, row.after) for row in shown],
     }
-    few = "" if len(shown) == len(differ) else f", {len(shown)} of {len(differ)}"
     return Section(
         Table(columns),
         [*columns],
-        f"Counters of a {found.what} that differ{few}",
+        f"Counters of a {found.what} that differ{shown_of(len(shown), len(differ))}",
         text_width=PROSE_WIDTH,
         all_columns="--json",
     )
 
 
 def _counter(name: str, value: float | None) -> str:
-    if value is None or not name.endswith(("_bytes", "flops")):
-        return _number(value)
-    return size(value) if name.endswith("_bytes") else count(value)
-
-
-def _few(rows: int, table: Table) -> str:
-    return "" if len(table) <= rows else f", {rows} of {len(table)}"
+    text = {"bytes": size, "flops": count}.get(unit_of(name))
+    return _number(value) if value is None or text is None else text(value)
 
 
 def _wrapped(text: str) -> str:

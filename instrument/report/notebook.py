@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from instrument.analysis import coverage_rows
 from instrument.analysis.coverage import line, part, range_advice
 from instrument.analysis.steps import waits
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views, rows_of
 from instrument.errors import InstrumentError
 from instrument.printable import printable
@@ -164,7 +164,7 @@ def leading(operators: Table, sort: str, rows: int) -> Table:
 def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
     """Return a row with the sums of `OWN_COLUMNS` over other rows; its other cells stay unknown."""
     rows = [*rows]
-    sums = {column: _sum([getattr(row, column, None) for row in rows]) for column in OWN_COLUMNS}
+    sums = {own: sum_of_known(getattr(row, own, None) for row in rows) for own in OWN_COLUMNS}
     return {"name": name, **sums}
 
 
@@ -236,11 +236,6 @@ def recomputed(capture: Views) -> str:
     )
 
 
-def _sum(cells: Sequence[float | None]) -> float | None:
-    known = [cell for cell in cells if cell is not None]
-    return sum(known) if known else None
-
-
 def shares_are_of(capture: Views) -> str:
     """Return a text with the total time that the shares of ranges and operators are based on."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
@@ -285,8 +280,8 @@ def outside_operators(capture: Views) -> str:
     example, is often in a range but in no operator.
     """
     table = capture.operators
-    whole = _sum(table.column("self_device_ns"))
-    in_ranges = _sum(table.where(kind="range").column("self_device_ns"))
+    whole = sum_of_known(table.column("self_device_ns"))
+    in_ranges = sum_of_known(table.where(kind="range").column("self_device_ns"))
     if not whole or not in_ranges or in_ranges < 0.05 * whole:
         return ""
     return (

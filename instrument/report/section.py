@@ -49,6 +49,11 @@ class Section:
     all_columns: str = "--columns all"
 
 
+def shown_of(shown: int, rows: int) -> str:
+    """Return how many rows of a table are shown, for its title; "" if all rows are shown."""
+    return "" if shown >= rows else f", {shown} of {rows}"
+
+
 def is_every_column(columns: Sequence[str] | None) -> bool:
     """Whether the reader asked for all columns that hold a value (`--columns all`)."""
     return columns is not None and [*columns] == [EVERY_COLUMN]

@@ -16,6 +16,7 @@ from rich.text import Text
 from instrument.analysis.table import cell_text, heading, is_text, unit_of
 from instrument.printable import printable
 from instrument.report.section import Section
+from instrument.units import counted
 
 # If a terminal is narrow, columns are left out in this order: first the columns of this list, then
 # the columns in `Section.missable`, then other columns from the right.
@@ -119,10 +120,9 @@ def _draw_section(console: Console, section: Section) -> None:
         for line in ([Text()] if number else []) + [*_lines(block, section, console)]:
             console.print(line, no_wrap=True, overflow="ellipsis")
     if left_out:
-        some, them = (
-            ("1 column", "it") if len(left_out) == 1 else (f"{len(left_out)} columns", "them")
-        )
+        them = "it" if len(left_out) == 1 else "them"
         how = f"{section.all_columns} or a wider terminal shows {them}"
+        some = counted(len(left_out), "column")
         console.print(Text(f"{some} left out: {', '.join(left_out)}; {how}.", _FAINT))
 
 

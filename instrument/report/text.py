@@ -47,7 +47,7 @@ from instrument.report.notebook import (
     with_type,
     without_ranges,
 )
-from instrument.report.section import TEXT_WIDTH, Section, is_every_column
+from instrument.report.section import TEXT_WIDTH, Section, is_every_column, shown_of
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -236,8 +236,8 @@ def capture_parts(
             _range_part(capture, rows, chosen, sort_ranges),
             unmarked(capture),
             recomputed(capture),
+            inside_compiled(capture),
         ]
-        parts.append(inside_compiled(capture))
     if operators:
         table = _grouped(capture, by, stack_depth)
         parts.append(_operator_part(capture, table, rows, sort, chosen, by))
@@ -275,7 +275,6 @@ def view_part(
     if _REASON in names and not chosen:
         names.remove(_REASON)
         below = [textwrap.wrap(why or "", _REASON_WIDTH) for why in first.column(_REASON)]
-    few = "" if len(first) == len(table) else f", {len(first)} of {len(table)}"
     if not len(table):
         return f"{title}: {_WITHOUT.get(view, 'there are none')}."
     if not names:
@@ -286,7 +285,7 @@ def view_part(
     return Section(
         first,
         _name_first(first, names),
-        f"{title}{few}",
+        f"{title}{shown_of(len(first), len(table))}",
         chosen=bool(columns),
         missable=() if columns else _LEAST_MISSED_OF_VIEWS.get(view, ()),
         key=sort and TORCH_NAMES.get(sort, sort),
@@ -505,10 +504,6 @@ def _with_waits(table: Table) -> Table:
     )
 
 
-def _too_wide(left_out: Sequence[str]) -> str:
-    return f"\nToo wide to show: {', '.join(left_out)}." if left_out else ""
-
-
 def _below(group: str | None) -> list[str]:
     """Return the value by which a row is grouped, such as a stack, as lines."""
     return [] if group in (None, "[]") else group.split(";")
@@ -535,7 +530,8 @@ def _section_text(section: Section) -> str:
     if section.below:
         below = ("".join(f"\n    {_shortened(line)}" for line in lines) for lines in section.below)
         lines = [*lines[:2], *(f"{line}{more}" for line, more in zip(lines[2:], below))]
-    return "\n".join(filter(None, [section.title, *lines])) + _too_wide(left_out)
+    note = f"Too wide to show: {', '.join(left_out)}." if left_out else ""
+    return "\n".join(filter(None, [section.title, *lines, note]))
 
 
 def _shortened(line: str) -> str:

@@ -11,9 +11,9 @@ from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.table import ALL, Table, known_columns
 from instrument.errors import ConfigError
 from instrument.printable import printable
-from instrument.report.section import Section
+from instrument.report.section import Section, shown_of
 from instrument.report.text import plain
-from instrument.units import durations_like
+from instrument.units import counted, durations_like
 from instrument.whatif.selection import short_name
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str
     return Section(
         Table(columns),
         known_columns(Table(columns)),
-        f"Causal profile{after}{_few(shown, table)}; saving 50: how much shorter "
+        f"Causal profile{after}{shown_of(len(shown), len(table))}; saving 50: how much shorter "
         f"{_unit(scenario)} is if the row takes 50 % less time",
         missable=_MISSABLE,
         key="saving_50_ns",
@@ -186,7 +186,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
     large = table.where(share=lambda share: share >= _LEAST_SHARE) if rows < sys.maxsize else table
     shown = [tuple(row) for row in large.head(rows)]
     if others := [*table][len(shown) :]:
-        name = f"({len(others)} smaller {'row' if len(others) == 1 else 'rows'})"
+        name = f"({counted(len(others), 'smaller row')})"
         step_ns, share = sum(row.step_ns for row in others), sum(row.share for row in others)
         shown.append(("others", name, None, step_ns, share))
     found = _table(table.columns, shown)
@@ -251,12 +251,8 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
     return Section(
         shown,
         ("name", "slack_ns"),
-        f"Slack{_few(shown, known)}; how much longer a call of the range could take before a step "
-        f"takes longer{none}",
+        f"Slack{shown_of(len(shown), len(known))}; how much longer a call of the range could take "
+        f"before a step takes longer{none}",
         texts={"slack_ns": text},
         all_columns=_ALL_COLUMNS,
     )
-
-
-def _few(shown: Table, table: Table) -> str:
-    return "" if len(shown) == len(table) else f", {len(shown)} of {len(table)}"

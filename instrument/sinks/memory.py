@@ -14,7 +14,6 @@ from instrument import files
 from instrument.analysis.coverage import losses
 from instrument.analysis.memory_plot import Curve
 from instrument.analysis.memory_timeline import MemoryView
-from instrument.analysis.table import Table
 from instrument.analysis.views import rows_of
 from instrument.capture import Capture
 from instrument.report.page.memory import MEMORY_VIEWS, section
@@ -93,10 +92,10 @@ def _devices(memory: MemoryView) -> Iterable[str]:
 def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
     """The content of `memory.json`: the curves, and the tables as lists of rows."""
     tables = {"devices": memory.devices, "steps": memory.steps, "sizes": memory.sizes}
-    live = {curve.device: _rows(memory.live(curve.by, device=curve.device)) for curve in curves}
+    live = {curve.device: memory.live(curve.by, device=curve.device).to_dicts() for curve in curves}
     return {
         "format": 1,
-        **{name: _rows(table) for name, table in tables.items()},
+        **{name: table.to_dicts() for name, table in tables.items()},
         "live_at_peak": live,
         "curves": [
             {
@@ -109,10 +108,6 @@ def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
             for curve in curves
         ],
     }
-
-
-def _rows(table: Table) -> list[dict[str, Any]]:
-    return table.to_dicts()
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:

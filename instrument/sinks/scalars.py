@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from instrument.analysis.coverage import incomplete
+from instrument.analysis.table import sum_of_known
 from instrument.capture import Capture
 
 # Tags for the cost of recording. The value of a tag is the sum of the fields after the tag, in ms;
@@ -37,9 +38,8 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     if len(steps):
         yield "window/step_ms", sum(steps.column("duration_ns")) / len(steps) / 1e6
     for tag, column in (("cpu_ms", "self_cpu_ns"), ("device_ms", "self_device_ns")):
-        known = [value for value in operators.column(column) if value is not None]
-        if known:
-            yield f"window/{tag}", sum(known) / 1e6
+        if (total := sum_of_known(operators.column(column))) is not None:
+            yield f"window/{tag}", total / 1e6
     for tag, parts in _COSTS.items():
         found = [getattr(cost, part) for part in parts]
         if None not in found:

@@ -12,6 +12,7 @@ from instrument import files
 from instrument.analysis.table import ALL
 from instrument.capture import Capture
 from instrument.errors import ConfigError
+from instrument.rank_info import lowest_rank
 from instrument.report.text import By, check_columns, check_sort, render
 from instrument.sinks import Sink
 
@@ -93,7 +94,8 @@ class TableSink(Sink):
         """
         text = render(capture, **dict(self))
         files.write(folder / "table.txt", text + "\n")
-        rank, lowest = capture.metadata.get("rank"), _lowest_recording_rank(capture)
+        rank = capture.metadata.get("rank")
+        lowest = lowest_rank(capture.metadata.get("config", {}).get("ranks"))
         if rank in (None, lowest):
             # Many log formats put a long prefix before the message: begin on a new line.
             logger.info("\n{}", text)
@@ -103,9 +105,3 @@ class TableSink(Sink):
                 capture.name,
                 lowest,
             )
-
-
-def _lowest_recording_rank(capture: Capture) -> int:
-    chosen = capture.metadata.get("config", {}).get("ranks")
-    numbers = [each for each in chosen if isinstance(each, int)] if isinstance(chosen, list) else []
-    return min(numbers, default=0)  # also with "first_per_node", which selects rank 0

@@ -237,13 +237,11 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 def queued_of(job: Job) -> list[Path]:
     """The queued folders of a job's run, rank and owner, oldest first."""
-    return [folder for folder in queued(Path(job.folder)) if is_queued_of(folder, job)]
+    return [folder for folder in queued(Path(job.folder)) if _is_of(folder, job)]
 
 
-def is_queued_of(folder: Path, job: Job) -> bool:
-    """Whether a folder is queued and has a job's run, rank and owner."""
-    if not is_queued(folder):
-        return False
+def _is_of(folder: Path, job: Job) -> bool:
+    """Whether a queued folder has a job's run, rank and owner."""
     try:
         if job.owner is not None and folder.lstat().st_uid != job.owner:
             return False

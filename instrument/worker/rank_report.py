@@ -8,6 +8,7 @@ from pathlib import Path
 from loguru import logger
 
 from instrument import files
+from instrument.rank_info import lowest_rank
 from instrument.report.ranks import as_text
 from instrument.runs.rank_summary import SUMMARY_FILE
 from instrument.runs.run import Ranks, Run, few
@@ -34,8 +35,7 @@ def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
         last: the capture of the last window.
         longest_wait_s: the longest wait for summaries, in seconds.
     """
-    lowest = min(job.ranks) if isinstance(job.ranks, list) else 0
-    if job.rank != lowest or job.world_size < 2:
+    if job.rank != lowest_rank(job.ranks) or job.world_size < 2:
         return
     folder, name = Path(job.folder), last.name.rpartition("_rank")[0]
     ranks = _wait_for_ranks(folder, name, longest_wait_s, planned=job.ranks != "first_per_node")

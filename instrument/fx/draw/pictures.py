@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Any, NamedTuple
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, sum_of_known
 from instrument.fx.draw.nested_layout import Box, Frame, Line, corners, frames, lay_out, nested
 from instrument.fx.draw.sugiyama import Point
 from instrument.units import duration
@@ -196,11 +196,13 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], depth
     edges = list(dict.fromkeys((one, other) for one, other in edges if one != other))
     boxes = [_box(graph, unit) for unit in units]
     lines = lay_out(closed, boxes, edges)
-    shares = [_sum(graph.rows[node].share for node in unit.nodes) for unit in units]
+    shares = [sum_of_known(graph.rows[node].share for node in unit.nodes) for unit in units]
     highest = max((share for share in shares if share is not None), default=0.0)
     return View(
         depth=depth,
-        boxes=sum(unit.frame is not None or not _is_parameter(graph, unit) for unit in units),
+        boxes=sum(
+            unit.frame is not None or graph.rows[unit.nodes[0]].op != "get_attr" for unit in units
+        ),
         legend=[(highest * k / 4, heat(highest * k / 4, highest)) for k in range(5)],
         every_node=depth == max((deep for deep, _ in opened), default=0),
         width=closed.width,
@@ -246,10 +248,6 @@ def _label(graph: _Graph, node: int, frame: Frame) -> str:
     return module_label(row.module_path, frame.path, graph.types)
 
 
-def _is_parameter(graph: _Graph, unit: _Unit) -> bool:
-    return bool(graph.rows[unit.nodes[0]].op == "get_attr")
-
-
 def _drawn_frames(
     graph: _Graph, closed: Frame, opened: Sequence[tuple[int, Frame]], depth: int
 ) -> list[DrawnFrame]:
@@ -267,16 +265,11 @@ def _drawn_frames(
     return drawn
 
 
-def _sum(values: Iterable[Any]) -> Any:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
     """The lines of text in a box."""
     row = graph.rows[unit.nodes[0]]
     time, share = (
-        _sum(getattr(graph.rows[node], name) for node in unit.nodes)
+        sum_of_known(getattr(graph.rows[node], name) for node in unit.nodes)
         for name in ("median_ns", "share")
     )
     cost = [f"{duration(time)} · {share:.1%}"] if time is not None and share is not None else []
@@ -294,17 +287,13 @@ def _badge_text(graph: _Graph, node: int) -> str:
     return _short(str(graph.rows[node].target).rpartition(".")[2], _BADGE_LABEL)
 
 
-def _width(texts: Iterable[str]) -> float:
-    return round(max(map(len, texts)) * _CHARACTER + 14, 1)
-
-
 def _box(graph: _Graph, unit: _Unit) -> Box:
     """The size of a unit with its parameter badges, and where lines meet it.
 
     Lines meet the middle of the unit's own box, without the badges.
     """
     texts = _texts(graph, unit)
-    own, badges = _width(texts), _badges(graph, unit)
+    own, badges = round(max(map(len, texts)) * _CHARACTER + 14, 1), _badges(graph, unit)
     beside = max((_badge_width(graph, node) + 6 for node in badges), default=0.0)
     return Box(own + beside, max(_LINE * len(texts) + 8, _BADGE * len(badges)), own / 2)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from instrument.analysis.table import Table, known_columns
+from instrument.analysis.table import Table, known_columns, unit_of
 from instrument.compare.diff import Difference, compare
 from instrument.compare.rows import (
     COUNTERS_COMPARED,
@@ -65,12 +65,16 @@ def section(before: Side, after: Side) -> dict[str, Any]:
       that have rows. Each has its `name` and `title`; `time`, the quantity that sorts the rows,
       such as "self_cpu_ns"; `statuses`, such as "2 added"; `left_out`, the number of rows that are
       left out; and the keys of `tables.as_columns`. The largest change comes first.
-    - `counters`: the counters, with `left_out` and the keys of `tables.as_columns`.
+    - `counters`: the counters, with `left_out` and the keys of `tables.as_columns`. `cells` also
+      has `unit`: the unit of each counter.
     """
     try:
         found = compare(before, after)
+        refusal = found.refusal
     except CaptureError as error:
-        return {"name": before.name, "refused": True, "sentence": str(error)}
+        refusal = str(error)
+    if refusal:
+        return {"name": before.name, "refused": True, "sentence": refusal}
     step = found.step
     return {
         "name": names(found)[0],
@@ -85,10 +89,7 @@ def section(before: Side, after: Side) -> dict[str, Any]:
         "by_kind": _by_kind(step),
         "ranks": as_columns(of_ranks(found)) if len(found.wholes) > 1 else None,
         "tables": [_table(found, name) for name in _TABLES if len(getattr(found, name))],
-        "counters": {
-            "left_out": max(len(found.counters) - _MOST_ROWS, 0),
-            **as_columns(found.counters.head(_MOST_ROWS), COUNTERS_COMPARED),
-        },
+        "counters": _counters(found.counters),
     }
 
 
@@ -114,6 +115,12 @@ def _sums(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
     return {
         name: sum(row[name] for row in listed) for name in ("before_ns", "after_ns", "change_ns")
     }
+
+
+def _counters(counters: Table) -> dict[str, Any]:
+    shown = as_columns(counters.head(_MOST_ROWS), COUNTERS_COMPARED)
+    shown["cells"]["unit"] = [unit_of(name) for name in shown["cells"]["counter"]]
+    return {"left_out": max(len(counters) - _MOST_ROWS, 0), **shown}
 
 
 def _table(found: Difference, name: str) -> dict[str, Any]:

@@ -91,10 +91,10 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
     The keys:
 
-    - `steps`: the number, start and duration of each finished step; `step` is the position of the
-      median step in this list, or None. The first step does not count if there are others.
+    - `steps`: the number, start and duration of each finished step.
     - `first_step`: the position of the step that the page shows first, or None: the step of the
-      first evidence that lies in a step, else the median step.
+      first evidence that lies in a step, else the median step. In the median, the first step does
+      not count if there are others.
     - `first_code`: the code of this finding; None if it is the median step.
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
@@ -118,9 +118,8 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
         return None
     steps = capture.links.steps
     begin_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
-    median = _median(end_ns - begin_ns)
     spans = _evidence(capture, diagnosis)
-    first, code = _first_in_step(spans, begin_ns, end_ns) or (median, None)
+    first, code = _first_in_step(spans, begin_ns, end_ns) or (_median(end_ns - begin_ns), None)
     findings, others = _findings(spans), [*_device(capture), *_threads(capture)]
     span = None if first is None else (int(begin_ns[first]), int(end_ns[first]))
     shown = [*findings, *_longest(others, span)]
@@ -130,7 +129,6 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
             [step_number(events, k), start - events.begin_ns, end - start]
             for k, start, end in zip(steps.tolist(), begin_ns.tolist(), end_ns.tolist())
         ],
-        "step": median,
         "first_step": first,
         "first_code": code,
         "causes": [*_CAUSES.values()],

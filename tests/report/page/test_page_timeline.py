@@ -89,7 +89,10 @@ def test_each_event_is_a_slice_in_the_row_of_its_depth(tmp_path: Path) -> None:
         ("cudaLaunchKernel", "gemm")
     ] * 2
     assert [made[one].start for one in calls] == [260, 1260]
-    assert (found["steps"], found["step"]) == ([[3, 0, 1_000_000], [4, 1_000_000, 1_000_000]], 1)
+    assert (found["steps"], found["first_step"]) == (
+        [[3, 0, 1_000_000], [4, 1_000_000, 1_000_000]],
+        1,
+    )
     assert found["left_out"] == 0
 
 
@@ -146,7 +149,7 @@ def test_a_page_keeps_the_median_step_and_then_the_longest(
     monkeypatch.setattr(timeline, "MOST_SLICES", 15)
     found = section(capture(tmp_path, events))
     assert found is not None
-    assert found["steps"][found["step"]] == [3, 4_000_000, 2_000_000]
+    assert found["steps"][found["first_step"]] == [3, 4_000_000, 2_000_000]
     made = slices(found)
     assert found["left_out"] == 27 - 15 == 27 - len(made)
     inside = [each for each in made if each.start >= 4000]
@@ -185,9 +188,9 @@ def test_the_timeline_opens_at_the_first_evidence_in_a_step(
 
     unknown, second = finding("unknown", None, begin - 5), finding("second", begin + 250_000)
     median = shown(unknown)
-    assert (median["step"], median["first_step"], median["first_code"]) == (1, 1, None)
+    assert (median["first_step"], median["first_code"]) == (1, None)
     found = shown(unknown, second, finding("third", begin + 1_250_000))
-    assert (found["step"], found["first_step"], found["first_code"]) == (1, 0, "second")
+    assert (found["first_step"], found["first_code"]) == (0, "second")
     for content, text in (
         (found, "opens at step 3, because the evidence of the finding second is there."),
         (median, "opens at step 4, the median of all steps but the first."),
@@ -338,7 +341,6 @@ def test_a_frame_draws_no_more_rectangles_than_the_pixels_allow(
     count = rows * each
     found = {
         "steps": [],
-        "step": None,
         "first_step": None,
         "first_code": None,
         "causes": [],

@@ -175,7 +175,7 @@ function changedTable(data, isOpen) {
   ]);
   const changed = records.filter(record => record.status !== "same" || record[`change_${time}`]);
   const state = statuses.length ? statuses.join(", ") : "the same calls on both sides";
-  return changedDetails(name, title, `${rows.length + left}; ${state}`, isOpen, [
+  return tableDetails(`comparison-${name}`, title, `${rows.length + left}; ${state}`, isOpen, [
     table([...texts, ...quantities], rows, {
       caption: `Changes: ${title}`,
       filter: rows.length > 5,
@@ -213,20 +213,6 @@ function bothColumn(described, key) {
   };
 }
 
-function changedDetails(name, title, note, isOpen, content) {
-  return element(
-    "details",
-    {class: "folded", id: `comparison-${name}`, open: isOpen},
-    element(
-      "summary",
-      {},
-      element("b", {text: title}),
-      element("span", {class: "soft", text: ` ${note}`}),
-    ),
-    content,
-  );
-}
-
 function statusOf(status) {
   return element("span", {class: `status ${status}`, text: status});
 }
@@ -249,24 +235,21 @@ function changeCell(change, bar) {
   );
 }
 
-function counterUnit(name) {
-  return name.endsWith("_bytes") ? "bytes" : name.endsWith("flops") ? "flops" : "";
-}
-
 function changedCounters({counters, what}) {
   const columns = columnsOf(counters, ["counter", "range", "before", "after", "change"]);
-  const text = (value, row) => quantityText(counterUnit(row[0]), value);
+  const text = (value, row) => quantityText(row.at(-1), value);
   columns[1].cell = range => range ?? `(whole ${what})`;
   columns[2].cell = text;
   columns[3].cell = text;
   columns[4].cell = (value, row) => (
     value === null ? "–" : signed(value, number => text(number, row))
   );
-  const rows = rowsOf(counters, columns);
+  const rows = rowsOf(counters, [...columns, {name: "unit"}]);
   const differs = row => row[2] !== row[3];
   const changed = rows.filter(differs);
   const order = [...changed, ...rows.filter(row => !differs(row))];
-  return changedDetails("counters", "Counters", `${rows.length}; ${changed.length} differ`, false, [
+  const note = `${rows.length}; ${changed.length} differ`;
+  return tableDetails("comparison-counters", "Counters", note, false, [
     table(columns, order, {
       caption: "Changes: counters", filter: rows.length > 5,
       shown: changed.length || Infinity,

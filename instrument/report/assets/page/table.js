@@ -235,3 +235,18 @@ function tableOf(data, options) {
   const columns = columnsOf(data);
   return table(columns, rowsOf(data, columns), options);
 }
+
+// A table that can be folded, with its title and a note.
+function tableDetails(id, title, note, isOpen, content) {
+  return element(
+    "details",
+    {class: "folded", id, open: isOpen},
+    element(
+      "summary",
+      {},
+      element("b", {text: title}),
+      element("span", {class: "soft", text: ` ${note}`}),
+    ),
+    content,
+  );
+}

@@ -17,9 +17,6 @@ function unpackSlices(data) {
     count: start.length,
     start,
     end: start.map((time, at) => time + data.duration[at]),
-    inner: data.inner,
-    name: data.name,
-    range: data.range,
     tracks: [],
     callOf: new Map(),
     workOf: new Map(),
@@ -158,8 +155,7 @@ sections.timeline = {
       const view = {
         top: scroller.scrollTop, width, height: scroller.clientHeight,
         scale: width / (axis.end - axis.begin), ink: themeColour("--ink"),
-        soft: themeColour("--soft"), line: themeColour("--line"), paper: themeColour("--paper"),
-        mark: themeColour("--loader"),
+        soft: themeColour("--soft"), line: themeColour("--line"), mark: themeColour("--loader"),
       };
       if (width <= 0) return;
       const marks = ticks(axis, width);

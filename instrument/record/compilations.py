@@ -1,0 +1,110 @@
+"""Counts what torch.compile (Dynamo) compiled: graphs, graph breaks and recompilations."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from instrument.record.torch_support import known
+from instrument.redact import redact
+
+# How many reasons for graph breaks are kept (the most frequent), and how many characters of each.
+_MOST_REASONS = 20
+_REASON_LENGTH = 200
+_OTHER_REASONS = "(other reasons)"
+
+
+class DynamoCounts(NamedTuple):
+    """Dynamo's counters in this process.
+
+    Attributes:
+        counters: Dynamo's own counters by group and name.
+        recompilations: how often a frame was compiled again; None if it is not known.
+        failed_guards: how often each guard has failed; None if it is not known.
+    """
+
+    counters: dict[str, dict[str, int]]
+    recompilations: int | None
+    failed_guards: dict[str, int] | None = None
+
+
+def dynamo_counts() -> DynamoCounts:
+    """Copy Dynamo's counters; `counters` is empty if Dynamo is not loaded."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    counters = {} if utils is None else {key: dict(each) for key, each in utils.counters.items()}
+    return DynamoCounts(counters, known(_recompilations), known(_failed_guards))
+
+
+def _recompilations() -> int:
+    """How often Dynamo has compiled a frame again; raises if torch does not count this."""
+    convert: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if convert is None:
+        return 0
+    return sum(times - 1 for times in list(convert.FRAME_COMPILE_COUNTER.values()) if times > 1)
+
+
+def _failed_guards() -> dict[str, int]:
+    """How often each guard has failed, by its function and reason; raises if torch lacks them."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    found = Counter[str]()
+    for code, reasons in [] if utils is None else list(utils.guard_failures.items()):
+        place = f"{Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name}"
+        for reason in list(reasons):
+            # Such as "0/1: k == 2   # source code". The numbers are those of the compiled frame.
+            line = str(reason).partition("\n")[0]
+            text = (line.partition(": ")[2] or line).partition("  #")[0]
+            found[f"{place}: {text.strip()}"] += 1
+    return dict(found)
+
+
+def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
+    """Count what Dynamo compiled between two copies of its counters.
+
+    The result has the number of graphs, the number of graph breaks for each reason, the number of
+    recompilations, and how often each guard failed. If the counter of graphs has become smaller,
+    the program has cleared Dynamo's counters. Then the graphs and the graph breaks are None. The
+    recompilations and the guards are None if their counters have become smaller or are not known.
+    """
+    graphs = _unique_graphs(after) - _unique_graphs(before)
+    recompilations = None
+    if before.recompilations is not None and after.recompilations is not None:
+        recompilations = after.recompilations - before.recompilations
+    breaks = _since(before.counters.get("graph_break", {}), after.counters.get("graph_break", {}))
+    guards = None
+    if before.failed_guards is not None and after.failed_guards is not None:
+        is_cleared = sum(after.failed_guards.values()) < sum(before.failed_guards.values())
+        guards = None if is_cleared else _since(before.failed_guards, after.failed_guards)
+    return {
+        "graphs": graphs if graphs >= 0 else None,
+        "graph_breaks": shortened(breaks) if graphs >= 0 else None,
+        "recompilations": None if recompilations is None or recompilations < 0 else recompilations,
+        "failed_guards": None if guards is None else shortened(guards),
+    }
+
+
+def _since(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """How much each count has grown, for the counts that have grown."""
+    return {
+        name: times - before.get(name, 0)
+        for name, times in after.items()
+        if times > before.get(name, 0)
+    }
+
+
+def _unique_graphs(counts: DynamoCounts) -> int:
+    return counts.counters.get("stats", {}).get("unique_graphs", 0)
+
+
+def shortened(reasons: Mapping[str, int]) -> dict[str, int]:
+    """Keep the most frequent reasons, each cut to a short line without secrets."""
+    counted = Counter[str]()
+    for reason, times in reasons.items():
+        # redacted before the cut, which could leave half of a token
+        counted[str(redact(" ".join(str(reason).split())))[:_REASON_LENGTH]] += times
+    kept = dict(counted.most_common(_MOST_REASONS))
+    if others := sum(counted.values()) - sum(kept.values()):
+        kept[_OTHER_REASONS] = others
+    return kept
