@@ -142,17 +142,18 @@ def test_a_session_stopped_where_the_profiler_cannot_be_says_so_and_its_thread_s
 
 
 def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> None:
+    """Nor does it corrupt the memory of a later window: torch crashed then, in half of all runs."""
     said = outcome(f"""
         import sys, torch
         from loguru import logger
         from threading import Thread
         from instrument import Session
         logger.add(sys.stdout)
-        session = Session(active=2, repeat=3, profile_memory=True, export="inline", output_dir={str(tmp_path)!r})
+        session = Session(active=2, repeat=9, profile_memory=True, export="inline", output_dir={str(tmp_path)!r})
         def begin():
             session.start()
             session.step()
-        for act in (begin, session.step, session.step):
+        for act in (begin, *[session.step] * 8):
             thread = Thread(target=act)
             thread.start()
             thread.join()
@@ -166,7 +167,7 @@ def test_a_window_whose_thread_has_ended_costs_itself_alone(tmp_path: Path) -> N
         assert not torch.__version__.startswith(compat.NEWEST), "older torch alone"
         assert "STEPS []" in said
     else:
-        assert "STEPS [[4, 5]]" in said
+        assert "STEPS [[10, 11], [12]]" in said
 
 
 def test_left_on_in_a_thread_that_has_ended_the_profiler_ends_no_process_at_exit(

@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
+from instrument.annotate import backends
 from instrument.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -65,14 +66,17 @@ def stop_abandoned() -> str | None:
                 "session.stop() on that thread, or let the thread end."
             )
         on_its_thread = current_thread() is owner.thread
-        if not on_its_thread and current_owner() is owner:
-            owner.release()
-        if not on_its_thread and not _restart():
-            return (
-                f"The thread {owner.thread.name} ended while torch's profiler was on, and torch "
-                f"{torch.__version__} now records nothing in this process: call session.step() on "
-                "a thread that does not end."
-            )
+        if not on_its_thread:
+            if current_owner() is owner:
+                owner.release()
+            backends.end_recording()
+            if not _restart():
+                return (
+                    f"The thread {owner.thread.name} ended while torch's profiler was on, and "
+                    f"torch {torch.__version__} now records nothing in this process: call "
+                    "session.step() on a thread that does not end."
+                )
+            owner.free_ranges()
         abandoned = None
         atexit.unregister(stop_abandoned)
         if on_its_thread:

@@ -246,6 +246,14 @@ class Recorder:
                 raise
         # After Ctrl-C, this line is not reached, so that the cleanup can stop the profiler again.
         self.release()
+        self.free_ranges()
+
+    def free_ranges(self) -> None:
+        """Free the ranges that were open when the recording stopped; call this before the next one.
+
+        torch writes the end of a range into the recording in which the range began. If that
+        recording is freed and another one runs, this would corrupt memory.
+        """
         self._close_step()
         backends.release_outlived()
 
