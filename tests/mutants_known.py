@@ -143,8 +143,8 @@ PLANTED = [
     ),
     Planted(
         "steps by start instead of containment",
-        "instrument/links/step_index.py",
-        "(at >= 0) & (time_ns < events.end_ns[steps][at])",
+        "instrument/links/intervals.py",
+        "(at >= 0) & (time_ns < np.append(ends, 0)[at])",
         "at >= 0",
         "tests/capture/test_steps.py::test_a_step_without_device_work_has_none_where_others_have",
     ),

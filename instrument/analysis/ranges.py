@@ -26,7 +26,7 @@ from instrument.links.attribution import (
 )
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, cells, groupby, intern
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, merged, within
 from instrument.links.links import Links
 from instrument.links.paths import Paths
 from instrument.links.step_index import step_at, stepped_ns
@@ -456,8 +456,8 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
     """For each slice, the time in which no device event ran."""
-    timeline = sweep([(events.start_ns[device], events.end_ns[device])])
-    return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
+    busy = merged(events.start_ns[device], events.end_ns[device])
+    return opened.total_ns - within(busy, opened.start_ns, opened.end_ns)
 
 
 def _joined(parts: Sequence[Intervals]) -> Intervals:

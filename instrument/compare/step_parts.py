@@ -42,6 +42,7 @@ from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import distinct, groupby
+from instrument.links.intervals import interval_at
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
 
@@ -80,8 +81,7 @@ class _Layer(NamedTuple):
 
     def at(self, time_ns: Ints) -> Ints:
         """The index of the interval around each time; -1 for none. Intervals exclude their end."""
-        found = np.searchsorted(self.start_ns, time_ns, "right") - 1
-        return np.where((found >= 0) & (time_ns < np.append(self.end_ns, 0)[found]), found, -1)
+        return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
 class _Segments(NamedTuple):

@@ -40,12 +40,12 @@ from instrument.analysis.launch_queue import FULL_QUEUE
 from instrument.analysis.steps import is_loading, launching_step
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, distinct, groupby
-from instrument.links.intervals import Intervals, merged
+from instrument.links.intervals import Intervals, merged, within
 from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import Events, Flags, Ints, loader_iterator
-from instrument.whatif.cpu_time import CpuTime, axis_of, joined, within
+from instrument.whatif.cpu_time import CpuTime, axis_of, joined
 from instrument.whatif.model import (
     CPU,
     CROSS,
