@@ -119,8 +119,7 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
     node = launching_nodes(events, tree, made)
     top = np.append(outermost_operators(events, tree), -1)[node]
     operator = np.where(top >= 0, events.name[np.append(tree.index, -1)[top]], -1)
-    scope = np.append(scopes.innermost, -1)[node]
-    return operator, np.append(scopes.attributed, -1)[scope]
+    return operator, scopes.path_of_node[node]
 
 
 def outermost_operators(events: Events, tree: CallTree) -> Ints:

@@ -227,10 +227,10 @@ def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | N
     """The quantities of each path, without those of the ranges inside it."""
     events, links = capture.events, capture.links
     tree, scopes, count = links.call_tree, links.scopes, len(links.scopes.paths.texts)
-    path = np.append(scopes.attributed, -1)[scopes.innermost]
+    path = scopes.path_of_node[:-1]
     of_nodes, counts = Groups(path, count), (span.holds(tree.start_ns) >= 0) & (path >= 0)
     device, node = links.launched
-    of_work = np.append(path, -1)[node]
+    of_work = scopes.path_of_node[node]
     launched = (span.holds(launched_ns(capture)) >= 0) & (of_work >= 0)
     device_ns = Groups(of_work, count).sum(events.duration_ns[device], launched)
     flops = None if links.flops is None else np.where(links.flops == UNKNOWN, 0, links.flops)

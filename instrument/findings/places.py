@@ -116,10 +116,7 @@ def range_codes(capture: Views, events: Ints) -> Ints:
     Backward work belongs to the range of its forward operator, and a device event to the range that
     launched it.
     """
-    links = capture.links
-    scope = np.append(links.scopes.innermost, -1)[nodes_of(links, events)]
-    found: Ints = np.append(links.scopes.attributed, -1)[scope]
-    return found
+    return capture.links.scopes.path_of_node[nodes_of(capture.links, events)]
 
 
 def range_of(capture: Views, event: int) -> str | None:

@@ -146,9 +146,8 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
     is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
-    path = np.append(scopes.attributed, -1)[scopes.innermost]
     outermost = is_operator & ~tree.inside(is_operator)
-    chosen = outermost & (path < 0) & (span.holds(tree.start_ns) >= 0)
+    chosen = outermost & (scopes.path_of_node[:-1] < 0) & (span.holds(tree.start_ns) >= 0)
     loads = np.isin(tree.index, waits_for_data(capture))
     return tree.index[chosen & ~loads]
 

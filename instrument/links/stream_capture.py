@@ -181,7 +181,7 @@ def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
     is_operator = events.among(OPERATOR) & ~events.named(is_step)
     around = np.append(call_tree.nearest(is_operator[call_tree.index]), -1)[node]
     name = np.append(events.name[call_tree.index], -1)[around]
-    return name, np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[node]]
+    return name, scopes.path_of_node[node]
 
 
 def _kind(name: str) -> int:

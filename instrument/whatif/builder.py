@@ -222,7 +222,6 @@ def _finish(
         residue_ns=np.zeros(len(made.work.event), np.int64),
         dropped=int(np.count_nonzero(~program.kept)),
         has_steps=has_steps,
-        launcher=made.links.launched[1],
         step_of=step_of,
         unknown_wait_ns=waits.unknown_ns,
         _typical_ns=typical,

@@ -221,7 +221,7 @@ def _slack_of_paths(model: Model, late: Ints) -> Ints:
         least = np.minimum.reduceat(values, bounds)[::2]
         known = (scopes.attributed >= 0) & (last >= first)
         np.minimum.at(found, scopes.attributed[known], least[known])
-    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[model.launcher]]
+    path = scopes.path_of_node[model.links.launched[1]]
     rows = np.flatnonzero(path >= 0)
     np.minimum.at(found, path[rows], late[model.moments.end_of[rows]])
     # A range has at most the slack of the ranges inside it, which come after it in `paths`.

@@ -128,7 +128,6 @@ class Model:
         dropped: the number of arcs that are left out because the clocks of the trace contradict
             them.
         has_steps: whether a step finished; otherwise the whole window counts as one step.
-        launcher: for each device row, the node of the call tree that launched it; -1 for none.
         step_of: for each device row, the step that launched it; -1 for none.
         unknown_wait_ns: the total time of the calls that wait for unknown device work.
     """
@@ -142,7 +141,6 @@ class Model:
     residue_ns: Ints
     dropped: int
     has_steps: bool
-    launcher: Ints
     step_of: Ints
     unknown_wait_ns: int
     _typical_ns: Ints = field(repr=False)

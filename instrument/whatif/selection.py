@@ -274,7 +274,7 @@ def _below(model: Model, nodes: Flags) -> Selection:
     calls = np.zeros(len(links.events), np.bool_)
     calls[tree.index] = around[:-1]
     calls &= model.calls
-    return Selection(cpu, around[model.launcher], calls)
+    return Selection(cpu, around[links.launched[1]], calls)
 
 
 def _fits(pattern: str, *names: str) -> bool:
