@@ -16,7 +16,7 @@ from instrument.analysis.breakdown import (
     with_idle,
 )
 from instrument.analysis.table import Schema, Table, schema
-from instrument.links.intervals import Intervals, Timeline, sweep
+from instrument.links.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.range_names import MOMENT
 from instrument.trace.events import (
@@ -280,10 +280,8 @@ def _synchronising(events: Events, work: Work) -> Intervals:
     named = events.among(is_runtime) & events.named(is_synchronising)
     copies = (work.kind == COPY) & (work.call >= 0)
     start, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
-    return (
-        np.concatenate([events.start_ns[named], start]),
-        np.concatenate([events.end_ns[named], np.maximum(start, returned)]),
-    )
+    calls = events.start_ns[named], events.end_ns[named]
+    return concatenated([calls, (start, np.maximum(start, returned))])
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:

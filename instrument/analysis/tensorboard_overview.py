@@ -18,7 +18,7 @@ from instrument.analysis.kernels import covered, estimated_occupancy, weighted_m
 from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, intern
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, concatenated, merged, sweep
 from instrument.links.step_index import finished_steps, step_number
 from instrument.trace.events import (
     ANNOTATION,
@@ -245,12 +245,8 @@ def _layers(events: Events, work: Work) -> list[Intervals]:
         work.of(KERNEL),
         work.of(COPY),
         work.of(MEMSET),
-        _both(work.of(COMMUNICATION), communication),
+        concatenated([work.of(COMMUNICATION), communication]),
         (events.start_ns[runtime], events.end_ns[runtime]),
         loading(events),
         merged(events.start_ns[operator], events.end_ns[operator]),
     ]
-
-
-def _both(one: Intervals, other: Intervals) -> Intervals:
-    return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])

@@ -35,7 +35,7 @@ from instrument.findings.places import (
     time_by_source,
     users_source,
 )
-from instrument.links.intervals import Intervals, Timeline, merged, sweep
+from instrument.links.intervals import Timeline, concatenated, merged, sweep
 from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
 from instrument.units import duration
 
@@ -105,22 +105,19 @@ def _timeline(capture: Views, span: Measured) -> Timeline:
     on_step = np.isin(scopes.nodes.thread, thread)
     marked = np.where(scopes.backward, scopes.attributed >= 0, on_step)
     loads = waits_for_data(capture)
-    in_range = _joined(
-        (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
-        (events.start_ns[loads], events.end_ns[loads]),
+    in_range = concatenated(
+        [
+            (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
+            (events.start_ns[loads], events.end_ns[loads]),
+        ]
     )
     # Operators on the engine's threads count too, because the step's own thread waits for them.
     called = (events.among(OPERATOR) & ~events.named(is_step) | events.among(is_runtime))[
         tree.index
     ]
     called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
-    in_operator = _joined((tree.start_ns[called], tree.end_ns[called]))
-    return sweep([(span.start_ns, span.end_ns), in_range, in_operator])
-
-
-def _joined(*parts: Intervals) -> Intervals:
-    start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-    return merged(start, end)
+    in_operator = merged(tree.start_ns[called], tree.end_ns[called])
+    return sweep([(span.start_ns, span.end_ns), merged(*in_range), in_operator])
 
 
 def _function(capture: Views, span: Measured, source: str, time_ns: int) -> Evidence:

@@ -14,7 +14,7 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.cuda_graphs import is_graph_launch
 from instrument.links.groupby import groupby
-from instrument.links.intervals import Intervals, interval_at, sweep
+from instrument.links.intervals import Intervals, concatenated, interval_at, sweep
 from instrument.trace.events import OPERATOR, Flags, Ints
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import LAUNCH, LOADER, STREAM, WAIT, Costs, Model
@@ -69,9 +69,8 @@ def _with_launches(model: Model, chosen: Selection) -> Selection:
     """The selection, plus the CPU time of the calls that launched its device work."""
     launches = chosen.calls[model.links.call_tree.index]
     start, end = model.node_spans
-    starts = np.concatenate([chosen.cpu[0], start[launches]])
-    ends = np.concatenate([chosen.cpu[1], end[launches]])
-    return replace(chosen, cpu=joined(starts, ends))
+    cpu = concatenated([chosen.cpu, (start[launches], end[launches])])
+    return replace(chosen, cpu=joined(*cpu))
 
 
 def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
@@ -122,9 +121,9 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
     parts = [(start[top], start[top] + (lasts - kept))]
     if not modest:
         parts.append(_between(chosen.cpu, (start[top], end[top])))
-    starts, ends = (np.concatenate(side) for side in zip(*parts))
+    removed = joined(*concatenated(parts))
     fixed_ns = _without_gaps(model, costs, chosen.rows)
-    return replace(costs, cpu=(*costs.cpu, (joined(starts, ends), 0.0)), fixed_ns=fixed_ns)
+    return replace(costs, cpu=(*costs.cpu, (removed, 0.0)), fixed_ns=fixed_ns)
 
 
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:

@@ -73,6 +73,13 @@ class Moments:
     step_start: Ints
     step_end: Ints
 
+    @property
+    def ended_row(self) -> Ints:
+        """For each moment, the device row that ends at this moment; -1 if there is none."""
+        row = np.full(len(self.time_ns), -1)
+        row[self.end_of] = np.arange(len(self.end_of))
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
@@ -293,11 +300,10 @@ class Model:
         Work is left out if other work of the same step follows on its stream. But it is kept if the
         work that follows can begin before it ends.
         """
-        arcs, row_of = self.arcs, np.full(len(self.moments.time_ns), -1)
-        row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
+        arcs = self.arcs
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
         after = np.flatnonzero((arcs.kind == STREAM) & (gap_ns >= 0))
-        before, row = row_of[arcs.source[after]], arcs.row[after]
+        before, row = self.moments.ended_row[arcs.source[after]], arcs.row[after]
         is_last = self.step_of >= 0
         is_last[before[self.step_of[before] == self.step_of[row]]] = False
         rows = np.flatnonzero(is_last)
@@ -314,9 +320,7 @@ class Model:
     def ranks_arcs(self) -> tuple[Ints, Ints]:
         """The arcs of waits for other ranks, and the device rows of the collectives that wait."""
         arcs = np.flatnonzero(self.arcs.kind == RANKS)
-        row_of = np.full(len(self.moments.time_ns), -1)
-        row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
-        return arcs, row_of[self.arcs.target[arcs]]
+        return arcs, self.moments.ended_row[self.arcs.target[arcs]]
 
     @cached_property
     def transfer_ns(self) -> Ints:
