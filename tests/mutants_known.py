@@ -337,8 +337,8 @@ EQUIVALENT = {
     ): "a second group without rows, which is not read",
     (
         "instrument/analysis/steps.py",
-        "return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)",
-        "return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -2)",
+        "return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)",
+        "return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -2)",
     ): "any number below 0 says that there is none",
     (
         "instrument/links/flops.py",

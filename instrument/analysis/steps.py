@@ -11,6 +11,7 @@ from instrument.analysis.breakdown import (
     COPY,
     Work,
     by_group,
+    launched_ns,
     layers_of,
     masks,
     with_idle,
@@ -126,8 +127,7 @@ def launching_step(events: Events, work: Work, index: Ints) -> Ints:
     `index` is the list of steps. The result holds positions in this list. A position is -1 if no
     step of the list launched the event, or if the launch is not in the trace.
     """
-    launch = np.where(work.call >= 0, work.call, work.operator)
-    return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
+    return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)
 
 
 def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:

@@ -80,19 +80,24 @@ class CallTree:
         Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
         counts once, for the sibling that started later.
         """
+        one, other = self.overlapping_siblings()
+        if not len(one):
+            return self.end_ns
+        end = self.end_ns.copy()
+        end[one] = self.start_ns[other]
+        for nodes in [*self.levels()][1:]:
+            end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
+        return np.maximum(end, self.start_ns)
+
+    def overlapping_siblings(self) -> tuple[Ints, Ints]:
+        """The pairs of successive siblings that overlap: the earlier nodes, and the later nodes."""
         order = np.argsort(self.parent, kind="stable")
         one, other = order[:-1], order[1:]
         overlaps = (self.parent[one] == self.parent[other]) & (
             self.thread[one] == self.thread[other]
         )
         overlaps &= self.start_ns[other] < self.end_ns[one]
-        if not overlaps.any():
-            return self.end_ns
-        end = self.end_ns.copy()
-        end[one[overlaps]] = self.start_ns[other[overlaps]]
-        for nodes in [*self.levels()][1:]:
-            end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
-        return np.maximum(end, self.start_ns)
+        return one[overlaps], other[overlaps]
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
