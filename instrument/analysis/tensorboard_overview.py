@@ -26,8 +26,8 @@ from instrument.trace.events import (
     Events,
     Floats,
     Ints,
+    called_operators,
     is_runtime,
-    is_step,
     works_on_device,
 )
 
@@ -239,7 +239,7 @@ def _layers(events: Events, work: Work) -> list[Intervals]:
     operators = events.among(OPERATOR | ANNOTATION)
     collective = operators & events.named(lambda name: name.startswith(_COLLECTIVES))
     runtime = events.among(is_runtime)
-    operator = events.among(OPERATOR) & ~events.named(is_step)
+    operator = called_operators(events)
     communication = (events.start_ns[collective], events.end_ns[collective])
     return [
         work.of(KERNEL),

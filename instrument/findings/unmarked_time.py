@@ -36,7 +36,7 @@ from instrument.findings.places import (
     users_source,
 )
 from instrument.links.intervals import Timeline, concatenated, merged, sweep
-from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
+from instrument.trace.events import Ints, called_operators, is_runtime
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ def _timeline(capture: Views, span: Measured) -> Timeline:
         ]
     )
     # Operators on the engine's threads count too, because the step's own thread waits for them.
-    called = (events.among(OPERATOR) & ~events.named(is_step) | events.among(is_runtime))[
-        tree.index
-    ]
+    called = (called_operators(events) | events.among(is_runtime))[tree.index]
     called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
     in_operator = merged(tree.start_ns[called], tree.end_ns[called])
     return sweep([(span.start_ns, span.end_ns), merged(*in_range), in_operator])
@@ -142,7 +140,7 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     """The positions of the operators in no range and in no other operator, within the steps."""
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
-    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    is_operator = called_operators(events)[tree.index]
     outermost = is_operator & ~tree.inside(is_operator)
     chosen = outermost & (scopes.path_of_node[:-1] < 0) & (span.holds(tree.start_ns) >= 0)
     loads = np.isin(tree.index, waits_for_data(capture))

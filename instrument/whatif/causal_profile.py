@@ -17,7 +17,7 @@ import numpy as np
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.intervals import Intervals
-from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
+from instrument.trace.events import Flags, Ints, called_operators, split_overload
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Costs, Model
 from instrument.whatif.selection import of_paths, short_name
@@ -162,7 +162,7 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     """The operator names with the most time. Only calls outside all other operators count."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
-    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    is_operator = called_operators(events)[tree.index]
     is_top = is_operator & ~tree.inside(is_operator)
     top = np.flatnonzero(is_top)
     if not len(top):
