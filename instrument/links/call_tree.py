@@ -125,6 +125,17 @@ class CallTree:
             left = left[~is_found[hop[left]]]
         return hop[:-1]
 
+    def nearest_of(self, nodes: Ints) -> Ints:
+        """For each node, the index in `nodes` of the node itself or of its nearest ancestor there.
+
+        The result is -1 if neither is in `nodes`. One more entry, -1, follows at the end: an
+        unknown node has the index -1, and numpy reads the last entry for it.
+        """
+        number = np.full(len(self) + 1, -1)
+        number[nodes] = np.arange(len(nodes))
+        found: Ints = number[np.append(self.nearest(number[:-1] >= 0), -1)]
+        return found
+
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
         until = np.where(chosen, self.until, np.int32(0))
@@ -159,11 +170,8 @@ class CallTree:
                 nearest chosen ancestor; -1 if neither exists.
         """
         kept = np.flatnonzero(chosen)
-        number = np.full(len(self) + 1, -1)
-        number[kept] = np.arange(len(kept))
-        nearest = number[self.nearest(chosen)]
-        above = self.parent[kept]
-        parent = np.where(above >= 0, nearest[above], -1)
+        nearest = self.nearest_of(kept)
+        parent = nearest[self.parent[kept]]
         tree = CallTree(
             index=self.index[kept],
             thread=self.thread[kept],
@@ -173,7 +181,7 @@ class CallTree:
             depth=_depths(parent),
             until=np.append(0, np.cumsum(chosen))[self.until[kept]].astype(np.int32),
         )
-        return tree, nearest
+        return tree, nearest[:-1]
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
         """For each given thread and time, the innermost node that runs on the thread at the time.

@@ -10,7 +10,8 @@ from loguru import logger
 from instrument import files
 from instrument.report.ranks import as_text
 from instrument.runs.rank_summary import SUMMARY_FILE
-from instrument.runs.run import Ranks, Run, few
+from instrument.runs.run import Ranks, Run
+from instrument.units import few
 from instrument.worker.job import Job
 
 FILE = "ranks.txt"
