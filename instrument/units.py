@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 MINUS = "\N{MINUS SIGN}"
@@ -61,6 +61,13 @@ def count(value: float) -> str:
 def counted(number: int, noun: str) -> str:
     """A number with its noun, such as "1 finding" or "2 findings"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def few(values: Iterable[object], most: int = 8) -> str:
+    """The first `most` values as text, followed by how many others there are."""
+    texts = [*map(str, values)]
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _scaled(value: float, base: int, units: Sequence[str]) -> str:

@@ -143,8 +143,8 @@ PLANTED = [
     ),
     Planted(
         "steps by start instead of containment",
-        "instrument/links/step_index.py",
-        "(at >= 0) & (time_ns < events.end_ns[steps][at])",
+        "instrument/links/intervals.py",
+        "(at >= 0) & (time_ns < np.append(ends, 0)[at])",
         "at >= 0",
         "tests/capture/test_steps.py::test_a_step_without_device_work_has_none_where_others_have",
     ),
@@ -337,8 +337,8 @@ EQUIVALENT = {
     ): "a second group without rows, which is not read",
     (
         "instrument/analysis/steps.py",
-        "return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)",
-        "return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -2)",
+        "return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)",
+        "return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -2)",
     ): "any number below 0 says that there is none",
     (
         "instrument/links/flops.py",

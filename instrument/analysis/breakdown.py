@@ -13,7 +13,7 @@ from instrument.errors import ConfigError
 from instrument.links.intervals import Intervals, sweep
 from instrument.links.links import Links
 from instrument.patterns import Pattern
-from instrument.trace.events import COPIES, Flags, Ints
+from instrument.trace.events import COPIES, Events, Flags, Ints
 
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
@@ -52,6 +52,11 @@ class Work:
     end_ns: Ints
     call: Ints
     operator: Ints
+
+    @property
+    def launch(self) -> Ints:
+        """The CPU event that launched each row: `call`, else `operator`; -1 if neither is known."""
+        return np.where(self.call >= 0, self.call, self.operator)
 
     def of(self, *kinds: int) -> Intervals:
         """The starts and the ends of all work of the given kinds."""
@@ -119,6 +124,14 @@ def device_work(
     return Work(
         event, kind, events.start_ns[event], events.end_ns[event], found.call, found.operator
     )
+
+
+def launched_ns(events: Events, work: Work) -> Ints:
+    """The time at which the CPU launched each row of `work`.
+
+    If the launch is not in the trace, the result is the time at which the work began.
+    """
+    return np.where(work.launch >= 0, events.start_ns[work.launch], work.start_ns)
 
 
 def breakdown(work: Work) -> Table:

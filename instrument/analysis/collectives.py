@@ -25,7 +25,7 @@ from instrument.links.collective_records import (
     records,
 )
 from instrument.links.groupby import Groups, cells, group_rows, groupby, intern
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, merged, sweep, within
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.columns import ints
@@ -268,8 +268,7 @@ def _is_collective_record(details: Details) -> bool:
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
     """For each span from `start_ns` to `end_ns`, how many ns of it are outside of all intervals."""
-    timeline = sweep([intervals])
-    return end_ns - start_ns - timeline.within(timeline.active[0], start_ns, end_ns)
+    return end_ns - start_ns - within(merged(*intervals), start_ns, end_ns)
 
 
 def is_on_cpu(events: Events) -> Flags:

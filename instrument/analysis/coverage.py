@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from instrument.analysis import coverage_rows as rows
+from instrument.analysis.breakdown import Work, launched_ns
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.call_tree import nest
@@ -39,7 +40,6 @@ from instrument.trace.events import (
 from instrument.units import duration, size
 
 if TYPE_CHECKING:
-    from instrument.analysis.breakdown import Work
     from instrument.analysis.views import Views
 
 COVERAGE: Schema = schema(
@@ -293,13 +293,9 @@ def _durations(work: Work) -> Ints:
     return work.end_ns - work.start_ns
 
 
-def _has_launch(work: Work) -> Flags:
-    return (work.call >= 0) | (work.operator >= 0)
-
-
 def _launched(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
-    known, length = _has_launch(work), _durations(work)
+    known, length = work.launch >= 0, _durations(work)
     earlier = ran_first(events, work.event, known)
     stream = groupby(events.thread[work.event])[1]
     has_other = (stream.number(known) > 0)[stream.of]
@@ -323,7 +319,7 @@ def _launched(capture: Views) -> Part | None:
 
 
 def _in_operator(capture: Views) -> Part | None:
-    length, known = _durations(capture.work), _has_launch(capture.work)
+    length, known = _durations(capture.work), capture.work.launch >= 0
     inside = capture.links.launched[1] >= 0
     why = (
         "device time comes from launches outside of all operators and ranges. Either torch did not "
@@ -391,10 +387,8 @@ def _device_in_steps(capture: Views) -> Part | None:
     events, work, steps = capture.events, capture.work, capture.links.steps
     if not _has_steps(events):
         return None
-    launch = np.where(work.call >= 0, work.call, work.operator)
-    time = np.where(launch >= 0, events.start_ns[launch], work.start_ns)
     length = _durations(work)
-    inside = int(length[step_at(events, steps, time) >= 0].sum())
+    inside = int(length[step_at(events, steps, launched_ns(events, work)) >= 0].sum())
     return _time(inside, int(length.sum()), f"device time was launched {_STEPS_ADVICE}")
 
 
@@ -484,10 +478,7 @@ def _nested(capture: Views) -> Part | None:
     events = capture.events
     tree = nest(events, events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime))
     # Two events that overlap only in part are successive children of the same parent.
-    order = np.argsort(tree.parent, kind="stable")
-    one, other = order[:-1], order[1:]
-    overlaps = (tree.parent[one] == tree.parent[other]) & (tree.thread[one] == tree.thread[other])
-    overlapping = other[overlaps & (tree.start_ns[other] < tree.end_ns[one])]
+    _, overlapping = tree.overlapping_siblings()
     total = int(tree.total_ns.sum())
     covered = total - int(tree.total_ns[overlapping].sum())
     why = (

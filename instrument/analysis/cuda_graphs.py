@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from instrument.analysis.breakdown import COPY, KINDS, MEMSET, Work
+from instrument.analysis.breakdown import COPY, KINDS, MEMSET, Work, launched_ns
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links import stream_capture
@@ -212,19 +212,19 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
     places = surroundings(links, links.launched[1][replays.work])
     graphs, ids, labels = _graphs(events, replays, *places, graph_ids)
     nodes = _nodes(replays, graphs)
-    launch = np.where(work.call >= 0, work.call, work.operator)[replays.work]
-    launched_ns = np.where(launch >= 0, events.start_ns[launch], work.start_ns[replays.work])
+    launch = work.launch[replays.work]
+    launch_ns = launched_ns(events, work)[replays.work]
     others = [graph for other in captured for graph in captured_graphs(other)]
     captures = CapturedNames(captured_graphs(links), others)
     longest = [
         _longest(events, replays, nodes, graph, first_ns)
-        for graph, first_ns in enumerate(graphs.min(launched_ns).tolist())
+        for graph, first_ns in enumerate(graphs.min(launch_ns).tolist())
     ]
     names = _names(longest, nodes.is_alike, captures)
     columns: dict[str, list[Any]] = {
         "name": labels,
         "graph": ids,
-        **_launching(links, graphs, places, launch, launched_ns),
+        **_launching(links, graphs, places, launch, launch_ns),
         **_times(events, work, replays, graphs),
         "names_from": [found.source for found in names],
         "no_names": [found.reason for found in names],

@@ -244,7 +244,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     if not len(node):
         return None
     moved, dtype, dtypes, operands = _types(events, call_tree.index[node])
-    around = _around(links, node)
+    around = call_tree.nearest_of(node)
     owner = around[links.launched[1]]
     on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
     events_on = links.launches.device[on]
@@ -297,21 +297,6 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
     dtype, found = intern(operands)
     texts = [", ".join(each) for each in found]
     return np.array(moved, np.int64)[code], dtype[code], texts, [list(each) for each in found]
-
-
-def _around(links: Links, node: Ints) -> Ints:
-    """For each node of the call tree, find the innermost node of the list `node` around it.
-
-    The result holds indices into `node`; -1 if no node of the list is around the node. A node that
-    is in the list itself gets its own index. One more entry, -1, follows at the end: an unknown
-    node has the index -1, and numpy reads the last entry for it.
-    """
-    counted = np.zeros(len(links.call_tree), np.bool_)
-    counted[node] = True
-    number = np.full(len(counted) + 1, -1)
-    number[node] = np.arange(len(node))
-    found: Ints = number[np.append(links.call_tree.nearest(counted), -1)]
-    return found
 
 
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:

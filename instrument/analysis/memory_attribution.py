@@ -13,13 +13,12 @@ from instrument.links.groupby import intern
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import (
-    OPERATOR,
     PYTHON,
     Events,
     Flags,
     Ints,
     Memory,
-    is_step,
+    called_operators,
     split_overload,
 )
 
@@ -99,7 +98,7 @@ def module_frames(events: Events) -> Flags:
 def _operators_around(links: Links) -> tuple[Ints, list[str]]:
     """For each allocation and free, the outermost operator around it on the same thread."""
     events, memory = links.events, links.events.memory
-    call_tree = nest(events, events.among(OPERATOR) & ~events.named(is_step))
+    call_tree = nest(events, called_operators(events))
     outermost = call_tree.index[call_tree.nearest(call_tree.parent < 0)]
     name = np.append(events.name[outermost], -1)[call_tree.node_at(memory.thread, memory.time_ns)]
     return name, [split_overload(name)[0] for name in events.names]

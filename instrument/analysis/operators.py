@@ -15,6 +15,7 @@ from instrument.errors import ConfigError
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, has_rule, nodes_without_flops
 from instrument.links.groupby import Groups, groupby, intern
+from instrument.links.intervals import interval_at
 from instrument.links.links import Links
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (
@@ -157,8 +158,7 @@ class OperatorTable(GroupableTable):
         if it began within a span.
         """
         calls = self._calls
-        at = np.searchsorted(start_ns, calls.start_ns, "right") - 1
-        inside = (at >= 0) & (calls.start_ns < np.append(end_ns, 0)[at])
+        inside = interval_at((start_ns, end_ns), calls.start_ns) >= 0
 
         def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
             return {name: None if c is None else c[inside] for name, c in columns.items()}

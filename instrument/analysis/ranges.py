@@ -26,7 +26,7 @@ from instrument.links.attribution import (
 )
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, cells, groupby, intern
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, concatenated, merged, within
 from instrument.links.links import Links
 from instrument.links.paths import Paths
 from instrument.links.step_index import step_at, stepped_ns
@@ -365,7 +365,7 @@ class RangeTable(GroupableTable):
         for path in range(len(group) - 1, -1, -1):
             if not (parts := waiting.pop(path, [])):
                 continue
-            whole = parts[0] if len(parts) == 1 else _joined(parts)
+            whole = parts[0] if len(parts) == 1 else merged(*concatenated(parts))
             if (above := int(self._paths.above[path])) >= 0:
                 waiting.setdefault(above, []).append(whole)
             if top[path]:
@@ -374,7 +374,7 @@ class RangeTable(GroupableTable):
                     start, end = of_group.pop(int(group[path]))[0]
                     busy[group[path]] = (end - start).sum()
         for number, parts in of_group.items():
-            start, end = _joined(parts)
+            start, end = merged(*concatenated(parts))
             busy[number] = (end - start).sum()
         return busy
 
@@ -456,11 +456,5 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
     """For each slice, the time in which no device event ran."""
-    timeline = sweep([(events.start_ns[device], events.end_ns[device])])
-    return opened.total_ns - timeline.within(timeline.active[0], opened.start_ns, opened.end_ns)
-
-
-def _joined(parts: Sequence[Intervals]) -> Intervals:
-    """Merge the intervals of several paths into one list of intervals."""
-    start, end = (np.concatenate(side) for side in zip(*parts))
-    return merged(start, end)
+    busy = merged(events.start_ns[device], events.end_ns[device])
+    return opened.total_ns - within(busy, opened.start_ns, opened.end_ns)

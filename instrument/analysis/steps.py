@@ -11,12 +11,13 @@ from instrument.analysis.breakdown import (
     COPY,
     Work,
     by_group,
+    launched_ns,
     layers_of,
     masks,
     with_idle,
 )
 from instrument.analysis.table import Schema, Table, schema
-from instrument.links.intervals import Intervals, Timeline, sweep
+from instrument.links.intervals import Intervals, Timeline, concatenated, sweep
 from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.range_names import MOMENT
 from instrument.trace.events import (
@@ -126,8 +127,7 @@ def launching_step(events: Events, work: Work, index: Ints) -> Ints:
     `index` is the list of steps. The result holds positions in this list. A position is -1 if no
     step of the list launched the event, or if the launch is not in the trace.
     """
-    launch = np.where(work.call >= 0, work.call, work.operator)
-    return np.where(launch >= 0, step_at(events, index, events.start_ns[launch]), -1)
+    return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)
 
 
 def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
@@ -280,10 +280,8 @@ def _synchronising(events: Events, work: Work) -> Intervals:
     named = events.among(is_runtime) & events.named(is_synchronising)
     copies = (work.kind == COPY) & (work.call >= 0)
     start, returned = work.start_ns[copies], events.end_ns[work.call[copies]]
-    return (
-        np.concatenate([events.start_ns[named], start]),
-        np.concatenate([events.end_ns[named], np.maximum(start, returned)]),
-    )
+    calls = events.start_ns[named], events.end_ns[named]
+    return concatenated([calls, (start, np.maximum(start, returned))])
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:

@@ -12,7 +12,7 @@ from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.links.synchronisation import STREAM_WAIT, Synchronisations
-from instrument.trace.events import OPERATOR, Events, Flags, Ints, is_step, split_overload
+from instrument.trace.events import Events, Flags, Ints, called_operators, split_overload
 
 SYNCHRONISATIONS: Schema = schema(
     name="the CPU call that waits, such as cudaStreamSynchronize, or that makes a stream wait, "
@@ -119,13 +119,12 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
     node = launching_nodes(events, tree, made)
     top = np.append(outermost_operators(events, tree), -1)[node]
     operator = np.where(top >= 0, events.name[np.append(tree.index, -1)[top]], -1)
-    scope = np.append(scopes.innermost, -1)[node]
-    return operator, np.append(scopes.attributed, -1)[scope]
+    return operator, scopes.path_of_node[node]
 
 
 def outermost_operators(events: Events, tree: CallTree) -> Ints:
     """For each operator node, the outermost operator around it with no range in between."""
-    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    is_operator = called_operators(events)[tree.index]
     return tree.top_of_chain(is_operator)
 
 

@@ -18,7 +18,7 @@ from instrument.analysis.kernels import covered, estimated_occupancy, weighted_m
 from instrument.analysis.steps import launching_step, loading
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, intern
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, concatenated, merged, sweep
 from instrument.links.step_index import finished_steps, step_number
 from instrument.trace.events import (
     ANNOTATION,
@@ -26,8 +26,8 @@ from instrument.trace.events import (
     Events,
     Floats,
     Ints,
+    called_operators,
     is_runtime,
-    is_step,
     works_on_device,
 )
 
@@ -239,18 +239,14 @@ def _layers(events: Events, work: Work) -> list[Intervals]:
     operators = events.among(OPERATOR | ANNOTATION)
     collective = operators & events.named(lambda name: name.startswith(_COLLECTIVES))
     runtime = events.among(is_runtime)
-    operator = events.among(OPERATOR) & ~events.named(is_step)
+    operator = called_operators(events)
     communication = (events.start_ns[collective], events.end_ns[collective])
     return [
         work.of(KERNEL),
         work.of(COPY),
         work.of(MEMSET),
-        _both(work.of(COMMUNICATION), communication),
+        concatenated([work.of(COMMUNICATION), communication]),
         (events.start_ns[runtime], events.end_ns[runtime]),
         loading(events),
         merged(events.start_ns[operator], events.end_ns[operator]),
     ]
-
-
-def _both(one: Intervals, other: Intervals) -> Intervals:
-    return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])

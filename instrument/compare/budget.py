@@ -11,7 +11,7 @@ import numpy as np
 from instrument.analysis.collectives import KINDS
 from instrument.analysis.views import Views
 from instrument.compare.counters import COUNTERS, KIND, NEED_DEVICE, Counters, Occurred
-from instrument.compare.gate import RECORD, SHORT, STEP, TIMES, amount_of, fits, units_of
+from instrument.compare.gate import RECORD, SHORT, STEP, TIMES, amount_of, fits_range, units_of
 from instrument.compare.increases import calls_behind, increased_ranges, stack_of
 from instrument.errors import ConfigError, did_you_mean
 from instrument.findings.loader_wait import waits_for_data
@@ -154,7 +154,7 @@ def share_of(capture: Views, name: str) -> float:
     For the name "data", waits for the batches of a `DataLoader` count too.
     """
     ranges, events = capture.links.scopes, capture.events
-    chosen = np.array([fits(name, text) for text in ranges.paths.texts], np.bool_)
+    chosen = np.array([fits_range(name, text) for text in ranges.paths.texts], np.bool_)
     inside = ranges.ranges.index[np.append(chosen, False)[ranges.opened]]
     if name == _DATA:
         inside = np.union1d(inside, waits_for_data(capture))

@@ -17,6 +17,7 @@ from instrument.compare.totals import Rows, Totals
 from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.trace.capture_json import Environment
 from instrument.trace.events import Events
+from instrument.units import few
 
 # Below the first share of equal calls, a sentence says that the programs differ. Below the second,
 # they count as two different programs. The second is small, because torch.compile replaces most
@@ -298,6 +299,5 @@ def _share(name: str, side: Conditions) -> str:
 
 
 def _listed(values: set[str]) -> str:
-    shown = [each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in sorted(values)]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return ", ".join(shown[:_SHOWN]) + more
+    shown = (each if len(each) <= _LONGEST else f"{each[:_LONGEST]}…" for each in sorted(values))
+    return few(shown, _SHOWN)

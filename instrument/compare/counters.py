@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL
+from instrument.analysis.breakdown import COMMUNICATION, COPY, KERNEL, launched_ns
 from instrument.analysis.collectives import kind_of
 from instrument.analysis.kernels import moved_bytes
 from instrument.analysis.views import Views
@@ -190,12 +190,11 @@ class Occurred:
     @cached_property
     def kinds(self) -> list[str]:
         """The kind of each collective, such as "all_reduce"."""
-        names = self.views.events.names
-        details, events = self.views.events.details, self.views.events
-        found = []
+        events, found = self.views.events, []
         for event in self._collectives.event.tolist():
-            name = names[events.name[event]]
-            recorded = details[events.detail[event]].collective if events.detail[event] >= 0 else ""
+            name = events.names[events.name[event]]
+            detail = events.detail[event]
+            recorded = events.details[detail].collective if detail >= 0 else ""
             found.append(kind_of(recorded or name) or "other")
         return found
 
@@ -296,9 +295,8 @@ class Occurred:
             return None
         work = self.views.work
         ones = np.ones(len(work.event), np.int64)
-        return Occurrences(work.event, launched_ns(self.views), ones).only(
-            np.isin(work.kind, kinds)
-        )
+        times = launched_ns(self.views.events, work)
+        return Occurrences(work.event, times, ones).only(np.isin(work.kind, kinds))
 
     def _launches(self) -> Occurrences | None:
         if not self.has_device:
@@ -351,17 +349,6 @@ def counters(views: Views) -> Counters:
     texts = views.links.scopes.paths.texts
     ordered = {path: ranges[path] for path in texts if path in ranges}
     return Counters(occurred.steps.count, counts, ordered, _calls(occurred))
-
-
-def launched_ns(views: Views) -> Ints:
-    """The time at which the CPU launched each piece of device work.
-
-    If the launch is not in the trace, the result is the time at which the work began.
-    """
-    work = views.work
-    launch = np.where(work.call >= 0, work.call, work.operator)
-    found: Ints = np.where(launch >= 0, views.events.start_ns[launch], work.start_ns)
-    return found
 
 
 def _counted_steps(views: Views) -> Measured:

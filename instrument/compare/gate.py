@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from fractions import Fraction
 from operator import ge, gt, le, lt
 from typing import Literal, NamedTuple
@@ -29,6 +28,7 @@ from instrument.compare.increases import Increase, increased_ranges
 from instrument.compare.statistics import is_higher
 from instrument.errors import ConfigError, did_you_mean
 from instrument.findings.places import measured
+from instrument.links.paths import fits
 from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.units import BYTES, COUNTS, duration, quantity
 
@@ -232,7 +232,7 @@ def judge(condition: Condition, before: Side, after: Side) -> Verdict:
     if condition.range is not None:
         paths = [path for one in (before, after) for each in one.counters for path in each.ranges]
         paths += [path for one in (before, after) for each in one.ranges_ns for path in each]
-        if not any(fits(condition.range, path) for path in paths):
+        if not any(fits_range(condition.range, path) for path in paths):
             names = sorted({path.rpartition("/")[2] for path in paths})
             raise ConfigError(
                 f"{condition.text!r} names no range of either side"
@@ -299,7 +299,7 @@ def _in_window(condition: Condition, counted: Counters) -> Count | None:
 def _outermost(condition: Condition, paths: Mapping[str, object]) -> list[str]:
     """The paths that match a condition, without paths inside another matching path."""
     pattern = condition.range or ""
-    fitting = {path for path in paths if fits(pattern, path)}
+    fitting = {path for path in paths if fits_range(pattern, path)}
     return [
         path
         for path in fitting
@@ -307,10 +307,9 @@ def _outermost(condition: Condition, paths: Mapping[str, object]) -> list[str]:
     ]
 
 
-def fits(pattern: str, path: str) -> bool:
+def fits_range(pattern: str, path: str) -> bool:
     """Whether a pattern equals or matches the path of a range, or the last name in the path."""
-    names = (path, path.rpartition("/")[2])
-    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+    return fits(pattern, path, path.rpartition("/")[2])
 
 
 def _unusable(name: str, when: str, count: Count | None) -> str | None:

@@ -42,6 +42,7 @@ from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import distinct, groupby
+from instrument.links.intervals import interval_at
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
 
@@ -60,17 +61,17 @@ SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
 _OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _LATEST = np.iinfo(np.int64).max
-# Negative codes of paths: no range, a launch that is not in the trace, and the range that the CPU
-# is in at the same time.
-_NO_RANGE, _NO_LAUNCH, _ON_CPU = -1, -2, -3
+# Negative codes of paths: a launch that is not in the trace, and the range that the CPU is in at
+# the same time. As in `Scopes`, -1 is no range.
+_NO_LAUNCH, _ON_CPU = -2, -3
 
 
 class _Layer(NamedTuple):
     """Intervals of one kind of time. They do not overlap, and are sorted by start.
 
     `code` holds the range of each interval, as an index into the paths of the ranges, or as one of
-    the negative codes `_NO_RANGE`, `_NO_LAUNCH` and `_ON_CPU`. In the layer that `_engine` returns,
-    it holds the thread of each interval.
+    the negative codes above. In the layer that `_engine` returns, it holds the thread of each
+    interval.
     """
 
     kind: int
@@ -80,8 +81,7 @@ class _Layer(NamedTuple):
 
     def at(self, time_ns: Ints) -> Ints:
         """The index of the interval around each time; -1 for none. Intervals exclude their end."""
-        found = np.searchsorted(self.start_ns, time_ns, "right") - 1
-        return np.where((found >= 0) & (time_ns < np.append(self.end_ns, 0)[found]), found, -1)
+        return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
 class _Segments(NamedTuple):
@@ -314,8 +314,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
     is_range[scopes.ranges.index] = True
     kind = np.where(is_range, _PYTHON, _OPERATORS)
     kind[waits | events.named(is_step)] = _SPLIT_IDLE
-    path = np.append(scopes.attributed, _NO_RANGE)[np.append(scopes.innermost, -1)]
-    return path, np.append(kind[tree.index], _SPLIT_IDLE)
+    return scopes.path_of_node, np.append(kind[tree.index], _SPLIT_IDLE)
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from instrument.analysis.breakdown import COPY, KINDS, Work
+from instrument.analysis.breakdown import COPY, KINDS, Work, launched_ns
 from instrument.analysis.kernels import copies, kernels
 from instrument.analysis.table import Table
 from instrument.analysis.views import Views
-from instrument.compare.counters import Counters, counters, launched_ns
+from instrument.compare.counters import Counters, counters
 from instrument.compare.step_parts import compared_steps, plain_path, step_parts
 from instrument.findings.places import Measured
 from instrument.links.flops import UNKNOWN
@@ -196,7 +196,7 @@ def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Ro
 def _kernels(capture: Views, span: Measured) -> Rows:
     """The quantities of the kernels and copies that the steps launched, by name and kind."""
     events, work = capture.events, capture.work
-    chosen = span.holds(launched_ns(capture)) >= 0
+    chosen = span.holds(launched_ns(events, work)) >= 0
     part = Work(*(getattr(work, each.name)[chosen] for each in fields(work)))
     names = ("calls", "device_ns", "launch_ns")
     found = _summed(kernels(events, part), names, lambda row: (row.name, row.kind))
@@ -227,11 +227,11 @@ def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | N
     """The quantities of each path, without those of the ranges inside it."""
     events, links = capture.events, capture.links
     tree, scopes, count = links.call_tree, links.scopes, len(links.scopes.paths.texts)
-    path = np.append(scopes.attributed, -1)[scopes.innermost]
+    path = scopes.path_of_node[:-1]
     of_nodes, counts = Groups(path, count), (span.holds(tree.start_ns) >= 0) & (path >= 0)
     device, node = links.launched
-    of_work = np.append(path, -1)[node]
-    launched = (span.holds(launched_ns(capture)) >= 0) & (of_work >= 0)
+    of_work = scopes.path_of_node[node]
+    launched = (span.holds(launched_ns(events, capture.work)) >= 0) & (of_work >= 0)
     device_ns = Groups(of_work, count).sum(events.duration_ns[device], launched)
     flops = None if links.flops is None else np.where(links.flops == UNKNOWN, 0, links.flops)
     return {

@@ -36,7 +36,7 @@ from instrument.findings.launch_bound import LONG_NS
 from instrument.findings.places import measured, percent, source_codes
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.groupby import groupby
-from instrument.links.intervals import sweep
+from instrument.links.intervals import sweep, within
 from instrument.trace.events import Ints, is_runtime, is_step, is_wait, split_overload
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     first, after = (np.searchsorted(tree.thread, threads, side) for side in ("left", "right"))
     node_end_ns, inside_ns = tree.ends_before_overlap(), np.zeros(len(tree), np.int64)
     for rows, begin, end in zip(groups.rows(), first.tolist(), after.tolist()):
-        nodes, waited = slice(begin, end), sweep([(start_ns[rows], end_ns[rows])])
-        inside_ns[nodes] = waited.within(waited.active[0], tree.start_ns[nodes], node_end_ns[nodes])
+        nodes, waited = slice(begin, end), (start_ns[rows], end_ns[rows])
+        inside_ns[nodes] = within(waited, tree.start_ns[nodes], node_end_ns[nodes])
     return inside_ns
 
 

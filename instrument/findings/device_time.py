@@ -126,13 +126,8 @@ def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
         The device events, and for each of them the index in `nodes` of the innermost call around
             its launch.
     """
-    tree = capture.links.call_tree
-    number = np.full(len(tree) + 1, -1)
-    number[nodes] = np.arange(len(nodes))
-    is_chosen = np.zeros(len(tree), np.bool_)
-    is_chosen[nodes] = True
     device, launcher = capture.links.launched
-    around = number[np.append(tree.nearest(is_chosen), -1)[launcher]]
+    around = capture.links.call_tree.nearest_of(nodes)[launcher]
     inside = around >= 0
     return device[inside], around[inside]
 

@@ -50,7 +50,7 @@ from instrument.findings.finding import Check, Finding, RanksCheck
 from instrument.printable import printable
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
-from instrument.units import counted
+from instrument.units import counted, few
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -90,7 +90,6 @@ CHECKS: tuple[Check, ...] = (
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
 # The code under which a failure to compare the ranks is noted, for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
-_FEW = 8
 _LONGEST_ERROR = 100
 
 
@@ -353,5 +352,4 @@ def _saving_ns(finding: Finding) -> float:
 def _ranks(numbers: list[int], of: int) -> str:
     if len(numbers) == of:
         return f"on all {of} ranks"
-    more = f" and {len(numbers) - _FEW} more" if len(numbers) > _FEW else ""
-    return f"on rank{'s'[: len(numbers) > 1]} {', '.join(map(str, numbers[:_FEW]))}{more}"
+    return f"on rank{'s'[: len(numbers) > 1]} {few(numbers)}"

@@ -28,7 +28,7 @@ from instrument.analysis.views import Views
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import percent
 from instrument.links.groupby import Groups, groupby
-from instrument.links.intervals import sweep
+from instrument.links.intervals import merged, within
 from instrument.links.step_index import step_at
 from instrument.trace.events import Ints
 from instrument.units import duration
@@ -105,8 +105,8 @@ def _kinds(capture: Views) -> Iterator[_Cause]:
     kind = kinds_of(events)
     for number in np.unique(kind[kind >= 0]).tolist():
         chosen = np.flatnonzero(kind == number)
-        timeline = sweep([(events.start_ns[chosen], events.end_ns[chosen])])
-        in_steps = timeline.within(timeline.active[0], events.start_ns[steps], events.end_ns[steps])
+        spent = merged(events.start_ns[chosen], events.end_ns[chosen])
+        in_steps = within(spent, events.start_ns[steps], events.end_ns[steps])
         calls = int((step_at(events, steps, events.start_ns[chosen]) == 0).sum())
         yield _Cause(_CAUSES.get(KINDS[number], KINDS[number]), _additional(in_steps), calls)
 

@@ -40,7 +40,7 @@ from instrument.findings.places import (
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.links.intervals import merged
-from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
+from instrument.trace.events import Ints, called_operators, is_runtime, is_step
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
-    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    is_operator = called_operators(events)[tree.index]
     inside = tree.inside(is_operator)
     is_call = events.among(is_runtime)[tree.index]
     steps = events.named(is_step)[tree.index]

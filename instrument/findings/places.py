@@ -19,7 +19,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence, Finding
 from instrument.links.groupby import Groups, groupby
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, interval_at, merged, within
 from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
@@ -116,10 +116,7 @@ def range_codes(capture: Views, events: Ints) -> Ints:
     Backward work belongs to the range of its forward operator, and a device event to the range that
     launched it.
     """
-    links = capture.links
-    scope = np.append(links.scopes.innermost, -1)[nodes_of(links, events)]
-    found: Ints = np.append(links.scopes.attributed, -1)[scope]
-    return found
+    return capture.links.scopes.path_of_node[nodes_of(capture.links, events)]
 
 
 def range_of(capture: Views, event: int) -> str | None:
@@ -217,8 +214,7 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
         return {}
     cuts = np.unique(np.concatenate([*spans, frames.start_ns[own], frames.end_ns[own]]))
     begin, end = cuts[:-1], cuts[1:]
-    timeline = sweep([spans])
-    inside_ns = timeline.within(timeline.active[0], begin, end)
+    inside_ns = within(merged(*spans), begin, end)
     begin, inside_ns = begin[inside_ns > 0], inside_ns[inside_ns > 0]
     middle = begin + 1  # the end of a frame belongs to the frame, as its start does
     name = _users_frame_at(capture.links, np.full(len(begin), thread, np.int32), middle)
@@ -338,8 +334,7 @@ class Measured:
 
     def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """How much of each interval lies in the steps."""
-        timeline = sweep([(self.start_ns, self.end_ns)])
-        return timeline.within(timeline.active[0], start_ns, end_ns)
+        return within(merged(self.start_ns, self.end_ns), start_ns, end_ns)
 
     def covered(self, start_ns: Ints, end_ns: Ints) -> float:
         """The part of the steps in which at least one of the intervals lies, as a fraction.
@@ -351,9 +346,7 @@ class Measured:
 
     def holds(self, time_ns: Ints) -> Ints:
         """The number of the step around each point in time, from 0; -1 for none."""
-        at = np.searchsorted(self.start_ns, time_ns, "right") - 1
-        found: Ints = np.where((at >= 0) & (time_ns < np.append(self.end_ns, 0)[at]), at, -1)
-        return found
+        return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
 def measured(capture: Views) -> Measured:

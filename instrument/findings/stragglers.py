@@ -21,9 +21,8 @@ from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Evidence, Finding, RanksCheck
 from instrument.findings.places import percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.runs.run import few
 from instrument.storage import is_url
-from instrument.units import duration
+from instrument.units import duration, few
 
 if TYPE_CHECKING:
     from instrument.runs.run import Ranks

@@ -39,7 +39,7 @@ from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, group_rows, intern
 from instrument.links.intervals import merged, sweep
 from instrument.links.synchronisation import STREAM_WAIT
-from instrument.trace.events import COPIES, OPERATOR, Ints, is_runtime, is_step, split_overload
+from instrument.trace.events import COPIES, Ints, called_operators, is_runtime, split_overload
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
         The distinct names, and for each call the index of its name.
     """
     events, tree = capture.events, capture.links.call_tree
-    is_operator = events.among(OPERATOR) & ~events.named(is_step) & ~is_backward(events)
+    is_operator = called_operators(events) & ~is_backward(events)
     tops = np.append(tree.top_of_chain(is_operator[tree.index]), -1)
     top = tops[nodes_of(capture.links, calls)]
     codes, names = intern(

@@ -35,8 +35,8 @@ from instrument.findings.places import (
     time_by_source,
     users_source,
 )
-from instrument.links.intervals import Intervals, Timeline, merged, sweep
-from instrument.trace.events import OPERATOR, Ints, is_runtime, is_step
+from instrument.links.intervals import Timeline, concatenated, merged, sweep
+from instrument.trace.events import Ints, called_operators, is_runtime
 from instrument.units import duration
 
 if TYPE_CHECKING:
@@ -105,22 +105,17 @@ def _timeline(capture: Views, span: Measured) -> Timeline:
     on_step = np.isin(scopes.nodes.thread, thread)
     marked = np.where(scopes.backward, scopes.attributed >= 0, on_step)
     loads = waits_for_data(capture)
-    in_range = _joined(
-        (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
-        (events.start_ns[loads], events.end_ns[loads]),
+    in_range = concatenated(
+        [
+            (scopes.nodes.start_ns[marked], scopes.nodes.end_ns[marked]),
+            (events.start_ns[loads], events.end_ns[loads]),
+        ]
     )
     # Operators on the engine's threads count too, because the step's own thread waits for them.
-    called = (events.among(OPERATOR) & ~events.named(is_step) | events.among(is_runtime))[
-        tree.index
-    ]
+    called = (called_operators(events) | events.among(is_runtime))[tree.index]
     called &= np.isin(tree.thread, thread) | np.append(scopes.backward, False)[scopes.innermost]
-    in_operator = _joined((tree.start_ns[called], tree.end_ns[called]))
-    return sweep([(span.start_ns, span.end_ns), in_range, in_operator])
-
-
-def _joined(*parts: Intervals) -> Intervals:
-    start, end = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
-    return merged(start, end)
+    in_operator = merged(tree.start_ns[called], tree.end_ns[called])
+    return sweep([(span.start_ns, span.end_ns), merged(*in_range), in_operator])
 
 
 def _function(capture: Views, span: Measured, source: str, time_ns: int) -> Evidence:
@@ -145,10 +140,9 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     """The positions of the operators in no range and in no other operator, within the steps."""
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
-    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
-    path = np.append(scopes.attributed, -1)[scopes.innermost]
+    is_operator = called_operators(events)[tree.index]
     outermost = is_operator & ~tree.inside(is_operator)
-    chosen = outermost & (path < 0) & (span.holds(tree.start_ns) >= 0)
+    chosen = outermost & (scopes.path_of_node[:-1] < 0) & (span.holds(tree.start_ns) >= 0)
     loads = np.isin(tree.index, waits_for_data(capture))
     return tree.index[chosen & ~loads]
 

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.links.call_tree import CallTree
+from instrument.links.groupby import intern
 from instrument.links.paths import Paths, paths_of
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
@@ -85,6 +86,8 @@ class Scopes:
             repeats.
         recording: a mask of the nodes of the whole call tree that are operators and ran in grad
             mode.
+        path_of_node: for each node of the whole call tree, the path that its time belongs to. One
+            more entry, -1, follows at the end: an unknown node has the index -1.
     """
 
     nodes: CallTree
@@ -98,6 +101,7 @@ class Scopes:
     unattributed: Flags
     recomputed: Flags
     recording: Flags
+    path_of_node: Ints
 
 
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
@@ -129,6 +133,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         unattributed=unattributed,
         recomputed=recomputed,
         recording=recording,
+        path_of_node=np.append(np.append(attributed, -1)[innermost], -1),
     )
 
 
@@ -142,9 +147,7 @@ def _plain_names(events: Events) -> tuple[Ints, list[str]]:
         Two values: for each of `events.names`, an index into the names without suffix; and the
             names without suffix.
     """
-    plain = [name.removesuffix(RESUMED) for name in events.names]
-    index = {name: position for position, name in enumerate(dict.fromkeys(plain))}
-    return np.array([index[name] for name in plain], np.int64), list(index)
+    return intern(name.removesuffix(RESUMED) for name in events.names)
 
 
 def is_backward(events: Events) -> Flags:
@@ -353,9 +356,8 @@ def _stems(events: Events) -> Ints:
 
     For example, `aten::addmm` and `AddmmBackward0` have the same number.
     """
-    bare = [
+    stems, _ = intern(
         _BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "")
         for name in events.names
-    ]
-    index = {name: position for position, name in enumerate(dict.fromkeys(bare))}
-    return np.array([index[name] for name in bare], np.int64)
+    )
+    return stems

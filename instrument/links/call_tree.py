@@ -80,19 +80,24 @@ class CallTree:
         Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
         counts once, for the sibling that started later.
         """
+        one, other = self.overlapping_siblings()
+        if not len(one):
+            return self.end_ns
+        end = self.end_ns.copy()
+        end[one] = self.start_ns[other]
+        for nodes in [*self.levels()][1:]:
+            end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
+        return np.maximum(end, self.start_ns)
+
+    def overlapping_siblings(self) -> tuple[Ints, Ints]:
+        """The pairs of successive siblings that overlap: the earlier nodes, and the later nodes."""
         order = np.argsort(self.parent, kind="stable")
         one, other = order[:-1], order[1:]
         overlaps = (self.parent[one] == self.parent[other]) & (
             self.thread[one] == self.thread[other]
         )
         overlaps &= self.start_ns[other] < self.end_ns[one]
-        if not overlaps.any():
-            return self.end_ns
-        end = self.end_ns.copy()
-        end[one[overlaps]] = self.start_ns[other[overlaps]]
-        for nodes in [*self.levels()][1:]:
-            end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
-        return np.maximum(end, self.start_ns)
+        return one[overlaps], other[overlaps]
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
@@ -119,6 +124,17 @@ class CallTree:
             hop[left] = hop[hop[left]]
             left = left[~is_found[hop[left]]]
         return hop[:-1]
+
+    def nearest_of(self, nodes: Ints) -> Ints:
+        """For each node, the index in `nodes` of the node itself or of its nearest ancestor there.
+
+        The result is -1 if neither is in `nodes`. One more entry, -1, follows at the end: an
+        unknown node has the index -1, and numpy reads the last entry for it.
+        """
+        number = np.full(len(self) + 1, -1)
+        number[nodes] = np.arange(len(nodes))
+        found: Ints = number[np.append(self.nearest(number[:-1] >= 0), -1)]
+        return found
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
@@ -154,11 +170,8 @@ class CallTree:
                 nearest chosen ancestor; -1 if neither exists.
         """
         kept = np.flatnonzero(chosen)
-        number = np.full(len(self) + 1, -1)
-        number[kept] = np.arange(len(kept))
-        nearest = number[self.nearest(chosen)]
-        above = self.parent[kept]
-        parent = np.where(above >= 0, nearest[above], -1)
+        nearest = self.nearest_of(kept)
+        parent = nearest[self.parent[kept]]
         tree = CallTree(
             index=self.index[kept],
             thread=self.thread[kept],
@@ -168,7 +181,7 @@ class CallTree:
             depth=_depths(parent),
             until=np.append(0, np.cumsum(chosen))[self.until[kept]].astype(np.int32),
         )
-        return tree, nearest
+        return tree, nearest[:-1]
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
         """For each given thread and time, the innermost node that runs on the thread at the time.

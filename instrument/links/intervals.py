@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,17 +42,7 @@ class Timeline:
 
         The spans last from `start_ns` to `end_ns`. The timeline must have only one group.
         """
-        if not len(self.start_ns):
-            return np.zeros(len(start_ns), np.int64)
-        before = np.concatenate([[0], np.cumsum(np.where(where, self.end_ns - self.start_ns, 0))])
-
-        def until(time_ns: Ints) -> Ints:
-            at = np.maximum(np.searchsorted(self.start_ns, time_ns, "right") - 1, 0)
-            inside = np.clip(time_ns, self.start_ns[at], self.end_ns[at]) - self.start_ns[at]
-            total: Ints = before[at] + np.where(where[at], inside, 0)
-            return total
-
-        return until(end_ns) - until(start_ns)
+        return within(self.merged(where), start_ns, end_ns)
 
     def merged(self, where: Flags) -> Intervals:
         """The segments in a mask as intervals; adjacent segments are merged.
@@ -77,7 +67,7 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
     Cost: a sort of all starts and ends, and a pass for each layer; about 0.3 µs for each interval.
     """
     sizes = [len(start) for start, _ in layers]
-    start, end = (np.concatenate([layer[side] for layer in layers]) for side in (0, 1))
+    start, end = concatenated(layers)
     times = np.concatenate([start, end])
     if groups is None:
         order, group = np.argsort(times, kind="stable"), np.zeros(len(times), np.int64)
@@ -110,3 +100,38 @@ def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
     gap = np.flatnonzero(start[1:] > until[:-1])  # the intervals that a gap follows
     first, last = np.append(0, gap + 1), np.append(gap, len(start) - 1)
     return start[first[: len(start)]], until[last[: len(start)]]
+
+
+def concatenated(parts: Iterable[Intervals]) -> Intervals:
+    """The intervals of several lists as one list, which is not sorted."""
+    start, end = (np.concatenate(side) for side in zip(*parts))
+    return start, end
+
+
+def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
+    """For each span from `start_ns` to `end_ns`, how much of it lies in the intervals.
+
+    The intervals must be sorted and must not overlap.
+    """
+    starts, ends = intervals
+    if not len(starts):
+        return np.zeros(len(start_ns), np.int64)
+    before = np.concatenate([[0], np.cumsum(ends - starts)])
+
+    def until(time_ns: Ints) -> Ints:
+        begun = np.searchsorted(starts, time_ns, "right")
+        total: Ints = before[begun] - np.maximum(ends[begun - 1] - time_ns, 0) * (begun > 0)
+        return total
+
+    return until(end_ns) - until(start_ns)
+
+
+def interval_at(intervals: Intervals, time_ns: Ints) -> Ints:
+    """For each time, the index of the interval around it; -1 for none. Intervals exclude their end.
+
+    The intervals must be sorted by start. Of several intervals around a time, only the one that
+    began last is looked at.
+    """
+    starts, ends = intervals
+    at = np.searchsorted(starts, time_ns, "right") - 1
+    return np.where((at >= 0) & (time_ns < np.append(ends, 0)[at]), at, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from instrument.links.intervals import interval_at, within
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
@@ -23,15 +24,7 @@ def finished_steps(events: Events) -> Ints:
 
 def stepped_ns(events: Events, steps: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
     """The part of each interval that lies in steps; `steps` are sorted and do not overlap."""
-    starts, lengths = events.start_ns[steps], events.duration_ns[steps]
-    before = np.concatenate([[0], np.cumsum(lengths)])
-
-    def until(time_ns: Ints) -> Ints:
-        at = np.searchsorted(starts, time_ns, side="right")
-        inside = np.minimum(time_ns - starts[at - 1], lengths[at - 1]) if len(steps) else 0
-        return np.where(at > 0, before[np.maximum(at - 1, 0)] + inside, 0)
-
-    return until(end_ns) - until(start_ns)
+    return within((events.start_ns[steps], events.end_ns[steps]), start_ns, end_ns)
 
 
 def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
@@ -39,7 +32,4 @@ def step_at(events: Events, steps: Ints, time_ns: Ints) -> Ints:
 
     `steps` are sorted by start and do not overlap.
     """
-    if not len(steps):
-        return np.full(len(time_ns), -1)
-    at = np.searchsorted(events.start_ns[steps], time_ns, "right") - 1
-    return np.where((at >= 0) & (time_ns < events.end_ns[steps][at]), at, -1)
+    return interval_at((events.start_ns[steps], events.end_ns[steps]), time_ns)

@@ -34,12 +34,11 @@ import numpy as np
 from instrument.links.launches import have_work
 from instrument.links.links import Links
 from instrument.trace.events import (
-    OPERATOR,
     Events,
     Flags,
     Ints,
+    called_operators,
     is_runtime,
-    is_step,
 )
 
 # What a captured launch does on the device. OTHER stands for a graph inside the graph, and for
@@ -178,10 +177,10 @@ def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
             operator or range, or if the node is not known.
     """
     events, call_tree, scopes = links.events, links.call_tree, links.scopes
-    is_operator = events.among(OPERATOR) & ~events.named(is_step)
+    is_operator = called_operators(events)
     around = np.append(call_tree.nearest(is_operator[call_tree.index]), -1)[node]
     name = np.append(events.name[call_tree.index], -1)[around]
-    return name, np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[node]]
+    return name, scopes.path_of_node[node]
 
 
 def _kind(name: str) -> int:

@@ -15,7 +15,7 @@ from instrument.errors import InstrumentError
 from instrument.printable import printable
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
-from instrument.units import counted, duration, size
+from instrument.units import counted, duration, few, size
 
 if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
@@ -336,7 +336,7 @@ def _few_modules(names: Sequence[str]) -> str:
         else:
             outer, inside[name] = name, 0
     shown = [f"{name} (with {count} inside)" if count else name for name, count in inside.items()]
-    return ", ".join(shown[:_FEW]) + (f" and {len(shown) - _FEW} more" if len(shown) > _FEW else "")
+    return few(shown, _FEW)
 
 
 def not_recorded(capture: Views, operators: Table) -> str:

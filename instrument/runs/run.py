@@ -21,12 +21,12 @@ from instrument.runs import clock_skew, collective_comparison, rank_comparison, 
 from instrument.runs.matched_collectives import MatchedCollectives, match
 from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import METADATA_FILE, unix_time
+from instrument.units import few
 
 # Captures are searched in this many levels below a folder. Hydra's
 # outputs/<day>/<time>/profile/<capture> needs four.
 DEPTH = 5
 _TRACES = ("*.json", "*.json.gz")
-_SHOWN = 8
 # The ranks of a job reach a step at about the same time. If captures of the same steps began more
 # than this many seconds apart, they belong to different runs.
 _TOGETHER_S = 600
@@ -313,10 +313,3 @@ def _differing(what: str, values: dict[int | None, str]) -> str:
     parts = sorted(by_value.items(), key=lambda item: -len(item[1]))
     listed = "; ".join(f"{value} on rank {few(ranks)}" for value, ranks in parts)
     return f"The ranks differ in {what}: {listed}."
-
-
-def few(numbers: Iterable[object]) -> str:
-    """Return the first eight numbers as text, followed by how many others there are."""
-    first = [*map(str, numbers)]
-    more = len(first) - _SHOWN
-    return ", ".join(first[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

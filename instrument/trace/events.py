@@ -380,6 +380,11 @@ class Events:
         return _taken(flags(test, self.names), self.name)
 
 
+def called_operators(events: Events) -> Flags:
+    """A mask of the operators, without the steps that torch records as operators."""
+    return events.among(OPERATOR) & ~events.named(is_step)
+
+
 def works_on_device(events: Events) -> Flags:
     """A mask of the kernels, copies and memsets."""
     return events.among(DEVICE) & ~(events.among(_MTIA) & events.named(_DEVICE_WAITS.__contains__))

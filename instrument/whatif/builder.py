@@ -40,12 +40,12 @@ from instrument.analysis.launch_queue import FULL_QUEUE
 from instrument.analysis.steps import is_loading, launching_step
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, distinct, groupby
-from instrument.links.intervals import Intervals, merged
+from instrument.links.intervals import Intervals, merged, within
 from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.links.synchronisation import STREAM_WAIT
 from instrument.trace.events import Events, Flags, Ints, loader_iterator
-from instrument.whatif.cpu_time import CpuTime, axis_of, joined, within
+from instrument.whatif.cpu_time import CpuTime, axis_of, joined
 from instrument.whatif.model import (
     CPU,
     CROSS,
@@ -95,6 +95,9 @@ class _Builder:
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
+        # The device row of each event; -1 for other events and for the position -1.
+        self.row_of = np.full(len(links.events) + 1, -1)
+        self.row_of[work.event] = np.arange(len(work.event))
         self.begin_ns, self.axis_span_ns = axis_of(self.events)
         self.threads: list[Ints] = []
         self.times: list[Ints] = []
@@ -166,21 +169,28 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     launch_of = np.full(len(work.event), -1)
     launch_of[called] = launches[of_call]
     _loader_waits(made)
-    blocked = _queue_moments(made, thread_of)
-    waits = _wait_moments(made, thread_of)
+    queued = _queue_moments(made, thread_of)
+    blocked = _wait_moments(made, thread_of)
     ends = made.add(_LEAVES, step_end[0], step_end[1])
     cpu_count = made.count
     end_of = cpu_count + np.arange(len(work.event))
     start_of = np.full(len(work.event), -1)
     is_needed = np.zeros(len(work.event), np.bool_)
-    is_needed[blocked[1]] = True
+    is_needed[queued.row] = True
     if meets is not None:
         is_needed[meets] = True
     needed = np.flatnonzero(is_needed)
     start_of[needed] = cpu_count + len(end_of) + np.arange(len(needed))
     _device_arcs(made, launch_of, end_of, start_of)
-    _queue_arcs(made, blocked, start_of)
-    _wait_arcs(made, waits, end_of)
+    for kind, waits, awaited in ((QUEUE, queued, start_of), (WAIT, blocked, end_of)):
+        made.connect(
+            kind,
+            waits.moment,
+            awaited[waits.row],
+            waits.lag_ns,
+            event=waits.call,
+            typical_ns=waits.usual_ns,
+        )
     moments = Moments(
         time_ns=np.concatenate([*made.times, work.end_ns, work.start_ns[needed]]) - made.begin_ns,
         phase=np.concatenate(
@@ -194,12 +204,10 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         step_end=ends,
     )
     _cpu_arcs(made, moments)
-    return _finish(made, moments, has_steps, step_of, waits)
+    return _finish(made, moments, has_steps, step_of)
 
 
-def _finish(
-    made: _Builder, moments: Moments, has_steps: bool, step_of: Ints, waits: _WaitMoments
-) -> Model:
+def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) -> Model:
     axis = _axis(made)
     # Among device events at the same time, the one that started first comes first.
     started = np.zeros(len(moments.time_ns), np.int64)
@@ -222,9 +230,8 @@ def _finish(
         residue_ns=np.zeros(len(made.work.event), np.int64),
         dropped=int(np.count_nonzero(~program.kept)),
         has_steps=has_steps,
-        launcher=made.links.launched[1],
         step_of=step_of,
-        unknown_wait_ns=waits.unknown_ns,
+        unknown_wait_ns=_unknown_wait_ns(made),
         _typical_ns=typical,
     )
     return replace(found, residue_ns=_residues(found))
@@ -243,10 +250,9 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
     alone[arcs.target[kept]] = False
     if alone.any():
         target = np.flatnonzero(alone)
-        row_of = np.full(len(alone), -1)
-        row_of[moments.end_of] = np.arange(len(moments.end_of))
-        lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row_of[target]]
-        made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row_of[target])
+        row = moments.ended_row[target]
+        lasts = np.append(made.work.end_ns - made.work.start_ns, 0)[row]
+        made.connect(ORIGIN, target, -1, moments.time_ns[target] - lasts, row)
         arcs, kept = made.columns(), np.append(kept, alone[target])
     return Program(order, arcs.target, arcs.source, kept), arcs
 
@@ -310,10 +316,8 @@ def _cpu_arcs(made: _Builder, moments: Moments) -> None:
 
 
 def _axis(made: _Builder) -> CpuTime:
-    unplaced = CpuTime(made.begin_ns, made.axis_span_ns, (np.zeros(0, np.int64),) * 2)
-    if not made.waits:
-        return unplaced
     thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
+    unplaced = CpuTime(made.begin_ns, made.axis_span_ns, (np.zeros(0, np.int64),) * 2)
     return replace(
         unplaced, waits=joined(unplaced.place(thread, start), unplaced.place(thread, end))
     )
@@ -428,19 +432,34 @@ def _next_batches(made: _Builder, calls: Ints) -> None:
         made.connect(LOADER, moments[1:], moments[:-1], NEVER, event=same[1:])
 
 
-# ---- the launch queue
+# ---- waits for the device
 
 
-def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """Calls that wait for the start or the end of device work: a row for each call and row of work.
+
+    Attributes:
+        moment: the moment at the end of the call.
+        call: the call.
+        row: the device row that the call waits for.
+        lag_ns: the time from the start or the end of the device work to the end of the call.
+        usual_ns: the usual value of `lag_ns`.
+    """
+
+    moment: Ints
+    call: Ints
+    row: Ints
+    lag_ns: Ints
+    usual_ns: Ints
+
+
+def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     """Add a moment at the end of each launch that may find a full queue.
 
-    Returns:
-        Five values for each of these launches: the moment; the device row for whose start the
-            launch waits; the time from this start to the end of the call; the usual length of this
-            time; and the call.
+    Such a launch waits for the start of earlier work of its stream.
     """
     events, work = made.events, made.work
-    none = np.zeros(0, np.int64)
     is_cuda = events.named(lambda name: name.startswith("cu"))
     known = np.flatnonzero((work.call >= 0) & is_cuda[work.call])
     stream = events.thread[work.event[known]].astype(np.int64)
@@ -451,9 +470,7 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     known, stream = known[first], stream[first]
     order = np.lexsort((events.start_ns[work.call[known]], stream))
     known, stream = known[order], stream[order]
-    later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE] if FULL_QUEUE else known
-    if not len(later):
-        return none, none, none, none, none
+    later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
     # When a call begins, at least _FILLED launches are in the queue if the work of the launch that
@@ -479,7 +496,7 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> tuple[Ints, Ints, Ints, I
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)
     made.wait(thread_of[call[blocked]], (called + own)[blocked], returned[blocked])
-    return moments, earlier, np.where(blocked, after, typical), typical, call
+    return _Waits(moments, call, earlier, np.where(blocked, after, typical), typical)
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
@@ -490,44 +507,12 @@ def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
 
-def _queue_arcs(
-    made: _Builder, blocked: tuple[Ints, Ints, Ints, Ints, Ints], start_of: Ints
-) -> None:
-    moments, earlier, lag, typical, call = blocked
-    made.connect(QUEUE, moments, start_of[earlier], lag, event=call, typical_ns=typical)
-
-
-# ---- waits for the device
-
-
-@dataclass(frozen=True, slots=True)
-class _WaitMoments:
-    """What waiting calls wait for: one row for each pair of a call and device work.
-
-    Attributes:
-        moment: the moment at the end of the call.
-        call: the call.
-        row: the device row that the call waits for.
-        lag_ns: the time from the end of the device work to the end of the call.
-        usual_ns: the usual value of `lag_ns`.
-        unknown_ns: the total time of the calls that wait for unknown device work.
-    """
-
-    moment: Ints
-    call: Ints
-    row: Ints
-    lag_ns: Ints
-    usual_ns: Ints
-    unknown_ns: int
-
-
-def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
-    """Add a moment at the end of each call that waits for known device work."""
+def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
+    """Add a moment at the end of each call that waits for the end of known device work."""
     events, found, work = made.events, made.links.synchronisations, made.work
-    row_of = np.full(len(events) + 1, -1)
-    row_of[work.event] = np.arange(len(work.event))
-    edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (row_of[found.earlier] >= 0))
-    wait, row = _with_repeated(made, found.wait[edge], row_of[found.earlier[edge]])
+    earlier = made.row_of[found.earlier]
+    edge = np.flatnonzero((found.kind[found.wait] != STREAM_WAIT) & (earlier >= 0))
+    wait, row = _with_repeated(made, found.wait[edge], earlier[edge])
     waits, of_wait = np.unique(wait, return_inverse=True)
     call, kind = found.call[waits], found.kind[waits]
     start, end = events.start_ns[call], events.end_ns[call]
@@ -550,18 +535,18 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _WaitMoments:
     waited &= duration > own
     moments = made.add(_returns(start, end), thread_of[call], end, call)
     made.wait(thread_of[call[waited]], (start + own)[waited], end[waited])
-    unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
     left = end[of_wait] - work.end_ns[row]
     decides = waited[of_wait] & (work.end_ns[row] == work_end[of_wait])
     own_lag = np.where(decides, left, np.minimum(lag[of_wait], left))
-    return _WaitMoments(
-        moments[of_wait],
-        call[of_wait],
-        row,
-        own_lag,
-        np.where(decides, lag[of_wait], own_lag),
-        int(events.duration_ns[found.call[unknown]].sum()),
-    )
+    usual = np.where(decides, lag[of_wait], own_lag)
+    return _Waits(moments[of_wait], call[of_wait], row, own_lag, usual)
+
+
+def _unknown_wait_ns(made: _Builder) -> int:
+    """The total time of the calls that wait for unknown device work."""
+    found = made.links.synchronisations
+    unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
+    return int(made.events.duration_ns[found.call[unknown]].sum())
 
 
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
@@ -595,17 +580,6 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     at, _ = np.nonzero(repeated)
     by_rank = waits[np.argsort(rank)]
     return np.concatenate([wait, by_rank[at]]), np.concatenate([row, filled[repeated]])
-
-
-def _wait_arcs(made: _Builder, waits: _WaitMoments, end_of: Ints) -> None:
-    made.connect(
-        WAIT,
-        waits.moment,
-        end_of[waits.row],
-        waits.lag_ns,
-        event=waits.call,
-        typical_ns=waits.usual_ns,
-    )
 
 
 # ---- the device
@@ -681,10 +655,8 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
 def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
     """Pairs of device rows on two streams: the earlier row, and the later row that waits for it."""
     found, work = made.links.synchronisations, made.work
-    row_of = np.full(len(made.events) + 1, -1)
-    row_of[work.event] = np.arange(len(work.event))
     across = np.flatnonzero(found.kind[found.wait] == STREAM_WAIT)
-    earlier, later = row_of[found.earlier[across]], row_of[found.later[across]]
+    earlier, later = (made.row_of[side[across]] for side in (found.earlier, found.later))
     known = (earlier >= 0) & (later >= 0) & (work.end_ns[earlier] <= work.start_ns[later])
     return earlier[known], later[known]
 

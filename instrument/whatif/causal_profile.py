@@ -13,16 +13,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.intervals import Intervals
-from instrument.trace.events import OPERATOR, Flags, Ints, is_step, split_overload
+from instrument.trace.events import Flags, Ints, called_operators, split_overload
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import Costs, Model
 from instrument.whatif.selection import of_paths, short_name
-from instrument.whatif.window import Window
+from instrument.whatif.window import Window, counted
 
 _FASTER = (0.1, 0.25, 0.5, 1.0)
 _LEAST_SHARE = 0.002
@@ -69,14 +68,15 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     tried = _tried(window, rows)
     base = window.weights(costs)
     steps = window.steps_ns(window.program.run(base))
-    whole_ns = np.sum(_counted(steps))
+    kept = counted(len(steps))
+    whole_ns = np.sum(steps[kept])
     shares: list[list[float]] = []
     for chosen in tried.values():
         change = window.change(costs, chosen)
         times = window.program.run_shares(base, change, np.array(_FASTER))
-        left = np.sum(_counted(window.steps_ns(times)), axis=-1) / max(whole_ns, 1)
+        left = np.sum(window.steps_ns(times)[..., kept], axis=-1) / max(whole_ns, 1)
         shares.append((1 - left).tolist())
-    typical = float(np.median(_counted(steps)))
+    typical = float(np.median(steps[kept]))
     bounds = [_bounds(model) for model in window.models]
     spent = [_spent(window, costs, chosen, bounds) for chosen in tried.values()]
     names = list(tried)
@@ -115,11 +115,6 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
     return found
 
 
-def _counted(steps_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """All steps except the first; if there is only one step, this step."""
-    return steps_ns[..., 1:] if steps_ns.shape[-1] > 1 else steps_ns
-
-
 def _bounds(model: Model) -> Ints:
     """For each thread: the positions of the starts and the ends of all steps on the axis."""
     moments, axis = model.moments, model.axis
@@ -156,7 +151,7 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     own = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])
     count = len(scopes.paths.names)
     spent = Groups(scopes.attributed, count).sum(own, scopes.attributed >= 0)
-    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[model.launcher]]
+    path = scopes.path_of_node[links.launched[1]]
     spent += Groups(path, count).sum(links.events.duration_ns[model.work.event], path >= 0)
     bound = scopes.paths.with_descendants(spent)
     for k in _largest(bound, rows):
@@ -167,7 +162,7 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     """The operator names with the most time. Only calls outside all other operators count."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
-    is_operator = (events.among(OPERATOR) & ~events.named(is_step))[tree.index]
+    is_operator = called_operators(events)[tree.index]
     is_top = is_operator & ~tree.inside(is_operator)
     top = np.flatnonzero(is_top)
     if not len(top):
@@ -176,7 +171,7 @@ def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     distinct, groups = groupby(numbers[events.name[tree.index[top]]])
     group_of = np.full(len(tree) + 1, -1)
     group_of[top] = groups.of
-    launched = group_of[np.append(tree.nearest(is_top), -1)[model.launcher]]
+    launched = group_of[np.append(tree.nearest(is_top), -1)[links.launched[1]]]
     bound = groups.sum(links.spent_ns[top])
     bound += Groups(launched, len(distinct)).sum(
         events.duration_ns[model.work.event], launched >= 0

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from instrument.errors import CaptureError
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.trace.columns import BEYOND_NS
-from instrument.trace.events import Codes, Events, Flags, Ints
+from instrument.trace.events import Codes, Events, Ints
 
 # Each edit has intervals on the axis, and a factor that multiplies the CPU time in them. The
 # intervals of one edit are sorted and do not overlap. Where two edits overlap, both factors apply.
@@ -91,29 +91,7 @@ def axis_of(events: Events) -> tuple[int, int]:
     return begin_ns, span_ns
 
 
-def within(intervals: Intervals, start: Ints, end: Ints) -> Ints:
-    """For each span from `start` to `end`: how much of it lies in `intervals`.
-
-    The intervals must be sorted and must not overlap.
-    """
-    return _covered(intervals, end) - _covered(intervals, start)
-
-
-def _covered(intervals: Intervals, at: Ints) -> Ints:
-    """How much of the time from 0 to each position lies in `intervals`."""
-    starts, ends = intervals
-    if not len(starts):
-        return np.zeros(len(at), np.int64)
-    sums = np.concatenate([[0], np.cumsum(ends - starts)])
-    begun = np.searchsorted(starts, at, "right")
-    found: Ints = sums[begun] - np.maximum(ends[begun - 1] - at, 0) * (begun > 0)
-    return found
-
-
-def joined(start: Ints, end: Ints, chosen: Flags | None = None) -> Intervals:
-    """Sort intervals, and merge those that overlap or touch.
-
-    Intervals without a duration are left out, and so are those that `chosen` does not select.
-    """
-    keep = end > start if chosen is None else chosen & (end > start)
-    return merged(start[keep], end[keep])
+def joined(start: Ints, end: Ints) -> Intervals:
+    """Merge intervals, and leave out those without a duration; see `merged`."""
+    lasting = end > start
+    return merged(start[lasting], end[lasting])

@@ -16,7 +16,7 @@ from instrument.analysis.breakdown import COMMUNICATION
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.groupby import Groups
-from instrument.links.intervals import Intervals
+from instrument.links.intervals import Intervals, concatenated
 from instrument.trace.events import Ints
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import CPU, DEVICE, KINDS, LAUNCH, ORIGIN, STREAM, Costs, Model
@@ -158,7 +158,7 @@ class _Found:
         )
         chosen = joined(begin, end)
         # `own` counts all time outside the path as a wait, so that only time on the path is left.
-        own = replace(axis, waits=joined(*_with(axis.waits, _outside(chosen))))
+        own = replace(axis, waits=joined(*concatenated([axis.waits, _outside(chosen)])))
         nodes = scopes.nodes
         bounds = (axis.place(nodes.thread, each) for each in (nodes.start_ns, nodes.end_ns))
         start_ns, end_ns = (own.spent(each, self._costs.cpu) for each in bounds)
@@ -174,10 +174,6 @@ def _outside(chosen: Intervals) -> Intervals:
     """All intervals of the axis that lie outside the chosen intervals."""
     starts, ends = chosen
     return np.concatenate([[0], ends]), np.append(starts, _FAR)
-
-
-def _with(one: Intervals, other: Intervals) -> Intervals:
-    return np.concatenate([one[0], other[0]]), np.concatenate([one[1], other[1]])
 
 
 def slack(window: Window, costs: Sequence[Costs]) -> Table:
@@ -221,7 +217,7 @@ def _slack_of_paths(model: Model, late: Ints) -> Ints:
         least = np.minimum.reduceat(values, bounds)[::2]
         known = (scopes.attributed >= 0) & (last >= first)
         np.minimum.at(found, scopes.attributed[known], least[known])
-    path = np.append(scopes.attributed, -1)[np.append(scopes.innermost, -1)[model.launcher]]
+    path = scopes.path_of_node[model.links.launched[1]]
     rows = np.flatnonzero(path >= 0)
     np.minimum.at(found, path[rows], late[model.moments.end_of[rows]])
     # A range has at most the slack of the ranges inside it, which come after it in `paths`.

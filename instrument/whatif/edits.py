@@ -14,7 +14,7 @@ import numpy as np
 from instrument.analysis.breakdown import COMMUNICATION
 from instrument.links.cuda_graphs import is_graph_launch
 from instrument.links.groupby import groupby
-from instrument.links.intervals import Intervals, sweep
+from instrument.links.intervals import Intervals, concatenated, interval_at, sweep
 from instrument.trace.events import OPERATOR, Flags, Ints
 from instrument.whatif.cpu_time import joined
 from instrument.whatif.model import LAUNCH, LOADER, STREAM, WAIT, Costs, Model
@@ -60,7 +60,7 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
     batches = np.flatnonzero((arcs.kind == LOADER) & (arcs.source < 0))
     events, event = model.links.events, arcs.event[batches]
     asked = model.axis.place(events.thread[event], events.start_ns[event])
-    waits[batches] = _inside(chosen, asked)
+    waits[batches] = interval_at(chosen.cpu, asked) >= 0
     fixed_ns[waits] = NEVER
     return replace(scaled, fixed_ns=fixed_ns)
 
@@ -69,9 +69,8 @@ def _with_launches(model: Model, chosen: Selection) -> Selection:
     """The selection, plus the CPU time of the calls that launched its device work."""
     launches = chosen.calls[model.links.call_tree.index]
     start, end = model.node_spans
-    starts = np.concatenate([chosen.cpu[0], start[launches]])
-    ends = np.concatenate([chosen.cpu[1], end[launches]])
-    return replace(chosen, cpu=joined(starts, ends))
+    cpu = concatenated([chosen.cpu, (start[launches], end[launches])])
+    return replace(chosen, cpu=joined(*cpu))
 
 
 def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
@@ -107,7 +106,7 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
     """
     tree, events = model.links.call_tree, model.links.events
     start, end = model.node_spans
-    inside = _inside(chosen, start) & events.among(OPERATOR)[tree.index]
+    inside = (interval_at(chosen.cpu, start) >= 0) & events.among(OPERATOR)[tree.index]
     parent = np.append(inside, False)[tree.parent]
     top = np.flatnonzero(inside & ~parent)
     if not len(top):
@@ -122,9 +121,9 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
     parts = [(start[top], start[top] + (lasts - kept))]
     if not modest:
         parts.append(_between(chosen.cpu, (start[top], end[top])))
-    starts, ends = (np.concatenate(side) for side in zip(*parts))
+    removed = joined(*concatenated(parts))
     fixed_ns = _without_gaps(model, costs, chosen.rows)
-    return replace(costs, cpu=(*costs.cpu, (joined(starts, ends), 0.0)), fixed_ns=fixed_ns)
+    return replace(costs, cpu=(*costs.cpu, (removed, 0.0)), fixed_ns=fixed_ns)
 
 
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
@@ -214,13 +213,6 @@ def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
         arcs.kind[inside] == STREAM, 0, np.minimum(fixed_ns[inside], shortest[inside])
     )
     return np.where(costs.fixed_ns == NEVER, NEVER, fixed_ns)
-
-
-def _inside(chosen: Selection, place: Ints) -> Flags:
-    starts, ends = chosen.cpu
-    at = np.searchsorted(starts, place, "right") - 1
-    found: Flags = (at >= 0) & (place < np.append(ends, 0)[at])
-    return found
 
 
 def _between(outer: Intervals, inner: Intervals) -> Intervals:

@@ -73,6 +73,13 @@ class Moments:
     step_start: Ints
     step_end: Ints
 
+    @property
+    def ended_row(self) -> Ints:
+        """For each moment, the device row that ends at this moment; -1 if there is none."""
+        row = np.full(len(self.time_ns), -1)
+        row[self.end_of] = np.arange(len(self.end_of))
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
@@ -128,7 +135,6 @@ class Model:
         dropped: the number of arcs that are left out because the clocks of the trace contradict
             them.
         has_steps: whether a step finished; otherwise the whole window counts as one step.
-        launcher: for each device row, the node of the call tree that launched it; -1 for none.
         step_of: for each device row, the step that launched it; -1 for none.
         unknown_wait_ns: the total time of the calls that wait for unknown device work.
     """
@@ -142,7 +148,6 @@ class Model:
     residue_ns: Ints
     dropped: int
     has_steps: bool
-    launcher: Ints
     step_of: Ints
     unknown_wait_ns: int
     _typical_ns: Ints = field(repr=False)
@@ -295,11 +300,10 @@ class Model:
         Work is left out if other work of the same step follows on its stream. But it is kept if the
         work that follows can begin before it ends.
         """
-        arcs, row_of = self.arcs, np.full(len(self.moments.time_ns), -1)
-        row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
+        arcs = self.arcs
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
         after = np.flatnonzero((arcs.kind == STREAM) & (gap_ns >= 0))
-        before, row = row_of[arcs.source[after]], arcs.row[after]
+        before, row = self.moments.ended_row[arcs.source[after]], arcs.row[after]
         is_last = self.step_of >= 0
         is_last[before[self.step_of[before] == self.step_of[row]]] = False
         rows = np.flatnonzero(is_last)
@@ -316,9 +320,7 @@ class Model:
     def ranks_arcs(self) -> tuple[Ints, Ints]:
         """The arcs of waits for other ranks, and the device rows of the collectives that wait."""
         arcs = np.flatnonzero(self.arcs.kind == RANKS)
-        row_of = np.full(len(self.moments.time_ns), -1)
-        row_of[self.moments.end_of] = np.arange(len(self.moments.end_of))
-        return arcs, row_of[self.arcs.target[arcs]]
+        return arcs, self.moments.ended_row[self.arcs.target[arcs]]
 
     @cached_property
     def transfer_ns(self) -> Ints:

@@ -23,7 +23,7 @@ from instrument.whatif import edits, selection
 from instrument.whatif.builder import build_model
 from instrument.whatif.critical_path import critical_path, slack
 from instrument.whatif.model import Costs, Model
-from instrument.whatif.window import Window, meetings
+from instrument.whatif.window import Window, counted, meetings
 
 if TYPE_CHECKING:
     from instrument.analysis.table import Table
@@ -97,13 +97,13 @@ class Scenario:
     @property
     def step_ns(self) -> int:
         """The median duration of the simulated steps except the first, in nanoseconds."""
-        return int(median(self.steps[_counted(self.steps)]))
+        return int(median(self.steps[counted(len(self.steps))]))
 
     @cached_property
     def baseline_ns(self) -> int:
         """The median duration of the recorded steps except the first, in nanoseconds."""
         steps = self.window.recorded_steps(0)
-        return int(median(steps[_counted(steps)]))
+        return int(median(steps[counted(len(steps))]))
 
     @cached_property
     def saving_ns(self) -> int:
@@ -128,8 +128,8 @@ class Scenario:
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
         """The saving of a step if the edited steps take the times in `after`; see `saving_ns`."""
         before = self.window.recorded_steps(assumption)
-        counted = _counted(before)
-        share = 1 - sum(after[counted]) / max(sum(before[counted]), 1)
+        kept = counted(len(before))
+        share = 1 - sum(after[kept]) / max(sum(before[kept]), 1)
         return round(share * self.baseline_ns)
 
     @property
@@ -540,8 +540,3 @@ def _losses(capture: Views) -> tuple[str, ...]:
 def _unedited(window: Window, losses: tuple[str, ...]) -> Scenario:
     variants = (_Variant(costs, k) for k, costs in enumerate(window.assumptions))
     return Scenario(window, (), tuple(variants), losses)
-
-
-def _counted(steps: Sequence[int]) -> slice:
-    """A slice of all steps except the first; if there is only one step, of this step."""
-    return slice(1, None) if len(steps) > 1 else slice(None)

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 
 import numpy as np
 
@@ -17,7 +16,8 @@ from instrument.analysis.breakdown import COMMUNICATION, COPY
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.steps import is_loading
 from instrument.errors import CaptureError, ConfigError
-from instrument.links.intervals import Intervals
+from instrument.links.intervals import Intervals, concatenated
+from instrument.links.paths import fits
 from instrument.printable import printable
 from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
 from instrument.whatif.builder import loads_here
@@ -57,11 +57,11 @@ def by_range(model: Model, pattern: str) -> Selection:
     """
     paths = model.links.scopes.paths
     whole = pattern[1:] if pattern.startswith("/") else None
-    fits = (
-        _fits(pattern, name, text) if whole is None else _fits(whole, text)
+    fitting = (
+        fits(pattern, name, text) if whole is None else fits(whole, text)
         for name, text in zip(paths.names, paths.texts)
     )
-    chosen = np.fromiter(fits, np.bool_, len(paths.names))
+    chosen = np.fromiter(fitting, np.bool_, len(paths.names))
     if not chosen.any():
         raise _nothing("range", pattern, paths.texts)
     return of_paths(model, chosen)
@@ -86,7 +86,7 @@ def by_operator(model: Model, pattern: str) -> Selection:
     """
     events = model.links.events
     chosen = events.among(OPERATOR) | model.calls
-    named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
+    named = events.named(lambda name: fits(pattern, name, split_overload(name)[0]))
     if not (chosen & named).any():
         raise _nothing("operator or runtime call", pattern, _names(model, chosen))
     return _of_mask(model, chosen & named)
@@ -119,7 +119,7 @@ def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> 
     names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
     fitting = np.zeros(len(events.names), np.bool_)
     for k, name in names.items():
-        fitting[k] = _fits(pattern, name, short_name(name))
+        fitting[k] = fits(pattern, name, short_name(name))
     rows = of_kind & fitting[events.name[event]]
     if not rows.any():
         raise _nothing(word, pattern, [short_name(name) for name in names.values()])
@@ -135,7 +135,7 @@ def by_thread(model: Model, pattern: str) -> Selection:
         ConfigError: no thread matches.
     """
     tree, names = model.links.call_tree, ["{}/{}".format(*t) for t in model.links.events.threads]
-    chosen = np.array([_fits(pattern, name) for name in names], np.bool_)
+    chosen = np.array([fits(pattern, name) for name in names], np.bool_)
     nodes = chosen[tree.thread]
     if not nodes.any():
         present = np.unique(tree.thread).tolist()
@@ -167,7 +167,7 @@ def _of_mask(model: Model, chosen: Flags) -> Selection:
     if len(alone):
         thread, place = events.thread[alone], model.axis.place
         begin, end = place(thread, events.start_ns[alone]), place(thread, events.end_ns[alone])
-        cpu = joined(np.append(cpu[0], begin), np.append(cpu[1], end))
+        cpu = joined(*concatenated([cpu, (begin, end)]))
     return Selection(cpu, found.rows | chosen[model.work.event], found.calls)
 
 
@@ -231,7 +231,7 @@ def calls_named(model: Model, pattern: str) -> Ints:
     events, found = model.links.events, model.links.synchronisations
     calls = np.unique(found.call[np.unique(found.wait)])
     tree = model.links.call_tree
-    named = events.named(lambda name: _fits(pattern, name, split_overload(name)[0]))
+    named = events.named(lambda name: fits(pattern, name, split_overload(name)[0]))
     around = np.append(tree.at_or_inside(named[tree.index]), False)[tree.nodes_of(calls)]
     chosen: Flags = named[calls] | around
     if not chosen.any():
@@ -274,11 +274,7 @@ def _below(model: Model, nodes: Flags) -> Selection:
     calls = np.zeros(len(links.events), np.bool_)
     calls[tree.index] = around[:-1]
     calls &= model.calls
-    return Selection(cpu, around[model.launcher], calls)
-
-
-def _fits(pattern: str, *names: str) -> bool:
-    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
+    return Selection(cpu, around[links.launched[1]], calls)
 
 
 def _names(model: Model, chosen: Flags) -> list[str]:

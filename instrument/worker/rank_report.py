@@ -11,7 +11,8 @@ from instrument import files
 from instrument.rank_info import lowest_rank
 from instrument.report.ranks import as_text
 from instrument.runs.rank_summary import SUMMARY_FILE
-from instrument.runs.run import Ranks, Run, few
+from instrument.runs.run import Ranks, Run
+from instrument.units import few
 from instrument.worker.job import Job
 
 FILE = "ranks.txt"

@@ -20,7 +20,7 @@ from instrument.findings import (
 )
 from instrument.findings.device_time import launch_gaps
 from instrument.findings.finding import Evidence
-from instrument.links.intervals import Timeline
+from instrument.links.intervals import within
 
 
 def launching_threads(count: int) -> list[dict[str, Any]]:
@@ -57,14 +57,13 @@ def test_idle_time_of_many_threads_takes_linear_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = 0
-    within = Timeline.within
 
-    def counted(self: Timeline, where: Any, start_ns: Any, end_ns: Any) -> Any:
+    def counted(intervals: Any, start_ns: Any, end_ns: Any) -> Any:
         nonlocal read
-        read += len(self.start_ns) + len(start_ns)
-        return within(self, where, start_ns, end_ns)
+        read += len(intervals[0]) + len(start_ns)
+        return within(intervals, start_ns, end_ns)
 
-    monkeypatch.setattr(Timeline, "within", counted)
+    monkeypatch.setattr(device_idle, "within", counted)
     work = []
     for count in (20, 80):
         trace = capture(tmp_path, launching_threads(count))
