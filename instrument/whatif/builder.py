@@ -204,6 +204,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         step_end=ends,
     )
     _cpu_arcs(made, moments)
+    _ = made.links.launched  # every edit needs it, so it is computed once, here
     return _finish(made, moments, has_steps, step_of)
 
 
