@@ -519,6 +519,32 @@ def test_mistakes_are_one_line_and_status_2(
         assert capsys.readouterr() == ("", f"instrument: {sentence}\n")
 
 
+def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture, missing = write_capture(tmp_path / "runs", steps()), tmp_path / "missing" / "file"
+    file = tmp_path / "file"
+    file.touch()
+    for command in (["report", "-o"], ["baseline", "-o"], ["ranks", "--trace"]):
+        for target, why in ((missing, "No such file or directory"), (tmp_path, "Is a directory")):
+            assert main([command[0], str(capture.folder), command[1], str(target)]) == 2
+            assert capsys.readouterr().err == (
+                f"instrument: {target} cannot be written ({why}): name a file in an existing "
+                "folder that you may write to.\n"
+            )
+    below = file / "below"
+    assert main(["export", str(capture.folder), "--sink", "table", "--to", str(below)]) == 2
+    assert capsys.readouterr().err == (
+        f"instrument: The folder {below / capture.name} cannot be created (Not a directory): name "
+        "another one with --to.\n"
+    )
+    assert main(["ab", "--output", str(below), "--a", "true", "--b", "true"]) == 2
+    assert capsys.readouterr().err == (
+        f"instrument: --output is '{below}', which cannot be created (Not a directory): give "
+        "another folder.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
