@@ -83,3 +83,14 @@ def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
     assert "cannot be read" in by_place["a", "steps_1-2"]
     assert "trace" in by_place["b", "steps_1-2"]
     assert by_place["b", "steps_5-6"] == verdict(runs[2].diagnose())
+
+
+def test_a_path_that_does_not_exist_is_the_error_of_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    assert main(["show", missing]) == 2
+    said = capsys.readouterr()
+    assert main(["ls", missing]) == 2
+    assert capsys.readouterr() == said
+    assert said.out == ""

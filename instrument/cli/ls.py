@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the list of captures as text, JSON or CSV.
 
     Raises:
-        CaptureError: there are no captures.
+        CaptureError: there are no captures, or the path does not exist.
     """
     found = captures_at(arguments.path)
     newest = found[::-1][: arguments.rows]

@@ -33,12 +33,16 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
     """Return the captures at or below a path or URL, the newest last.
 
     Raises:
-        CaptureError: there are no captures.
+        CaptureError: there are no captures, or the path does not exist.
     """
     if isinstance(path, str):
         from instrument.storage import captures
 
         return captures(path)
+    from instrument.analysis.views import kind_of, no_capture_at
+
+    if kind_of(path) is None:
+        raise no_capture_at(path)
     if _is_one(path):
         return [path]
     return sorted(
