@@ -549,6 +549,7 @@ def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(
     ("arguments", "part"),
     [
         (["show", "x", "--rows", "0"], "argument --rows: must be 1 or more, not 0"),
+        (["show", "x", "--rows", "many"], "argument --rows: must be 1 or more, not many"),
         (["show", "x", "--by", "shape"], "argument --by: invalid choice: 'shape'"),
         (["show"], "the following arguments are required: PATH"),
         (["shwo"], "invalid choice: 'shwo'"),
@@ -565,7 +566,10 @@ def test_a_wrong_command_line(
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
-    assert part in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("instrument: ")
+    assert part in line
+    assert line.endswith(" --help lists the arguments.")
 
 
 def test_version_and_help(
