@@ -291,3 +291,29 @@ def test_a_summary_that_cannot_be_made_costs_nothing_else(tmp_path: Path, log: L
     assert said.startswith(
         "one: the file summary.json, which is needed to compare ranks, cannot be "
     )
+
+
+def test_runs_in_one_folder_have_windows_of_different_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "steps_000003-000004"
+    for hour, again in enumerate(("", "-2", "-3")):
+        for rank in (0, 1):
+            started = f"2026-01-02T{hour:02d}:04:05+00:00"
+            write_capture(
+                tmp_path, steps(), f"{name}_rank{rank}{again}", rank=rank, started_at=started
+            )
+    windows = Run.load(tmp_path).windows
+    assert [[path.name for path in window.paths] for window in windows] == [
+        [f"{name}_rank{rank}{again}" for rank in (0, 1)] for again in ("", "-2", "-3")
+    ]
+    assert main(["ranks", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == (
+        f"Showing the newest of 3 windows, {tmp_path}/{name}-3; the others are:\n"
+        f"  {tmp_path}/{name}-2\n  {tmp_path}/{name}\n"
+    )
+    for number, again in enumerate(("", "-2", "-3")):
+        for chosen in (f"{name}{again}", f"{tmp_path}/{name}{again}"):
+            assert Run.load(tmp_path).window(chosen).paths == windows[number].paths
+            assert main(["ranks", str(tmp_path), "--window", chosen]) == 0
+            assert capsys.readouterr().out.startswith(f"{name}{again}: 2 of ")

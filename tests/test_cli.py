@@ -519,10 +519,37 @@ def test_mistakes_are_one_line_and_status_2(
         assert capsys.readouterr() == ("", f"instrument: {sentence}\n")
 
 
+def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture, missing = write_capture(tmp_path / "runs", steps()), tmp_path / "missing" / "file"
+    file = tmp_path / "file"
+    file.touch()
+    for command in (["report", "-o"], ["baseline", "-o"], ["ranks", "--trace"]):
+        for target, why in ((missing, "No such file or directory"), (tmp_path, "Is a directory")):
+            assert main([command[0], str(capture.folder), command[1], str(target)]) == 2
+            assert capsys.readouterr().err == (
+                f"instrument: {target} cannot be written ({why}): name a file in an existing "
+                "folder that you may write to.\n"
+            )
+    below = file / "below"
+    assert main(["export", str(capture.folder), "--sink", "table", "--to", str(below)]) == 2
+    assert capsys.readouterr().err == (
+        f"instrument: The folder {below / capture.name} cannot be created (Not a directory): name "
+        "another one with --to.\n"
+    )
+    assert main(["ab", "--output", str(below), "--a", "true", "--b", "true"]) == 2
+    assert capsys.readouterr().err == (
+        f"instrument: --output is '{below}', which cannot be created (Not a directory): give "
+        "another folder.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["show", "x", "--rows", "0"], "argument --rows: must be 1 or more, not 0"),
+        (["show", "x", "--rows", "many"], "argument --rows: must be 1 or more, not many"),
         (["show", "x", "--by", "shape"], "argument --by: invalid choice: 'shape'"),
         (["show"], "the following arguments are required: PATH"),
         (["shwo"], "invalid choice: 'shwo'"),
@@ -539,7 +566,10 @@ def test_a_wrong_command_line(
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
-    assert part in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("instrument: ")
+    assert part in line
+    assert line.endswith(" --help lists the arguments.")
 
 
 def test_version_and_help(

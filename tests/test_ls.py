@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
+from argparse import Namespace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import annotation, steps, write_capture
+from rich.console import Console
 
 from instrument.capture import Capture
+from instrument.cli import ls
 from instrument.cli.command import main
+from instrument.report.terminal import draw
 from instrument.report.verdict import verdict
 
 
@@ -57,9 +61,31 @@ def test_the_list_as_text_has_a_table_for_each_run(
 ) -> None:
     assert main(["ls", str(tmp_path), "--rows", "2"]) == 0
     printed = capsys.readouterr().out
-    assert f"{tmp_path / 'b'}, 2 captures\n" in printed
+    assert f"{tmp_path / 'b'}, 2 captures, rank 0\n" in printed
     assert verdict(runs[2].diagnose())[:40] in printed
     assert printed.endswith("1 older capture is not listed; --rows -1 lists all.\n")
+
+
+def test_on_80_columns_dates_are_whole_and_what_all_captures_share_is_in_the_title(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, phase in enumerate(("train", "validation")):
+        write_capture(
+            tmp_path,
+            steps(),
+            f"steps_000002-000004_rank0-{number}",
+            started_at=f"2026-11-23T03:00:0{number}+00:00",
+            window={"phase": phase, "first_step": 2, "last_step": 4},
+        )
+    parts = ls.run(Namespace(path=tmp_path, rows=15, no_verdict=False, json=False, csv=False))
+    text = draw(parts, Console(file=StringIO(), width=80, _environ={}))
+    assert ", 2 captures, rank 0 name " in " ".join(text.split())
+    assert "left out" not in text
+    header = next(line for line in text.splitlines() if line.startswith("name"))
+    assert header.split() == ["name", "started", "at", "phase", "steps", "step"]
+    for row in _listed(tmp_path, capsys):
+        assert row["started_at"] in text
+        assert row["phase"] in text
 
 
 def test_without_verdicts_no_trace_is_read(
@@ -83,3 +109,14 @@ def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
     assert "cannot be read" in by_place["a", "steps_1-2"]
     assert "trace" in by_place["b", "steps_1-2"]
     assert by_place["b", "steps_5-6"] == verdict(runs[2].diagnose())
+
+
+def test_a_path_that_does_not_exist_is_the_error_of_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing")
+    assert main(["show", missing]) == 2
+    said = capsys.readouterr()
+    assert main(["ls", missing]) == 2
+    assert capsys.readouterr() == said
+    assert said.out == ""

@@ -563,6 +563,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path:
     assert str(raised.value) == (
         f"profiler.output_dir is '{wanted}', which cannot be written (not a directory): choose another folder."
     )
+    assert raised.value.__suppress_context__, "the traceback of Python's own error is not shown"
 
 
 def test_a_second_session_while_one_records_is_refused(tmp_path: Path, net: nn.Module) -> None:

@@ -582,6 +582,21 @@ def test_show_prints_the_last_summary_of_a_file_or_folder(
     )
 
 
+@pytest.mark.parametrize("command", ["ls", "diagnose", "show"])
+def test_a_folder_of_timings_alone_is_no_capture_and_the_error_says_what_reads_it(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    with timed(tmp_path / "run" / "profile"), profiled("forward"):
+        clock.passes(1_000)
+    capsys.readouterr()
+    assert main([command, str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        f"instrument: {tmp_path} holds timings and no capture: `instrument show {tmp_path} "
+        "--timings` shows them.\n"
+    )
+    assert main(["show", str(tmp_path), "--timings"]) == 0
+
+
 def test_what_is_no_file_of_timings_gets_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

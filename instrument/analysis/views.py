@@ -357,9 +357,7 @@ class Views:
                 capture._added = _added_names(path, capture)
             return capture
         if kind is None:
-            raise CaptureError(
-                f"There is no capture at {path}; give a capture folder or a trace file."
-            )
+            raise no_capture_at(path)
         if not path.is_file():  # reading a named pipe without a writer would block
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
@@ -650,6 +648,11 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
         return "folder" if path.is_dir() else "file" if path.exists() else None
     except OSError as error:  # for example, a name that is too long
         raise CaptureError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def no_capture_at(path: Path) -> CaptureError:
+    """Return the error about a path at which nothing is."""
+    return CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
 
 
 def files_of(folder: Path) -> list[str]:

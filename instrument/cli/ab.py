@@ -137,6 +137,11 @@ def _folder(given: Path | None) -> Path:
         given.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"--output is {str(given)!r}, which exists: give a new folder.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"--output is {str(given)!r}, which cannot be created ({error.strerror}): give another "
+            "folder."
+        ) from None
     return given.absolute()
 
 

@@ -19,7 +19,10 @@ def path_or_url(text: str) -> Path | str:
 
 def positive(text: str) -> int:
     """Return an integer of 1 or more."""
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
     return number

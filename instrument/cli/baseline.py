@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import CAPTURE, path_or_url
+from instrument.cli.output import writing
 from instrument.cli.paths import newest_capture
-from instrument.errors import CaptureError
 
 HELP = "write the counters of a capture to a small JSON file, to keep in the repository"
 
@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> str:
     """Write the file and return a sentence about it; without --output, return the content.
 
     Raises:
-        CaptureError: there is no capture, it holds no trace, or the file cannot be written.
+        CaptureError: there is no capture, or it holds no trace.
+        ConfigError: the file cannot be written.
         TraceError: the trace cannot be read.
     """
     from instrument import files
@@ -48,11 +49,7 @@ def run(arguments: argparse.Namespace) -> str:
     content = as_text(counted)
     if arguments.output is None:
         return content.rstrip("\n")
-    try:
+    with writing(arguments.output):
         files.write(arguments.output, content)
-    except OSError as error:
-        raise CaptureError(
-            f"The baseline {arguments.output} cannot be written: {error.strerror}."
-        ) from None
     known = sum(count is not None for count in counted.counts.values())
     return f"Wrote {known} counters of {counted.steps} steps to {arguments.output}."

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NoReturn
 
 from instrument.cli import (
     ab,
@@ -52,6 +53,14 @@ COMMANDS = {
 
 # The exit status after Ctrl-C, as in shells.
 _INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports a wrong command line as one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"instrument: {message}; {self.prog} --help lists the arguments.")
+        sys.exit(2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +112,7 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="instrument", description="Read what torch-instrument or torch.profiler has recorded."
     )
     parser.add_argument(

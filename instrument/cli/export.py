@@ -118,8 +118,17 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def _write(sink: Any, capture: Capture, folder: Path) -> None:
-    """Create the folder, run the sink, and remove the folder if it is empty."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Create the folder, run the sink, and remove the folder if it is empty.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder {folder} cannot be created ({error.strerror}): name another one with --to."
+        ) from None
     try:
         sink.write(capture, folder)
     finally:

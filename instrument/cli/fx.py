@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from instrument.cli.output import Parts
+from instrument.cli.output import Parts, writing
 from instrument.errors import ConfigError
 from instrument.fx.machine import Machine
 from instrument.fx.profiler import profile_graph
@@ -57,14 +57,8 @@ def report(options: argparse.Namespace) -> Parts:
 
 
 def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path:
-    try:
+    with writing(path):
         return profile.save_html(path, machine)
-    except OSError as error:
-        why = (
-            f"--html {path} cannot be written ({error.strerror}): "
-            "name a file in an existing folder."
-        )
-        raise ConfigError(why) from None
 
 
 def named_model(name: str) -> nn.Module:

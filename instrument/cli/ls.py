@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the list of captures as text, JSON or CSV.
 
     Raises:
-        CaptureError: there are no captures.
+        CaptureError: there are no captures, or the path does not exist.
     """
     found = captures_at(arguments.path)
     newest = found[::-1][: arguments.rows]
@@ -111,15 +111,22 @@ def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
 
 
 def _parts(table: Table) -> Iterator[Section]:
-    """Yield a section for each run; below each capture is its verdict."""
+    """Yield a section for each run; below each capture is its verdict.
+
+    A phase or a rank that all captures of the run have is in the title and not in a column.
+    """
     from instrument.report.section import Section
 
     for run in dict.fromkeys(table.column("run")):
         captures = table.where(run=run)
-        cells = {name: captures.column(name) for name in ("name", "started_at", "phase", "rank")}
+        values = {name: captures.column(name) for name in ("phase", "rank")}
+        common = {name: each[0] for name, each in values.items() if len({*each}) == 1}
+        title = [run, counted(len(captures), "capture")]
+        title += [f"{name} {value}" for name, value in common.items() if value is not None]
         shown = Table(
             {
-                **cells,
+                **{name: captures.column(name) for name in ("name", "started_at")},
+                **{name: each for name, each in values.items() if name not in common},
                 "steps": [_steps(row) for row in captures],
                 "step_ns": captures.column("step_ns"),
             }
@@ -128,7 +135,7 @@ def _parts(table: Table) -> Iterator[Section]:
         yield Section(
             shown,
             known_columns(shown),
-            f"{run}, {counted(len(captures), 'capture')}",
+            ", ".join(title),
             missable=("phase", "rank"),
             below=[textwrap.wrap(printable(text or ""), _VERDICT_WIDTH) for text in verdicts],
             all_columns="--json",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from instrument.errors import ConfigError
 from instrument.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -44,3 +47,19 @@ def show_result(result: str | Parts) -> None:
 def say(text: str) -> None:
     """Print a text on stderr, with control characters escaped."""
     print(printable_lines(text), file=sys.stderr)
+
+
+@contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Turn an OSError in the block, which writes the file that a user named, into one sentence.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{target} cannot be written ({error.strerror}): name a file in an existing folder "
+            "that you may write to."
+        ) from None

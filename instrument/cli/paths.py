@@ -13,6 +13,8 @@ from instrument.files import exists
 if TYPE_CHECKING:
     from instrument.capture import Capture
 
+# The names of the files of timings that a run writes, one for each rank.
+TIMINGS_FILES = "timings_rank*.jsonl"
 # At most this many other captures are listed on stderr.
 _OTHERS = 10
 
@@ -33,12 +35,16 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
     """Return the captures at or below a path or URL, the newest last.
 
     Raises:
-        CaptureError: there are no captures.
+        CaptureError: there are no captures, or the path does not exist.
     """
     if isinstance(path, str):
         from instrument.storage import captures
 
         return captures(path)
+    from instrument.analysis.views import kind_of, no_capture_at
+
+    if kind_of(path) is None:
+        raise no_capture_at(path)
     if _is_one(path):
         return [path]
     return sorted(
@@ -86,10 +92,16 @@ def captures_in(folder: Path) -> list[Path]:
     Raises:
         CaptureError: there are no captures.
     """
-    from instrument.runs.run import captures_below
+    from instrument.runs.run import DEPTH, captures_below
 
     found = list(captures_below(folder))
     if not found:
+        patterns = ("*/" * depth + TIMINGS_FILES for depth in range(DEPTH))
+        if any(any(folder.glob(pattern)) for pattern in patterns):
+            raise CaptureError(
+                f"{folder} holds timings and no capture: `instrument show {folder} --timings` "
+                "shows them."
+            )
         raise CaptureError(
             f"{folder} holds no capture: "
             "give the folder of a capture, a folder above it, or a trace file."

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import ROWS, column_names, path_or_url, row_count
-from instrument.cli.output import Parts, say
+from instrument.cli.output import Parts, say, writing
 from instrument.cli.paths import tell_others
 
 HELP = "compare the ranks of a run, and merge their traces"
@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     Raises:
         CaptureError: there are no captures, or the window does not exist.
-        ConfigError: the table of ranges has no such column, or there is no such table.
+        ConfigError: the table of ranges has no such column, there is no such table, or the file of
+            --trace cannot be written.
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces
@@ -78,7 +79,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if not arguments.window:
         tell_others(ranks.where, [window.where for window in loaded.windows[:-1]], "windows")
     if arguments.trace:
-        merge_traces.merge(ranks, arguments.trace)
+        with writing(arguments.trace):
+            merge_traces.merge(ranks, arguments.trace)
         say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
         return text.as_json(ranks)

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import CAPTURE, path_or_url
+from instrument.cli.output import writing
 from instrument.errors import ConfigError
 
 HELP = "write one HTML page about a capture or a run"
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> str:
 
     Raises:
         CaptureError: there is no capture to show, or none at --before, or none can be read.
-        ConfigError: -o or --open was given together with --json.
+        ConfigError: -o or --open was given together with --json, or the file cannot be written.
     """
     import json
 
@@ -77,7 +78,8 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(content, indent=2)
     target = arguments.output or _FILE
-    files.write(target, page(content).html)
+    with writing(target):
+        files.write(target, page(content).html)
     if arguments.open:
         import webbrowser
 

@@ -13,7 +13,7 @@ from typing import get_args
 from instrument.analysis.views import VIEWS, Grouping
 from instrument.cli.arguments import CAPTURE, ROWS, column_names, path_or_url, positive, row_count
 from instrument.cli.output import Parts, say
-from instrument.cli.paths import newest_capture, tell_others
+from instrument.cli.paths import TIMINGS_FILES, newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
 from instrument.files import regular_files
 
@@ -180,7 +180,7 @@ def _timings_file(path: Path | str) -> Path:
         path = fetch(path)
     if not path.is_dir():
         return path
-    files = (file for file in regular_files(path) if fnmatch(file.name, "timings_rank*.jsonl"))
+    files = (file for file in regular_files(path) if fnmatch(file.name, TIMINGS_FILES))
     found = sorted(files, key=lambda file: (file.stat().st_mtime_ns, file))
     if not found:
         raise CaptureError(f"{path} holds no timings: record them with profiler=timings.")

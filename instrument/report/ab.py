@@ -96,7 +96,10 @@ def _verdict(comparison: Comparison) -> str:
     text = durations_like(step.a_ns)
     verdict: str = step.verdict
     if missing is not None:
-        verdict = f"undecided: needs about {counted(missing, 'more block')}"
+        verdict = (
+            f"undecided: needs about {counted(missing, 'more block')}; start again with "
+            f"--blocks {len(comparison.blocks) + missing}"
+        )
     lines = [
         f"Verdict: {verdict}",
         f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B: {_change(step)}, from "
@@ -134,11 +137,16 @@ def _ranges(comparison: Comparison) -> str | Section:
             "verdict": [each.verdict for each in rows],
         }
     )
+    title = (
+        "Time of a step by range; A and B are medians over the runs; change is estimated from the "
+        "changes within the blocks, so it is not exactly B / A"
+    )
+    if comparison.step.change.low is not None:
+        title += "; in 95 of 100 comparisons, all true changes are between low and high"
     return Section(
         table,
         known_columns(table),
-        "Time of a step by range; in 95 of 100 comparisons, all true changes are between low and "
-        "high",
+        title,
         texts={
             "A_ns": text,
             "B_ns": text,

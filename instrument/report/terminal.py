@@ -30,9 +30,10 @@ _LEAST_MISSED = (
     "self_total_ns", "total_ns", "start_ns", "end_ns", "graph", "graph_node", "streams",
     "max_replay_ns", "device_number", "peak_share", "precision",
 )  # fmt: skip
-# The minimum width of names, the minimum width of other text, and the maximum width of both. On a
-# wide terminal, the maximum width is half of the terminal.
-_NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 16, 60
+# The minimum width of names, the minimum width of other text, and the maximum width of both. Other
+# text has room for a date with its time. On a wide terminal, the maximum width is half of the
+# terminal.
+_NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 19, 60
 # Unused width first widens columns of text up to this width. The rest widens the bar of a share,
 # and then columns of text further.
 _READABLE = 36

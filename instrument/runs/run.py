@@ -6,6 +6,7 @@ A window is a series of consecutive steps that were recorded. Each rank writes o
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from os import PathLike
@@ -109,20 +110,21 @@ class Ranks:
 
     Attributes:
         name: the phase and steps of the window, such as "steps_000010-000012" or
-            "validation_steps_000003-000004".
+            "validation_steps_000003-000004". If a folder holds several windows of the same phase
+            and steps, the later ones get a number, as in "steps_000010-000012-2".
         summaries: the summary of each rank, in order of rank. The tables are made from summaries.
         paths: the path of each rank's capture or trace, in order of rank; a URL is a string.
         world_size: how many ranks the job had; None if no capture records it.
     """
 
-    def __init__(self, found: Sequence[_Found]) -> None:
+    def __init__(self, found: Sequence[_Found], number: int = 1) -> None:
         found = sorted(found, key=lambda each: -1 if each[1].rank is None else each[1].rank)
         self.paths = [path for path, _ in found]
         self.summaries = [summary for _, summary in found]
         self.world_size = max(
             (s.world_size for s in self.summaries if s.world_size is not None), default=None
         )
-        self.name = _name(self.summaries[0])
+        self.name = _name(self.summaries[0]) + (f"-{number}" if number > 1 else "")
 
     @cached_property
     def ranks(self) -> Table:
@@ -272,7 +274,20 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
         else:
             beside[nearest][summary.rank] = (path, summary)
     windows = [Ranks(list(ranks.values())) for steps in groups.values() for ranks in steps]
-    return sorted(windows, key=lambda window: (window.summaries[0].started_at or "", window.name))
+    return _numbered(
+        sorted(windows, key=lambda window: (window.summaries[0].started_at or "", window.name))
+    )
+
+
+def _numbered(windows: Iterable[Ranks]) -> list[Ranks]:
+    """Give a number to each window whose folder and name an earlier window has too."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for window in windows:
+        seen[window.where] += 1
+        found = list(zip(window.paths, window.summaries))
+        numbered.append(Ranks(found, seen[window.where]))
+    return numbered
 
 
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:

@@ -92,7 +92,7 @@ def writable(folder: Path) -> Path:
         raise ConfigError(
             f"{_folder_option()} is {str(folder)!r}, which cannot be written ({reason}): choose "
             "another folder."
-        ) from error
+        ) from None
 
 
 def stage(output_dir: Path, name: str, run: str = "") -> Path:

@@ -10,18 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import annotation, span, step, write_capture
 
 from instrument.cli.command import main
 from instrument.compare import ab
-from instrument.compare.ab import Block, Comparison, Run
+from instrument.compare.ab import Block, Comparison, Program, Run
 from instrument.compare.counters import Count
 from instrument.compare.machine import MachineState, watch
 from instrument.compare.revisions import worktrees
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
+from instrument.report.ab import parts
+from instrument.report.section import Section
 from instrument.worker.queue import output_dir
 
 QUIET = MachineState(None, None, None, None, None)
@@ -109,7 +112,8 @@ def test_a_program_against_itself_is_the_same(
 
 def test_too_few_blocks_are_undecided(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ab", "--a", f"{program} 1", "--b", f"{program} 9", "--blocks", "1"]) == 0
-    assert "Verdict: undecided: needs about 6 more blocks" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Verdict: undecided: needs about 6 more blocks; start again with --blocks 7\n" in printed
 
 
 def test_nothing_is_left_behind(program: str, tmp_path: Path) -> None:
@@ -383,6 +387,31 @@ def test_the_changed_range_is_named() -> None:
     ]
     assert [each.path for each in found.changed] == ["mlp"]
     assert found.changed[0].change.share == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(("number", "has_interval"), [(3, False), (10, True)])
+def test_the_title_of_the_table_names_low_and_high_only_where_they_are_shown(
+    number: int, has_interval: bool
+) -> None:
+    a, b = record(1000.0, mlp=400.0), record(1100.0, mlp=500.0)
+    program = Program("A", "a", [], Path())
+    found = parts(program, program, Comparison(blocks_of(a, b, number)))
+    (table,) = (part for part in found if isinstance(part, Section))
+    assert ("low" in table.columns) == has_interval
+    assert ("between low and high" in table.title) == has_interval
+    assert "change is estimated from the changes within the blocks" in table.title
+
+
+def test_the_change_is_estimated_from_the_blocks_and_not_from_the_medians() -> None:
+    """The blocks change by +10, +10 and −50 %, and the median over the runs by +10 %."""
+    times = [(1000.0, 1100.0), (10.0, 11.0), (100_000.0, 50_000.0)]
+    blocks = [blocks_of(record(a), record(b), 1)[0] for a, b in times]
+    step = Comparison(blocks).step
+    ratios = sorted(np.log([1.1, 1.1, 0.5]))
+    pairs = [(x + y) / 2 for i, x in enumerate(ratios) for y in ratios[i:]]
+    assert step.change.share == pytest.approx(float(np.expm1(np.median(pairs))))
+    assert (step.a_ns, step.b_ns) == (1000.0, 1100.0)
+    assert step.change.share < 0 < step.b_ns / step.a_ns - 1
 
 
 def test_a_drift_that_is_linear_in_the_logarithm_cancels() -> None:

@@ -73,7 +73,7 @@ def test_the_command_writes_the_same_file_each_time(
     assert not is_baseline(path)
     assert not is_baseline(tmp_path)
     assert main(["baseline", str(path), "-o", str(tmp_path / "missing" / "perf.json")]) == 2
-    assert "cannot be written: No such file" in capsys.readouterr().err
+    assert "cannot be written (No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

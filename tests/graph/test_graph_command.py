@@ -181,6 +181,6 @@ def test_the_picture_is_written(
     assert sections["graph"]["nodes"]["cells"]["name"][1] == "embedding"
     assert f"The bounds are computed from the rates of {machine}." in sections["summary"]["notes"]
     assert shown(capsys, *call, "nowhere/graph.html") == (
-        "instrument: --html nowhere/graph.html cannot be written (No such file or directory): name a file in "
-        "an existing folder.\n"
+        "instrument: nowhere/graph.html cannot be written (No such file or directory): name a file in an "
+        "existing folder that you may write to.\n"
     )
