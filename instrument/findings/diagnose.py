@@ -48,6 +48,7 @@ from instrument.findings import (
 from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, RanksCheck
 from instrument.printable import printable
+from instrument.runs.newest import left_out, newest_run
 from instrument.runs.rank_summary import RankSummary, summarize
 from instrument.runs.run import Run
 from instrument.units import counted
@@ -139,10 +140,9 @@ def diagnose(
 ) -> Diagnosis:
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
-    Captures are read one after the other, so an iterator needs the memory of only one capture. If a
-    check fails with an unexpected error, it counts as not checked, and the other checks still run.
-    If the simulation fails, the findings have no savings. If the summary of a rank fails, this rank
-    is not compared. The diagnosis says what failed, and why.
+    If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
+    which captures were left out. If the captures are an iterator, and their events have not been
+    read yet, this needs the memory of only one capture.
 
     Args:
         captures: one capture, or several.
@@ -155,8 +155,29 @@ def diagnose(
         CaptureError: there is no capture, or one holds no trace.
         TraceError: a trace cannot be read.
     """
+    newest, older = newest_run([captures] if isinstance(captures, Views) else captures)
+    one_by_one = (newest.pop(0) for _ in range(len(newest)))
+    diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
+    sentences = [left_out(older)] if older else []
+    return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
+
+
+def diagnose_all(
+    captures: Iterable[Capture],
+    checks: Iterable[Check] = CHECKS,
+    ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
+) -> Diagnosis:
+    """Diagnose all captures as one run, whatever their runs are.
+
+    Captures are read one after the other, so an iterator needs the memory of only one capture. If a
+    check fails with an unexpected error, it counts as not checked, and the other checks still run.
+    If the simulation fails, the findings have no savings. If the summary of a rank fails, this rank
+    is not compared. The diagnosis says what failed, and why.
+
+    The arguments and the errors are those of `diagnose`.
+    """
     seen = _Seen(tuple(checks), tuple(ranks_checks))
-    for capture in [captures] if isinstance(captures, Views) else captures:
+    for capture in captures:
         seen.add(capture)
     if not seen.captures:
         raise CaptureError("There is nothing to diagnose: give at least one capture.")

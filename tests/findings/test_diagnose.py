@@ -523,6 +523,64 @@ def test_the_command_reads_all_captures_of_a_folder(
     assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
 
 
+def two_runs(folder: Path) -> dict[str, Capture]:
+    """A run on two ranks, then a faster run; the ranks of a run have different ids."""
+    found = {}
+    for run, hour, events in (
+        ("a", 3, steps()),
+        ("b", 4, [step(k, k * 500, 500) for k in range(3)]),
+    ):
+        for rank in (0, 1):
+            name = f"steps_3_rank{rank}{'-2' if run == 'b' else ''}"
+            about = {"run": f"{run}{rank}", "started_at": f"2026-01-02T0{hour}:00:0{rank}+00:00"}
+            given = {"rank": rank, "world_size": 2, **about}
+            found[name] = write_capture(folder, events, name, **given)
+    return found
+
+
+LEFT_OUT = (
+    "Only the newest run counts; 2 captures of older runs are left out: steps_3_rank0, "
+    "steps_3_rank1."
+)
+
+
+def test_only_the_newest_run_is_diagnosed(tmp_path: Path) -> None:
+    captures = two_runs(tmp_path)
+    found = diagnosed(captures.values(), CHECKS)
+    assert found.captures == ("steps_3_rank0-2", "steps_3_rank1-2")
+    assert found.step_ns == 500_000
+    assert found.not_checked[0] == LEFT_OUT
+    assert diagnosed([captures["steps_3_rank0"]], CHECKS).captures == ("steps_3_rank0",)
+
+
+def test_captures_without_the_id_of_their_run_are_diagnosed_together(tmp_path: Path) -> None:
+    dated = [{"started_at": f"2026-01-0{day}T00:00:00+00:00"} for day in (1, 2)]
+    captures = [write_capture(tmp_path, steps(), f"c{k}", **each) for k, each in enumerate(dated)]
+    captures.append(write_capture(tmp_path, steps(), "c2", run="r", started_at=None))
+    captures.append(write_capture(tmp_path, steps(), "c3", run="s"))
+    assert diagnosed(captures, []).captures == ("c0", "c1", "c2", "c3")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_the_command_names_the_captures_of_older_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    two_runs(tmp_path)
+    assert main([command, str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{LEFT_OUT}\n"
+    assert "steps_3_rank0-2" in out
+    content = json.loads(out)
+    if command == "report":
+        assert content["captures"] == 2
+        assert content["sections"]["verdict"]["step_ns"] == 500_000
+    else:
+        assert content["step_ns"] == 500_000
+    older = [str(tmp_path / name) for name in ("steps_3_rank0", "steps_3_rank0-2")]
+    assert main([command, *older, "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_the_command_fails_if_no_capture_can_be_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
