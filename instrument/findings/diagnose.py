@@ -49,7 +49,7 @@ from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, RanksCheck
 from instrument.printable import printable
 from instrument.runs.newest import left_out, newest_run
-from instrument.runs.rank_summary import RankSummary, summarize
+from instrument.runs.rank_summary import TRAIN, RankSummary, phase_of, summarize
 from instrument.runs.run import Run
 from instrument.units import counted
 
@@ -216,7 +216,7 @@ class _Seen:
         whatif = self._scenario(capture)
         for check in self.checks:
             find = partial(check.find, capture, whatif)
-            self._keep(check.code, find, window, rank, capture.name)
+            self._keep(check.code, find, phase_of(capture), window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
@@ -228,8 +228,9 @@ class _Seen:
         with self._noting(_RANKS, "The comparison of the ranks"):
             windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
             for ranks in windows:
+                phase = ranks.summaries[0].phase or TRAIN
                 for check in self.ranks_checks:
-                    self._keep(check.code, partial(check.find, ranks), ranks.where)
+                    self._keep(check.code, partial(check.find, ranks), phase, ranks.where)
             if self.summaries and not windows:
                 message = "The ranks were not compared: give the captures of all ranks of a window."
                 self.missing[_RANKS, message] = len(self.captures)
@@ -238,6 +239,7 @@ class _Seen:
         self,
         code: str,
         find: Callable[[], Iterator[Finding]],
+        phase: str,
         window: Any,
         rank: int | None = None,
         capture: str | None = None,
@@ -246,7 +248,7 @@ class _Seen:
         numbers: dict[str | None, int] = {}
         with self._noting(code, f"The check {code}"):
             for found in find():
-                finding = replace(found, capture=capture)
+                finding = replace(found, capture=capture, phase=phase)
                 saving_ns = _saving_ns(finding)
                 number = numbers[finding.range] = numbers.get(finding.range, -1) + 1
                 key = finding.code, finding.range, number
@@ -318,7 +320,10 @@ class _Seen:
         )
 
     def _with_place(self, problem: _Problem) -> Finding:
-        """The largest finding of a problem, with the windows and ranks in its title."""
+        """The largest finding of a problem, with the windows and ranks in its title.
+
+        Its phase is None if all captures are of one phase.
+        """
         facts = []
         of_windows = len(
             {(*steps, again) for (steps, _), count in self.runs.items() for again in range(count)}
@@ -329,7 +334,11 @@ class _Seen:
         if of_ranks > 1 and problem.ranks:
             facts.append(_ranks(sorted(problem.ranks), of_ranks))
         where = f" ({', '.join(facts)})" if facts else ""
-        return replace(problem.largest, title=problem.largest.title + where)
+        phases = {phase or TRAIN for (phase, _), _ in self.runs}
+        found = problem.largest
+        return replace(
+            found, title=found.title + where, phase=found.phase if len(phases) > 1 else None
+        )
 
     def _not_checked(self) -> Iterator[str]:
         of = len(self.captures)

@@ -62,6 +62,8 @@ class Finding:
             `unmarked-time`, it is the share in no range and no operator.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
+        phase: the phase of the step that the saving shortens, such as "validation"; None if all
+            captures are of one phase. `diagnose` sets it.
     """
 
     code: str
@@ -75,6 +77,7 @@ class Finding:
     coverage: tuple[str, ...] = ()
     share: float | None = None
     capture: str | None = None
+    phase: str | None = None
 
 
 class Check(NamedTuple):

@@ -297,6 +297,7 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         "range": "forward",
         "source": "train.py:3",
         "capture": "steps_3_rank0",
+        "phase": None,
         "evidence": [
             {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "detail": "large"}
         ],
@@ -521,6 +522,27 @@ def test_the_command_reads_all_captures_of_a_folder(
     assert " synchronizing-calls," in capsys.readouterr().out
     assert main(["diagnose", str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
+
+
+def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path) -> None:
+    captures = [
+        write_capture(tmp_path, steps(mean_us), phase, window={"phase": phase, "first_step": 0})
+        for phase, mean_us in (("train", 1000), ("validation", 40))
+    ]
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        if capture is captures[1]:
+            yield finding(capture, whatif)
+
+    found = diagnosed(captures, [Check("made-up", find), check({"range": "other"})])
+    saves = "10.000 µs of a validation step of 40.000 µs (25 %): a step would take 30.000 µs"
+    others = "250.000 µs of a train step of 1.000 ms (25 %): a step would take 750.000 µs"
+    text = " ".join(as_text(found).split())
+    for expected in (saves, others):
+        assert f"saves {expected}" in text
+        assert f"Saves {expected}" in plain(as_markdown(found))
+    alone = diagnosed(captures[1:], [check({})])
+    assert "10.000 µs of a step (25 %)" in as_text(alone)
 
 
 def two_runs(folder: Path) -> dict[str, Capture]:
