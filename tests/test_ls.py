@@ -83,3 +83,17 @@ def test_a_capture_that_cannot_be_read_says_why_and_the_others_are_listed(
     assert "cannot be read" in by_place["a", "steps_1-2"]
     assert "trace" in by_place["b", "steps_1-2"]
     assert by_place["b", "steps_5-6"] == verdict(runs[2].diagnose())
+
+
+def test_a_capture_without_a_trace_says_so(
+    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runs[2].trace_path is not None
+    runs[2].trace_path.unlink()
+    newest = _listed(tmp_path, capsys)[0]
+    text = f"The capture {runs[2].folder} holds no trace: there is no trace.json.gz in it. "
+    assert newest["verdict"].startswith(text)
+    assert newest["step_ns"] is None
+    assert newest["first_step"] == 3
+    assert main(["show", str(runs[2].folder)]) == 2
+    assert text in capsys.readouterr().err

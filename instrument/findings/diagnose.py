@@ -210,7 +210,13 @@ class _Seen:
         self.unexplained: float | None = None
 
     def add(self, capture: Capture) -> None:
-        """Run the checks of one capture."""
+        """Run the checks of one capture.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+        """
+        capture.events  # noqa: B018 - without a trace, each check would only say so
         self.captures.append(capture.name)
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
