@@ -103,7 +103,8 @@ class Diagnosis:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
         passed: the codes of the checks that could run on all captures and found nothing.
-        not_checked: a sentence for each check that could not run, with what to record for it.
+        not_checked: a sentence for each check that could not run, with what to record for it. One
+            sentence lists all checks that need device work, if a capture has none.
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step of the capture in which it is longest; None if no step
             could be simulated.
@@ -203,6 +204,7 @@ class _Seen:
         self.problems: dict[tuple[str, str | None, int], _Problem] = {}
         self.missing: dict[tuple[str, str], int] = {}  # by code and message: in how many captures
         self.passed: set[str] = set()
+        self.without_device_work: set[str] = set()  # codes of checks that need device work
         self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: dict[str, None] = {}
@@ -221,13 +223,19 @@ class _Seen:
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
         for check in self.checks:
-            find = partial(check.find, capture, whatif)
+            find = partial(self._find, check, capture, whatif)
             self._keep(check.code, find, phase_of(capture), window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
+
+    def _find(self, check: Check, capture: Capture, whatif: Scenario) -> Iterator[Finding]:
+        """The findings of one check; note whether it lacks the device work that it needs."""
+        yield from check.find(capture, whatif)
+        if check.needs_device_work and not len(capture.work.event):
+            self.without_device_work.add(check.code)
 
     def compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
@@ -311,6 +319,7 @@ class _Seen:
         silent = self.passed.difference(
             (code for code, _, _ in self.problems), (code for code, _ in self.missing)
         )
+        without = silent & self.without_device_work
         codes = [
             *(check.code for check in self.checks),
             *(check.code for check in self.ranks_checks),
@@ -318,8 +327,11 @@ class _Seen:
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(sorted(findings, key=_saving_ns, reverse=True)),
-            passed=tuple(code for code in codes if code in silent),
-            not_checked=tuple(self._not_checked()),
+            passed=tuple(code for code in codes if code in silent - without),
+            not_checked=(
+                *_not_seen([code for code in codes if code in without]),
+                *self._not_checked(),
+            ),
             notes=tuple(self.notes),
             step_ns=self.step_ns,
             unexplained=self.unexplained,
@@ -380,6 +392,12 @@ def _failure(what: str, error: Exception) -> CaptureError:
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
     why = kind if said == kind else f"{kind}: {said}"
     return CaptureError(f"{what} failed on this capture ({why}): please report it.")
+
+
+def _not_seen(codes: list[str]) -> list[str]:
+    """A sentence on the checks that need device work; no sentence if there are none."""
+    listed = ", ".join(codes)
+    return [f"Without device work, these cannot occur or be seen: {listed}."] if codes else []
 
 
 def _saving_ns(finding: Finding) -> float:

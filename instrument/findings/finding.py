@@ -87,10 +87,13 @@ class Check(NamedTuple):
         code: the code of the findings, as in `Finding`.
         find: yields the findings of one capture. Its arguments are the capture and the capture's
             scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
+        needs_device_work: whether only a trace with device work can show the problem. Without
+            device work, finding nothing does not count as passed.
     """
 
     code: str
     find: Callable[[Views, Scenario], Iterator[Finding]]
+    needs_device_work: bool = False
 
 
 class RanksCheck(NamedTuple):

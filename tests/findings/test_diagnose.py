@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import annotation, is_harmless, span, step, write_capture, write_trace
+from builders import annotation, is_harmless, launched, span, step, write_capture, write_trace
 from markdown_it import MarkdownIt
 
 from instrument import Capture
@@ -522,6 +522,30 @@ def test_the_command_reads_all_captures_of_a_folder(
     assert " synchronizing-calls," in capsys.readouterr().out
     assert main(["diagnose", str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
+
+
+NOT_SEEN = (
+    "Without device work, these cannot occur or be seen: synchronizing-calls, launch-bound, "
+    "device-idle, blocking-copies, slow-links, tensor-cores, allocator-churn."
+)
+
+
+def test_checks_that_need_device_work_do_not_pass_without_it(tmp_path: Path) -> None:
+    found = diagnosed([recorded(tmp_path)], CHECKS)
+    assert found.not_checked[0] == NOT_SEEN
+    assert not {code for code in found.passed if code in NOT_SEEN}
+    assert "loader-wait" in found.passed
+    text = " ".join(as_text(found).split())
+    assert f"Not checked: - {NOT_SEEN}" in text
+    assert text.index("Passed, or") < text.index(NOT_SEEN)
+    assert f"Not checked: {NOT_SEEN}" in plain(as_markdown(found))
+
+
+def test_checks_that_need_device_work_pass_with_it(tmp_path: Path) -> None:
+    worked = write_capture(tmp_path, [*steps(), *launched("sgemm", 10, 20, 30, 1)])
+    found = diagnosed([worked], CHECKS)
+    assert "launch-bound" in found.passed
+    assert not [each for each in found.not_checked if each.startswith("Without device work")]
 
 
 def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path) -> None:
