@@ -120,3 +120,17 @@ def test_a_path_that_does_not_exist_is_the_error_of_show(
     assert main(["ls", missing]) == 2
     assert capsys.readouterr() == said
     assert said.out == ""
+
+
+def test_a_capture_without_a_trace_says_so(
+    runs: list[Capture], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runs[2].trace_path is not None
+    runs[2].trace_path.unlink()
+    newest = _listed(tmp_path, capsys)[0]
+    text = f"The capture {runs[2].folder} holds no trace: there is no trace.json.gz in it. "
+    assert newest["verdict"].startswith(text)
+    assert newest["step_ns"] is None
+    assert newest["first_step"] == 3
+    assert main(["show", str(runs[2].folder)]) == 2
+    assert text in capsys.readouterr().err

@@ -414,8 +414,8 @@ class Views:
 
         if self.trace_path is None:
             raise CaptureError(
-                f"The capture {self.folder} holds no trace: the option chrome_trace.keep=false "
-                "removes it. Record with chrome_trace.keep=true."
+                f"The capture {self.folder} holds no trace: there is no {TRACE_FILES[0]} in it. "
+                "Record again; if chrome_trace.keep=false was set, remove this option."
             )
         place = self.place if self.folder else None
         return column_cache.read(self.trace_path, place and place / self.trace_path.name)

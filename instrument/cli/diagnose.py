@@ -13,7 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Say what slows a run, what to change, and how long a step would take after the change. "
-        "Several captures, such as the windows and ranks below a folder, are diagnosed as one run."
+        "Several captures, such as the windows and ranks below a folder, are diagnosed as one run. "
+        "Of a folder with several runs, only the newest run is diagnosed."
     )
     parser.add_argument(
         "paths",
@@ -40,10 +41,10 @@ def run(arguments: argparse.Namespace) -> str:
         CaptureError: there is no capture, or none can be read.
     """
     from instrument.cli.paths import readable_captures
-    from instrument.findings.diagnose import diagnose
+    from instrument.findings.diagnose import diagnose_all
     from instrument.findings.diagnosis_text import as_json, as_markdown, as_text
 
-    diagnosis = diagnose(readable_captures(arguments.paths))
+    diagnosis = diagnose_all(readable_captures(arguments.paths))
     if arguments.json:
         return as_json(diagnosis)
     return as_markdown(diagnosis) if arguments.markdown else as_text(diagnosis)

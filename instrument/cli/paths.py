@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,9 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
 def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """Load the captures at the paths, one after the other, and read their events.
 
+    If a path is a folder with several runs, only its newest run is loaded, and the captures of the
+    others are listed on stderr.
+
     A capture that cannot be read is reported on stderr. If none can be read, the last error is
     raised.
 
@@ -64,7 +68,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """
     from instrument.capture import Capture
 
-    found = [each for path in paths for each in captures_at(path)]
+    found = [each for path in paths for each in _of_newest_run(captures_at(path))]
     failed: list[CaptureError | TraceError] = []
     for path in found:
         try:
@@ -77,6 +81,27 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
             say(f"Left out: {error}")
             continue
         yield capture
+
+
+def _of_newest_run(places: Sequence[Path | str]) -> Sequence[Path | str]:
+    """Return the captures of the newest run; list those of older runs on stderr.
+
+    A capture that cannot be loaded is returned too, so that the caller can report it.
+    """
+    from instrument.capture import Capture
+    from instrument.runs.newest import left_out, newest_run
+
+    if len(places) == 1:
+        return places
+    loaded: dict[Capture, Path | str] = {}
+    for place in places:
+        with suppress(CaptureError):
+            loaded[Capture.load(place)] = place
+    _, older = newest_run(loaded)
+    if older:
+        say(left_out(older))
+    without = {loaded[capture] for capture in older}
+    return [place for place in places if place not in without]
 
 
 def _is_one(path: Path) -> bool:

@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "ranges, timeline, flame graphs, memory, kernels. The page is one file and loads nothing "
         "else, so it can be sent to others. If there are several captures, such as the windows and "
         "ranks below a folder, the page compares them, and its other sections show the newest one. "
+        "Of a folder with several runs, the page shows only the newest run. "
         "With --before, the page shows what changed since another run."
     )
     add = parser.add_argument

@@ -71,4 +71,4 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("allocator-churn", find)
+CHECK = Check("allocator-churn", find, needs_device_work=True)

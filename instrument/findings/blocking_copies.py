@@ -134,4 +134,4 @@ def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tu
     return tuple(rows)
 
 
-CHECK = Check("blocking-copies", find)
+CHECK = Check("blocking-copies", find, needs_device_work=True)

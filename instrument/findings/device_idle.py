@@ -195,4 +195,4 @@ def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
     return tree.index[outermost], int(lies_ns[outermost].sum())
 
 
-CHECK = Check("device-idle", find)
+CHECK = Check("device-idle", find, needs_device_work=True)

@@ -48,7 +48,8 @@ from instrument.findings import (
 from instrument.findings.diagnosis_text import as_markdown, as_text
 from instrument.findings.finding import Check, Finding, RanksCheck
 from instrument.printable import printable
-from instrument.runs.rank_summary import RankSummary, summarize
+from instrument.runs.newest import left_out, newest_run
+from instrument.runs.rank_summary import TRAIN, RankSummary, phase_of, summarize
 from instrument.runs.run import Run
 from instrument.units import counted, few
 
@@ -101,7 +102,8 @@ class Diagnosis:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
         passed: the codes of the checks that could run on all captures and found nothing.
-        not_checked: a sentence for each check that could not run, with what to record for it.
+        not_checked: a sentence for each check that could not run, with what to record for it. One
+            sentence lists all checks that need device work, if a capture has none.
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step of the capture in which it is longest; None if no step
             could be simulated.
@@ -138,10 +140,9 @@ def diagnose(
 ) -> Diagnosis:
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
-    Captures are read one after the other, so an iterator needs the memory of only one capture. If a
-    check fails with an unexpected error, it counts as not checked, and the other checks still run.
-    If the simulation fails, the findings have no savings. If the summary of a rank fails, this rank
-    is not compared. The diagnosis says what failed, and why.
+    If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
+    which captures were left out. If the captures are an iterator, and their events have not been
+    read yet, this needs the memory of only one capture.
 
     Args:
         captures: one capture, or several.
@@ -154,8 +155,29 @@ def diagnose(
         CaptureError: there is no capture, or one holds no trace.
         TraceError: a trace cannot be read.
     """
+    newest, older = newest_run([captures] if isinstance(captures, Views) else captures)
+    one_by_one = (newest.pop(0) for _ in range(len(newest)))
+    diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
+    sentences = [left_out(older)] if older else []
+    return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
+
+
+def diagnose_all(
+    captures: Iterable[Capture],
+    checks: Iterable[Check] = CHECKS,
+    ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
+) -> Diagnosis:
+    """Diagnose all captures as one run, whatever their runs are.
+
+    Captures are read one after the other, so an iterator needs the memory of only one capture. If a
+    check fails with an unexpected error, it counts as not checked, and the other checks still run.
+    If the simulation fails, the findings have no savings. If the summary of a rank fails, this rank
+    is not compared. The diagnosis says what failed, and why.
+
+    The arguments and the errors are those of `diagnose`.
+    """
     seen = _Seen(tuple(checks), tuple(ranks_checks))
-    for capture in [captures] if isinstance(captures, Views) else captures:
+    for capture in captures:
         seen.add(capture)
     if not seen.captures:
         raise CaptureError("There is nothing to diagnose: give at least one capture.")
@@ -181,6 +203,7 @@ class _Seen:
         self.problems: dict[tuple[str, str | None, int], _Problem] = {}
         self.missing: dict[tuple[str, str], int] = {}  # by code and message: in how many captures
         self.passed: set[str] = set()
+        self.without_device_work: set[str] = set()  # codes of checks that need device work
         self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: dict[str, None] = {}
@@ -188,26 +211,39 @@ class _Seen:
         self.unexplained: float | None = None
 
     def add(self, capture: Capture) -> None:
-        """Run the checks of one capture."""
+        """Run the checks of one capture.
+
+        Raises:
+            CaptureError: the capture holds no trace.
+            TraceError: the trace cannot be read.
+        """
+        capture.events  # noqa: B018 - without a trace, each check would only say so
         self.captures.append(capture.name)
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
         for check in self.checks:
-            find = partial(check.find, capture, whatif)
-            self._keep(check.code, find, window, rank, capture.name)
+            find = partial(self._find, check, capture, whatif)
+            self._keep(check.code, find, phase_of(capture), window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
         place = capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
 
+    def _find(self, check: Check, capture: Capture, whatif: Scenario) -> Iterator[Finding]:
+        """The findings of one check; note whether it lacks the device work that it needs."""
+        yield from check.find(capture, whatif)
+        if check.needs_device_work and not len(capture.work.event):
+            self.without_device_work.add(check.code)
+
     def compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
         with self._noting(_RANKS, "The comparison of the ranks"):
             windows = [ranks for ranks in Run(self.summaries).windows if len(ranks.summaries) > 1]
             for ranks in windows:
+                phase = ranks.summaries[0].phase or TRAIN
                 for check in self.ranks_checks:
-                    self._keep(check.code, partial(check.find, ranks), ranks.where)
+                    self._keep(check.code, partial(check.find, ranks), phase, ranks.where)
             if self.summaries and not windows:
                 message = "The ranks were not compared: give the captures of all ranks of a window."
                 self.missing[_RANKS, message] = len(self.captures)
@@ -216,6 +252,7 @@ class _Seen:
         self,
         code: str,
         find: Callable[[], Iterator[Finding]],
+        phase: str,
         window: Any,
         rank: int | None = None,
         capture: str | None = None,
@@ -224,7 +261,7 @@ class _Seen:
         numbers: dict[str | None, int] = {}
         with self._noting(code, f"The check {code}"):
             for found in find():
-                finding = replace(found, capture=capture)
+                finding = replace(found, capture=capture, phase=phase)
                 saving_ns = _saving_ns(finding)
                 number = numbers[finding.range] = numbers.get(finding.range, -1) + 1
                 key = finding.code, finding.range, number
@@ -281,6 +318,7 @@ class _Seen:
         silent = self.passed.difference(
             (code for code, _, _ in self.problems), (code for code, _ in self.missing)
         )
+        without = silent & self.without_device_work
         codes = [
             *(check.code for check in self.checks),
             *(check.code for check in self.ranks_checks),
@@ -288,15 +326,21 @@ class _Seen:
         return Diagnosis(
             captures=tuple(self.captures),
             findings=tuple(sorted(findings, key=_saving_ns, reverse=True)),
-            passed=tuple(code for code in codes if code in silent),
-            not_checked=tuple(self._not_checked()),
+            passed=tuple(code for code in codes if code in silent - without),
+            not_checked=(
+                *_not_seen([code for code in codes if code in without]),
+                *self._not_checked(),
+            ),
             notes=tuple(self.notes),
             step_ns=self.step_ns,
             unexplained=self.unexplained,
         )
 
     def _with_place(self, problem: _Problem) -> Finding:
-        """The largest finding of a problem, with the windows and ranks in its title."""
+        """The largest finding of a problem, with the windows and ranks in its title.
+
+        Its phase is None if all captures are of one phase.
+        """
         facts = []
         of_windows = len(
             {(*steps, again) for (steps, _), count in self.runs.items() for again in range(count)}
@@ -307,7 +351,11 @@ class _Seen:
         if of_ranks > 1 and problem.ranks:
             facts.append(_ranks(sorted(problem.ranks), of_ranks))
         where = f" ({', '.join(facts)})" if facts else ""
-        return replace(problem.largest, title=problem.largest.title + where)
+        phases = {phase or TRAIN for (phase, _), _ in self.runs}
+        found = problem.largest
+        return replace(
+            found, title=found.title + where, phase=found.phase if len(phases) > 1 else None
+        )
 
     def _not_checked(self) -> Iterator[str]:
         of = len(self.captures)
@@ -343,6 +391,12 @@ def _failure(what: str, error: Exception) -> CaptureError:
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
     why = kind if said == kind else f"{kind}: {said}"
     return CaptureError(f"{what} failed on this capture ({why}): please report it.")
+
+
+def _not_seen(codes: list[str]) -> list[str]:
+    """A sentence on the checks that need device work; no sentence if there are none."""
+    listed = ", ".join(codes)
+    return [f"Without device work, these cannot occur or be seen: {listed}."] if codes else []
 
 
 def _saving_ns(finding: Finding) -> float:

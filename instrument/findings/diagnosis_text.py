@@ -116,6 +116,7 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
         "range": finding.range,
         "source": finding.source,
         "capture": finding.capture,
+        "phase": finding.phase,
         "evidence": [row._asdict() for row in finding.evidence],
         "change": finding.change,
         "verify": finding.verify,
@@ -184,8 +185,12 @@ def _saving(finding: Finding) -> str:
     low, high = sorted((saving.low_ns, saving.high_ns))
     bounds = f", between {duration(low)} and {duration(high)}" if low != high else ""
     share = f" ({percent(saving.saving_ns / saving.baseline_ns)})" if saving.baseline_ns else ""
+    step = "step"
+    if finding.phase is not None:
+        phase = shortened(finding.phase, _LONGEST_NAME)
+        step = f"{phase} step of {duration(saving.baseline_ns)}"
     return (
-        f"{duration(saving.saving_ns)} of a step{share}{bounds}: "
+        f"{duration(saving.saving_ns)} of a {step}{share}{bounds}: "
         f"a step would take {duration(saving.step_ns)}"
     )
 

@@ -62,6 +62,8 @@ class Finding:
             `unmarked-time`, it is the share in no range and no operator.
         capture: the name of the capture that holds the evidence; None for a comparison of ranks.
             `diagnose` sets it.
+        phase: the phase of the step that the saving shortens, such as "validation"; None if all
+            captures are of one phase. `diagnose` sets it.
     """
 
     code: str
@@ -75,6 +77,7 @@ class Finding:
     coverage: tuple[str, ...] = ()
     share: float | None = None
     capture: str | None = None
+    phase: str | None = None
 
 
 class Check(NamedTuple):
@@ -84,10 +87,13 @@ class Check(NamedTuple):
         code: the code of the findings, as in `Finding`.
         find: yields the findings of one capture. Its arguments are the capture and the capture's
             scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
+        needs_device_work: whether only a trace with device work can show the problem. Without
+            device work, finding nothing does not count as passed.
     """
 
     code: str
     find: Callable[[Views, Scenario], Iterator[Finding]]
+    needs_device_work: bool = False
 
 
 class RanksCheck(NamedTuple):

@@ -81,7 +81,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("launch-bound", find)
+CHECK = Check("launch-bound", find, needs_device_work=True)
 
 
 def _trains(capture: Views) -> bool:

@@ -82,4 +82,4 @@ def _row(row: Any) -> Evidence:
     return Evidence(row.kind, 1, row.duration_ns, row.start_ns, detail)
 
 
-CHECK = Check("slow-links", find)
+CHECK = Check("slow-links", find, needs_device_work=True)

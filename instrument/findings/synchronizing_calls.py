@@ -101,7 +101,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
 
 
-CHECK = Check("synchronizing-calls", find)
+CHECK = Check("synchronizing-calls", find, needs_device_work=True)
 
 
 def synchronizing_calls(capture: Views) -> Ints:

@@ -199,4 +199,4 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     )
 
 
-CHECK = Check("tensor-cores", find)
+CHECK = Check("tensor-cores", find, needs_device_work=True)

@@ -176,6 +176,7 @@ class Metadata(Struct):
     """The keys of `capture.json` that this package reads."""
 
     name: str | None = None
+    run: Annotated[str, Meta(max_length=64)] | None = None
     window: Window = field(default_factory=Window)
     started_at: Annotated[str, Meta(max_length=64)] | None = None
     rank: Rank | None = None

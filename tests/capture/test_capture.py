@@ -124,7 +124,10 @@ def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
 def test_a_folder_whose_trace_was_dropped_gets_one_sentence_from_every_view(tmp_path) -> None:
     capture = Capture.load(folder(tmp_path, trace=None))
     assert capture.metadata == METADATA
-    text = f"The capture {capture.folder} holds no trace: the option chrome_trace.keep=false removes it. Record with chrome_trace.keep=true."
+    text = (
+        f"The capture {capture.folder} holds no trace: there is no trace.json.gz in it. Record again; "
+        "if chrome_trace.keep=false was set, remove this option."
+    )
     for view in ("events", "operators", "ranges", "steps"):
         with pytest.raises(CaptureError, match=sentence(text)):
             getattr(capture, view)

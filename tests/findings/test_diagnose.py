@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import annotation, is_harmless, span, step, write_capture, write_trace
+from builders import annotation, is_harmless, launched, span, step, write_capture, write_trace
 from markdown_it import MarkdownIt
 
 from instrument import Capture
@@ -297,6 +297,7 @@ def test_json_has_the_documented_keys(tmp_path: Path) -> None:
         "range": "forward",
         "source": "train.py:3",
         "capture": "steps_3_rank0",
+        "phase": None,
         "evidence": [
             {"name": "aten::mm", "calls": 3, "total_ns": 1_500_000, "start_ns": 0, "detail": "large"}
         ],
@@ -529,6 +530,109 @@ def test_the_command_reads_all_captures_of_a_folder(
     assert " synchronizing-calls," in capsys.readouterr().out
     assert main(["diagnose", str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
+
+
+NOT_SEEN = (
+    "Without device work, these cannot occur or be seen: synchronizing-calls, launch-bound, "
+    "device-idle, blocking-copies, slow-links, tensor-cores, allocator-churn."
+)
+
+
+def test_checks_that_need_device_work_do_not_pass_without_it(tmp_path: Path) -> None:
+    found = diagnosed([recorded(tmp_path)], CHECKS)
+    assert found.not_checked[0] == NOT_SEEN
+    assert not {code for code in found.passed if code in NOT_SEEN}
+    assert "loader-wait" in found.passed
+    text = " ".join(as_text(found).split())
+    assert f"Not checked: - {NOT_SEEN}" in text
+    assert text.index("Passed, or") < text.index(NOT_SEEN)
+    assert f"Not checked: {NOT_SEEN}" in plain(as_markdown(found))
+
+
+def test_checks_that_need_device_work_pass_with_it(tmp_path: Path) -> None:
+    worked = write_capture(tmp_path, [*steps(), *launched("sgemm", 10, 20, 30, 1)])
+    found = diagnosed([worked], CHECKS)
+    assert "launch-bound" in found.passed
+    assert not [each for each in found.not_checked if each.startswith("Without device work")]
+
+
+def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path) -> None:
+    captures = [
+        write_capture(tmp_path, steps(mean_us), phase, window={"phase": phase, "first_step": 0})
+        for phase, mean_us in (("train", 1000), ("validation", 40))
+    ]
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        if capture is captures[1]:
+            yield finding(capture, whatif)
+
+    found = diagnosed(captures, [Check("made-up", find), check({"range": "other"})])
+    saves = "10.000 µs of a validation step of 40.000 µs (25 %): a step would take 30.000 µs"
+    others = "250.000 µs of a train step of 1.000 ms (25 %): a step would take 750.000 µs"
+    text = " ".join(as_text(found).split())
+    for expected in (saves, others):
+        assert f"saves {expected}" in text
+        assert f"Saves {expected}" in plain(as_markdown(found))
+    alone = diagnosed(captures[1:], [check({})])
+    assert "10.000 µs of a step (25 %)" in as_text(alone)
+
+
+def two_runs(folder: Path) -> dict[str, Capture]:
+    """A run on two ranks, then a faster run; the ranks of a run have different ids."""
+    found = {}
+    for run, hour, events in (
+        ("a", 3, steps()),
+        ("b", 4, [step(k, k * 500, 500) for k in range(3)]),
+    ):
+        for rank in (0, 1):
+            name = f"steps_3_rank{rank}{'-2' if run == 'b' else ''}"
+            about = {"run": f"{run}{rank}", "started_at": f"2026-01-02T0{hour}:00:0{rank}+00:00"}
+            given = {"rank": rank, "world_size": 2, **about}
+            found[name] = write_capture(folder, events, name, **given)
+    return found
+
+
+LEFT_OUT = (
+    "Only the newest run counts; 2 captures of older runs are left out: steps_3_rank0, "
+    "steps_3_rank1."
+)
+
+
+def test_only_the_newest_run_is_diagnosed(tmp_path: Path) -> None:
+    captures = two_runs(tmp_path)
+    found = diagnosed(captures.values(), CHECKS)
+    assert found.captures == ("steps_3_rank0-2", "steps_3_rank1-2")
+    assert found.step_ns == 500_000
+    assert found.not_checked[0] == LEFT_OUT
+    assert diagnosed([captures["steps_3_rank0"]], CHECKS).captures == ("steps_3_rank0",)
+
+
+def test_captures_without_the_id_of_their_run_are_diagnosed_together(tmp_path: Path) -> None:
+    dated = [{"started_at": f"2026-01-0{day}T00:00:00+00:00"} for day in (1, 2)]
+    captures = [write_capture(tmp_path, steps(), f"c{k}", **each) for k, each in enumerate(dated)]
+    captures.append(write_capture(tmp_path, steps(), "c2", run="r", started_at=None))
+    captures.append(write_capture(tmp_path, steps(), "c3", run="s"))
+    assert diagnosed(captures, []).captures == ("c0", "c1", "c2", "c3")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "report"])
+def test_the_command_names_the_captures_of_older_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    two_runs(tmp_path)
+    assert main([command, str(tmp_path), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"{LEFT_OUT}\n"
+    assert "steps_3_rank0-2" in out
+    content = json.loads(out)
+    if command == "report":
+        assert content["captures"] == 2
+        assert content["sections"]["verdict"]["step_ns"] == 500_000
+    else:
+        assert content["step_ns"] == 500_000
+    older = [str(tmp_path / name) for name in ("steps_3_rank0", "steps_3_rank0-2")]
+    assert main([command, *older, "--json"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_command_fails_if_no_capture_can_be_read(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from instrument.analysis.private_words import private_words, words_of_path
 from instrument.compare.side import Comparable, Side, load
 from instrument.errors import CaptureError
-from instrument.findings.diagnose import diagnose
+from instrument.findings.diagnose import diagnose_all
 from instrument.report.page import (
     causal,
     comparison,
@@ -100,7 +100,7 @@ def payload(
                 now.add(capture)
             yield capture
 
-    diagnosis = diagnose(reading())
+    diagnosis = diagnose_all(reading())
     (capture,) = last
     if read:
         read.append(_summary(capture))
