@@ -60,7 +60,7 @@ def count(value: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun, such as "1 finding" or "2 findings"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def few(values: Iterable[object], most: int = 8) -> str:

@@ -10,8 +10,16 @@ from instrument.analysis.views import Views
 
 
 def private_words(capture: Views) -> Iterator[str]:
-    """Yield the host of a capture and its path. For a trace file alone, also yield its name."""
+    """Yield the host of a capture, its path, and the guards of torch.compile that failed.
+
+    The text of a guard can hold a value of the program. For a trace file alone, also yield the
+    file's name.
+    """
     yield capture.about.host or ""
+    environment = capture.about.environment
+    dynamo = None if environment is None else environment.dynamo
+    for guard in (None if dynamo is None else dynamo.failed_guards) or ():
+        yield guard.partition(": ")[2]
     if capture.folder is None:
         yield capture.name
     if capture.place is not None:

@@ -449,7 +449,11 @@ def _fitted(table: Table, name_width: int) -> str:
     The first column always stays. Columns with numbers come before columns with text, which are
     wider, and columns without values come last.
     """
-    if sys.stdout is None or not sys.stdout.isatty():
+    try:
+        is_terminal = sys.stdout.isatty()
+    except (AttributeError, ValueError):  # a replaced or a closed stdout
+        is_terminal = False
+    if not is_terminal:
         return to_text(table, name_width=name_width)
     left, known = shutil.get_terminal_size().columns, set(known_columns(table))
     others = sorted(

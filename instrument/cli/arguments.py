@@ -30,7 +30,12 @@ def positive(text: str) -> int:
 
 def row_count(text: str) -> int:
     """Return a number of rows; -1 means all rows, as in torch's `row_limit`."""
-    return sys.maxsize if text == "-1" else positive(text)
+    if text == "-1":
+        return sys.maxsize
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, or -1 for all, not {text}") from None
 
 
 def column_names(text: str) -> list[str]:

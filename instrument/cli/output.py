@@ -60,6 +60,6 @@ def writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{target} cannot be written ({error.strerror}): name a file in an existing folder "
-            "that you may write to."
+            f"{target} cannot be written ({error.strerror or error}): name a file in an existing "
+            "folder that you may write to."
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -124,8 +125,8 @@ def captures_in(folder: Path) -> list[Path]:
         patterns = ("*/" * depth + TIMINGS_FILES for depth in range(DEPTH))
         if any(any(folder.glob(pattern)) for pattern in patterns):
             raise CaptureError(
-                f"{folder} holds timings and no capture: `instrument show {folder} --timings` "
-                "shows them."
+                f"{folder} holds timings and no capture: "
+                f"`instrument show {shlex.quote(str(folder))} --timings` shows them."
             )
         raise CaptureError(
             f"{folder} holds no capture: "

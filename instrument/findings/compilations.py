@@ -30,7 +30,8 @@ def dynamo_of(capture: Views) -> Dynamo | None:
 
 def reasons(name: str, counts: Mapping[str, int]) -> tuple[Evidence, ...]:
     """Make a row of evidence, called `name`, for each of the most frequent reasons."""
-    order = sorted(counts, key=lambda reason: -counts[reason])
+    # A text such as "(other reasons)" comes last.
+    order = sorted(counts, key=lambda reason: (reason.startswith("("), -counts[reason]))
     return tuple(
         Evidence(name, counts[reason], detail=" ".join(reason.split())[:_LONGEST_REASON])
         for reason in order[:_MOST_REASONS]

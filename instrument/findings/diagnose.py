@@ -203,7 +203,7 @@ class _Seen:
         self.problems: dict[tuple[str, str | None, int], _Problem] = {}
         self.missing: dict[tuple[str, str], int] = {}  # by code and message: in how many captures
         self.passed: set[str] = set()
-        self.without_device_work: set[str] = set()  # codes of checks that need device work
+        self.has_device_work = False
         self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: dict[str, None] = {}
@@ -231,10 +231,9 @@ class _Seen:
                 self.summaries.append((place, summarize(capture)))
 
     def _find(self, check: Check, capture: Capture, whatif: Scenario) -> Iterator[Finding]:
-        """The findings of one check; note whether it lacks the device work that it needs."""
+        """The findings of one check; note whether the capture has device work."""
         yield from check.find(capture, whatif)
-        if check.needs_device_work and not len(capture.work.event):
-            self.without_device_work.add(check.code)
+        self.has_device_work |= len(capture.work.event) > 0
 
     def compare_ranks(self) -> None:
         """Run the checks that compare the ranks of each window."""
@@ -318,7 +317,9 @@ class _Seen:
         silent = self.passed.difference(
             (code for code, _, _ in self.problems), (code for code, _ in self.missing)
         )
-        without = silent & self.without_device_work
+        without = set()
+        if not self.has_device_work:
+            without = silent & {check.code for check in self.checks if check.needs_device_work}
         codes = [
             *(check.code for check in self.checks),
             *(check.code for check in self.ranks_checks),

@@ -59,7 +59,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         code=CHECK.code,
         title=f"{total} threads work on {threads.cpus} CPUs: {of_ranks}{' and '.join(parts)}",
         change=f"torch.set_num_threads({fitting}), or OMP_NUM_THREADS={fitting} in the "
-        "environment" + (", and fewer num_workers of the loaders" if workers > own else ""),
+        "environment"
+        + (", and fewer num_workers of the loaders" if workers > own else "")
+        + (", and fewer processes on this machine" if ranks > threads.cpus else ""),
         verify="Compare the step times of two runs with profiler=timings, one with "
         f"OMP_NUM_THREADS={fitting}.",
         evidence=evidence(capture, divided) if busy > 1 else (),

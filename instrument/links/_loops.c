@@ -72,7 +72,8 @@ struct arcs {
     const int32_t *target, *source, *number;
 };
 
-/* The weights of all arcs by their numbers: for each scenario, `own` plus a share of `change`. */
+/* The weights of all arcs by their numbers: for each scenario, `own` plus a share of `change`. A
+ * share of a change must fit into 64 bits; the caller gives shares of at most 1. */
 struct weights {
     Py_ssize_t count, scenarios;
     const int64_t *own, *change;
@@ -128,7 +129,10 @@ static PyObject *longest_paths(PyObject *Py_UNUSED(module), PyObject *args)
                               (const int64_t *)own, (const int64_t *)change,
                               (const double *)shares};
     Py_ssize_t moments = earliest_size / BYTES(1, int64_t);
-    if (source_size != target_size || number_size != target_size || change_size != own_size) {
+    if (target_size != BYTES(arcs.count, int32_t) || own_size != BYTES(weights.count, int64_t) ||
+        shares_size != BYTES(weights.scenarios, double) ||
+        earliest_size != BYTES(moments, int64_t) || source_size != target_size ||
+        number_size != target_size || change_size != own_size) {
         PyErr_SetString(PyExc_ValueError, "columns of arcs must have the same length");
         return NULL;
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 
 from instrument.record.torch_support import known
 from instrument.redact import redact
+
+# The numbers of a compiled frame, before the reason why a guard failed.
+_COMPILATION = re.compile(r"^\S*\d+/\d+: ")
 
 # How many reasons for graph breaks are kept (the most frequent), and how many characters of each.
 _MOST_REASONS = 20
@@ -53,10 +57,9 @@ def _failed_guards() -> dict[str, int]:
     for code, reasons in [] if utils is None else list(utils.guard_failures.items()):
         place = f"{Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name}"
         for reason in list(reasons):
-            # Such as "0/1: k == 2   # source code". The numbers are those of the compiled frame.
-            line = str(reason).partition("\n")[0]
-            text = (line.partition(": ")[2] or line).partition("  #")[0]
-            found[f"{place}: {text.strip()}"] += 1
+            # Such as "0/1: k == 2   # source code".
+            line = _COMPILATION.sub("", str(reason).partition("\n")[0])
+            found[f"{place}: {line.partition('  #')[0].strip()}"] += 1
     return dict(found)
 
 

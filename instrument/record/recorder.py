@@ -243,6 +243,7 @@ class Recorder:
         except Exception:
             if not self._disturbed:  # `save` reports the disturbance, which makes older torch raise
                 self.release()
+                self.free_ranges()
                 raise
         # After Ctrl-C, this line is not reached, so that the cleanup can stop the profiler again.
         self.release()
@@ -254,7 +255,7 @@ class Recorder:
         torch writes the end of a range into the recording in which the range began. If that
         recording is freed and another one runs, this would corrupt memory.
         """
-        self._close_step()
+        self._step_range = None
         backends.release_outlived()
 
     def _start_trace(self) -> None:

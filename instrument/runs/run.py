@@ -28,9 +28,9 @@ from instrument.units import few
 # outputs/<day>/<time>/profile/<capture> needs four.
 DEPTH = 5
 _TRACES = ("*.json", "*.json.gz")
-# The ranks of a job reach a step at about the same time. If captures of the same steps began more
-# than this many seconds apart, they belong to different runs.
-_TOGETHER_S = 600
+#: The ranks of a job reach a step at about the same time. If captures of the same steps began more
+#: than this many seconds apart, they belong to different runs.
+TOGETHER_S = 600
 #: The columns of each table of `Ranks`, by its name.
 SCHEMAS: dict[str, Schema] = {
     "ranks": rank_comparison.RANKS,
@@ -269,7 +269,7 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
         beside = [ranks for ranks in steps if summary.rank not in ranks]
         candidates = [(*_apart(ranks, path, summary), k) for k, ranks in enumerate(beside)]
         _, seconds, nearest = min(candidates, default=(True, 0.0, -1))
-        if nearest < 0 or seconds > _TOGETHER_S:
+        if nearest < 0 or seconds > TOGETHER_S:
             steps.append({summary.rank: (path, summary)})
         else:
             beside[nearest][summary.rank] = (path, summary)

@@ -161,11 +161,11 @@ def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earlies
         columns = (*arcs, own, change, shares, earliest)
         found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))
         return np.frombuffer(found, np.int64).reshape(len(earliest), len(shares)).T
-    rows = []
+    rows, (targets, sources) = [], (each.tolist() for each in arcs[:2])
     for share in shares.tolist():
         weights = (own + (share * change).astype(np.int64))[arcs.number]
         times = [*earliest.tolist(), 0]  # the last one is the origin
-        for target, source, weight in zip(*(each.tolist() for each in (*arcs[:2], weights))):
+        for target, source, weight in zip(targets, sources, weights.tolist()):
             reached = times[source] + weight
             if reached > times[target]:
                 times[target] = reached

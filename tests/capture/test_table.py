@@ -13,6 +13,7 @@ import sys
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars
 import pyarrow
@@ -154,6 +155,9 @@ def test_on_a_terminal_the_columns_that_fit_are_shown_numbers_first(
     assert repr(wide).splitlines()[0] == "name"
     on_terminal(200, monkeypatch)
     assert str(wide) == whole
+    for stdout in (None, SimpleNamespace(write=print)):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert str(wide) == whole
 
 
 def test_the_examples_of_the_docstring_run() -> None:

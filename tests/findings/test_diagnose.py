@@ -586,7 +586,8 @@ def two_runs(folder: Path) -> dict[str, Capture]:
     ):
         for rank in (0, 1):
             name = f"steps_3_rank{rank}{'-2' if run == 'b' else ''}"
-            about = {"run": f"{run}{rank}", "started_at": f"2026-01-02T0{hour}:00:0{rank}+00:00"}
+            about = {"run": f"{run}{rank}", "pid": 10 * hour + rank}
+            about["started_at"] = f"2026-01-02T0{hour}:00:0{rank}+00:00"
             given = {"rank": rank, "world_size": 2, **about}
             found[name] = write_capture(folder, events, name, **given)
     return found
@@ -607,11 +608,33 @@ def test_only_the_newest_run_is_diagnosed(tmp_path: Path) -> None:
     assert diagnosed([captures["steps_3_rank0"]], CHECKS).captures == ("steps_3_rank0",)
 
 
+def test_two_sessions_of_one_process_are_one_run(tmp_path: Path) -> None:
+    captures = [
+        write_capture(
+            tmp_path,
+            steps(),
+            f"c{k}",
+            run=f"r{k}",
+            pid=7,
+            started_at=f"2026-01-0{k}T00:00:00+00:00",
+        )
+        for k in (1, 2)
+    ]
+    assert diagnosed(captures, []).captures == ("c1", "c2")
+
+
+def test_the_ranks_of_an_older_run_with_more_ranks_are_left_out(tmp_path: Path) -> None:
+    captures = list(two_runs(tmp_path).values())[:2]
+    about = {"run": "n", "pid": 9, "started_at": "2026-01-02T09:00:00+00:00", "world_size": 1}
+    captures.append(write_capture(tmp_path, steps(), "newest", rank=0, **about))
+    assert diagnosed(captures, []).captures == ("newest",)
+
+
 def test_captures_without_the_id_of_their_run_are_diagnosed_together(tmp_path: Path) -> None:
     dated = [{"started_at": f"2026-01-0{day}T00:00:00+00:00"} for day in (1, 2)]
     captures = [write_capture(tmp_path, steps(), f"c{k}", **each) for k, each in enumerate(dated)]
-    captures.append(write_capture(tmp_path, steps(), "c2", run="r", started_at=None))
-    captures.append(write_capture(tmp_path, steps(), "c3", run="s"))
+    captures.append(write_capture(tmp_path, steps(), "c2", run="r", pid=None, started_at=None))
+    captures.append(write_capture(tmp_path, steps(), "c3", run="s", pid=None))
     assert diagnosed(captures, []).captures == ("c0", "c1", "c2", "c3")
 
 

@@ -331,6 +331,13 @@ def test_a_redacted_payload_names_no_file_and_no_host(tmp_path: Path) -> None:
     assert payload([bare], redact=True)["title"] == "***"
 
 
+def test_the_values_of_failed_guards_are_redacted(tmp_path: Path) -> None:
+    dynamo = {"recompilations": 1, "failed_guards": {"train.py:3 in f: key == 'hidden'": 1}}
+    made = write_capture(tmp_path, steps(), environment={"dynamo": dynamo})
+    plain, clean = (json.dumps(payload([made], redact=redact)) for redact in (False, True))
+    assert ("hidden" in plain, "hidden" in clean, "failed guard" in clean) == (True, False, True)
+
+
 def test_folders_with_blanks_are_redacted_whole(tmp_path: Path) -> None:
     """The path of the capture stands in the commands of findings."""
     folder = tmp_path / "jane doe" / "it's private"
