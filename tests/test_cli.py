@@ -549,7 +549,10 @@ def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(
     ("arguments", "part"),
     [
         (["show", "x", "--rows", "0"], "argument --rows: must be 1 or more, or -1 for all, not 0"),
-        (["show", "x", "--rows", "many"], "argument --rows: must be 1 or more, or -1 for all, not many"),
+        (
+            ["show", "x", "--rows", "many"],
+            "argument --rows: must be 1 or more, or -1 for all, not many",
+        ),
         (["show", "x", "--by", "shape"], "argument --by: invalid choice: 'shape'"),
         (["show"], "the following arguments are required: PATH"),
         (["shwo"], "invalid choice: 'shwo'"),
