@@ -131,7 +131,8 @@ def launched_ns(events: Events, work: Work) -> Ints:
 
     If the launch is not in the trace, the result is the time at which the work began.
     """
-    return np.where(work.launch >= 0, events.start_ns[work.launch], work.start_ns)
+    launch = work.launch
+    return np.where(launch >= 0, events.start_ns[launch], work.start_ns)
 
 
 def breakdown(work: Work) -> Table:

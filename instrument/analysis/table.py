@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from instrument.errors import MissingPackage
 from instrument.printable import printable
 from instrument.templates import render
-from instrument.units import count, duration, rate, size
+from instrument.units import count, counted, duration, rate, size
 
 if TYPE_CHECKING:
     import pandas
@@ -472,9 +472,8 @@ def _fitted(table: Table, name_width: int) -> str:
     )
     if len(shown) == len(table.columns):
         return text
-    more = len(table.columns) - len(shown)
-    columns = "column" if more == 1 else "columns"
-    return f"{text}\n{more} more {columns}: `.columns` names all, `.select([…])` chooses some."
+    more = counted(len(table.columns) - len(shown), "more column")
+    return f"{text}\n{more}: `.columns` names all, `.select([…])` chooses some."
 
 
 def _exact_text(column: str, value: Any) -> str:

@@ -17,25 +17,20 @@ def path_or_url(text: str) -> Path | str:
     return text if "://" in text else Path(text)
 
 
-def positive(text: str) -> int:
-    """Return an integer of 1 or more."""
+def positive(text: str, wanted: str = "1 or more") -> int:
+    """Return an integer of 1 or more; `wanted` describes the valid values in the error."""
     try:
         number = int(text)
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}")
+        raise argparse.ArgumentTypeError(f"must be {wanted}, not {text}")
     return number
 
 
 def row_count(text: str) -> int:
     """Return a number of rows; -1 means all rows, as in torch's `row_limit`."""
-    if text == "-1":
-        return sys.maxsize
-    try:
-        return positive(text)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, or -1 for all, not {text}") from None
+    return sys.maxsize if text == "-1" else positive(text, "1 or more, or -1 for all")
 
 
 def column_names(text: str) -> list[str]:

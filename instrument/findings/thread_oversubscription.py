@@ -50,7 +50,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     ranks, workers = threads.local_ranks or 1, _workers(environment)
     total, own = ranks * (busy + workers), threads.cpus // ranks
     fitting = max(own - workers, 1)
-    if total < _LEAST_RATIO * threads.cpus or (busy <= fitting and workers <= own):
+    if total < _LEAST_RATIO * threads.cpus or (
+        ranks <= threads.cpus and busy <= fitting and workers <= own
+    ):
         return
     parts = [f"{busy} threads for operators"] if busy > 1 else []
     parts += [f"{workers} loader workers"] if workers else []

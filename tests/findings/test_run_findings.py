@@ -227,6 +227,12 @@ def test_workers_of_loaders_work_too(tmp_path: Path) -> None:
     assert "torch.set_num_threads(2)" in finding.change
 
 
+def test_more_processes_than_cpus_are_a_problem_by_themselves(tmp_path: Path) -> None:
+    many = threads(intra_op=1, local_ranks=16)
+    (finding,) = check(described(tmp_path, steps(4), threads=many), "thread-oversubscription")
+    assert finding.change.endswith("and fewer processes on this machine")
+
+
 def test_workers_that_fit_beside_one_thread_are_no_problem(tmp_path: Path) -> None:
     loaders = [{"phase": "train", "workers": 8}]
     capture = described(tmp_path, [*steps(4), *LONG], threads=threads(intra_op=1), loaders=loaders)
