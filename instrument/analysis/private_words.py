@@ -16,8 +16,7 @@ def private_words(capture: Views) -> Iterator[str]:
     file's name.
     """
     yield capture.about.host or ""
-    environment = capture.about.environment
-    dynamo = None if environment is None else environment.dynamo
+    dynamo = capture.about.dynamo
     for guard in (None if dynamo is None else dynamo.failed_guards) or ():
         yield guard.partition(": ")[2]
     if capture.folder is None:

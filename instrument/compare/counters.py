@@ -427,11 +427,11 @@ def _peak(occurred: Occurred) -> Count | None:
 
 def _compilations(views: Views) -> dict[str, Count | None]:
     """The graph breaks and recompilations that `capture.json` counts for the window."""
-    environment = views.about.environment
+    about = views.about
     compiles = views.events.named(lambda name: name.startswith(REGION)).any()
-    if environment is not None and environment.dynamo is not None:
-        return _of_dynamo(environment.dynamo)
-    was_never_loaded = environment is not None and not compiles
+    if about.dynamo is not None:
+        return _of_dynamo(about.dynamo)
+    was_never_loaded = about.environment is not None and not compiles
     none: dict[str, int] = {}
     return _of_dynamo(Dynamo(0, none, 0) if was_never_loaded else Dynamo())
 

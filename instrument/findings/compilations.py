@@ -10,7 +10,6 @@ import numpy as np
 from instrument.analysis.interruptions import is_compilation
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
-from instrument.trace.capture_json import Dynamo
 from instrument.trace.events import ANNOTATION, OPERATOR, Ints
 
 # Torch opens these events around each compilation; the parts inside end with "(dynamo_timed)".
@@ -20,12 +19,6 @@ _FRAME = re.compile(r"entire_frame_compile_data: .*compile_id=(?:!\d+/)?(\d+)/(\
 
 _MOST_REASONS = 5
 _LONGEST_REASON = 200
-
-
-def dynamo_of(capture: Views) -> Dynamo | None:
-    """What `capture.json` counts of torch.compile; None if it counts nothing."""
-    environment = capture.about.environment
-    return None if environment is None else environment.dynamo
 
 
 def reasons(name: str, counts: Mapping[str, int]) -> tuple[Evidence, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
-from instrument.findings.compilations import dynamo_of, reasons
+from instrument.findings.compilations import reasons
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.range_names import REGION
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     """Yield one finding if torch.compile met graph breaks in the window."""
-    dynamo = dynamo_of(capture)
+    dynamo = capture.about.dynamo
     breaks = None if dynamo is None else dynamo.graph_breaks
     if breaks is None and _is_compiled(capture):
         raise NotRecorded(

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
-from instrument.findings.compilations import compilations, dynamo_of, frames_compiled_again, reasons
+from instrument.findings.compilations import compilations, frames_compiled_again, reasons
 from instrument.findings.event_time import scaled, share_of
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
@@ -42,7 +42,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     found = compilations(capture)
     inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]
     share = share_of(capture, inside)
-    dynamo = dynamo_of(capture)
+    dynamo = capture.about.dynamo
     guards = reasons("failed guard", (dynamo and dynamo.failed_guards) or {})
     change = _CHANGE if guards else _CHANGE + _UNNAMED
     if len(found) and len(capture.links.steps) < 2:

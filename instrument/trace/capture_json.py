@@ -196,6 +196,11 @@ class Metadata(Struct):
     sinks_inline: list[str] = field(default_factory=list)
     scalars: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def dynamo(self) -> Dynamo | None:
+        """What torch.compile did within the window; None if that is not known."""
+        return None if self.environment is None else self.environment.dynamo
+
 
 def own_version() -> str:
     """The version of this package; "unknown" if it is not installed."""
