@@ -95,7 +95,7 @@ soak: $(VENV)/.installed-soak
 fuzz: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
 
-# TAG=v0.1.0 also checks that the tag, pyproject.toml and CHANGELOG.md name the same version.
+# TAG=v0.1.0 also checks that the tag, instrument/__init__.py and CHANGELOG.md name the same version.
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/release.py $(TAG)
 

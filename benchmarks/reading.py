@@ -282,14 +282,19 @@ def against_torch(folder: Path, plain: Path) -> list[Row]:
 
 
 def columns_bytes(path: Path) -> int:
-    """The size of the columns of a trace."""
+    """The memory that the columns of a trace take."""
     from instrument.trace import reader
+    from instrument.trace.columns import is_repeated
 
     events = reader.read(path)
     columns = [
         getattr(owner, field.name) for owner in (events, events.memory) for field in fields(owner)
     ]
-    return sum(column.nbytes for column in columns if hasattr(column, "nbytes"))
+    return sum(
+        column.itemsize if is_repeated(column) else column.nbytes
+        for column in columns
+        if hasattr(column, "nbytes")
+    )
 
 
 def at_once(files: dict[int, Path]) -> list[Row]:
@@ -323,7 +328,10 @@ def main() -> int:
         if name == "torch":
             _torch(path)
             return 0
-        from instrument.analysis import views  # noqa: F401 - what is imported is not measured
+        # what is imported is not measured
+        from instrument import capture  # noqa: F401
+        from instrument.analysis import views  # noqa: F401
+        from instrument.trace import column_cache  # noqa: F401
 
         if name in IMPORTS:
             __import__(IMPORTS[name])

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from instrument.sinks import Sink
     from instrument.triggers import Trigger
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Capture",
     "ProfilerConfig",

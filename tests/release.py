@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "instrument/__init__.py"
 PAGES = ("README.md", "docs/getting-started.md", "docs/hydra.md", "docs/marking.md")
 COPIED = (
     "README.md",
@@ -48,23 +49,19 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 
 def version() -> str:
-    """The version in pyproject.toml, for which CHANGELOG.md must have a section.
+    """The version in instrument/__init__.py, for which CHANGELOG.md must have a section.
 
     With a tag as argument, such as v0.1.0, the tag must name that version, and the section a date.
     """
-    found = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[
-        0
-    ]
+    found = re.findall(r'^__version__ = "(.+)"$', SOURCE.read_text(), re.MULTILINE)[0]
     newest = re.findall(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[
         0
     ]
     if newest[0] != found:
-        sys.exit(
-            f"pyproject.toml has version {found}, CHANGELOG.md's first section is {newest[0]}."
-        )
+        sys.exit(f"{SOURCE} has version {found}, CHANGELOG.md's first section is {newest[0]}.")
     for tag in sys.argv[1:]:
         if tag != f"v{found}":
-            sys.exit(f"The tag is {tag}, and pyproject.toml has version {found}: tag v{found}.")
+            sys.exit(f"The tag is {tag}, and {SOURCE} has version {found}: tag v{found}.")
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", newest[1]):
             sys.exit(f"CHANGELOG.md calls {found} {newest[1]!r}: write the day of the release.")
     return found

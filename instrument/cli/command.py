@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from instrument import __version__
 from instrument.cli import (
     ab,
     baseline,
@@ -132,12 +133,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _version(_: argparse.Namespace) -> str:
-    from importlib.metadata import version
-
     try:
         import instrument.trace._scanner  # noqa: F401
     except ImportError:
         reader = "pure Python"
     else:
         reader = "compiled"
-    return f"instrument {version('torch-instrument')}, {reader} trace reader"
+    return f"instrument {__version__}, {reader} trace reader"

@@ -220,7 +220,8 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     To save time, only events with equal starts are sorted by duration.
     """
     order = np.argsort(start, kind="stable")
-    order = order[np.argsort(thread[order], kind="stable")]
+    if len(thread) and thread.min() != thread.max():
+        order = order[np.argsort(thread[order], kind="stable")]
     thread, start = thread[order], start[order]
     same = np.append((thread[1:] == thread[:-1]) & (start[1:] == start[:-1]), False)
     tied = np.flatnonzero(same | np.roll(same, 1))

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from instrument import __version__
 from instrument.annotate import backends
 from instrument.config.schema import ProfilerConfig
 from instrument.rank_info import RankInfo
 from instrument.redact import redact_words
-from instrument.trace.capture_json import FORMAT, own_version
+from instrument.trace.capture_json import FORMAT
 from instrument.worker import queue
 
 # How long a run waits for git at its start.
@@ -43,7 +44,7 @@ def run_metadata(
             "processor": platform.processor(),
         },
         "versions": {
-            "instrument": own_version(),
+            "instrument": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
         },

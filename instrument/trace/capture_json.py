@@ -202,17 +202,6 @@ class Metadata(Struct):
         return None if self.environment is None else self.environment.dynamo
 
 
-def own_version() -> str:
-    """The version of this package; "unknown" if it is not installed."""
-    # Imported here because the import takes 20 ms and most callers do not need it.
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch-instrument")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def read(folder: Path) -> dict[str, Any]:
     """Read the `capture.json` in a folder, and check the types of the keys in `Metadata`.
 

@@ -3,7 +3,7 @@
 The cache holds traces of at least 100,000 events, with one entry for each path. An entry is valid
 while the trace keeps its size, modification time and inode, and only for the version of this
 package that wrote the entry. The folder of a trace is not changed. Each column is stored in the
-narrowest integer type that holds its values.
+narrowest integer type that holds its values, and a column whose values are all equal as one value.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument import cache
+from instrument import __version__, cache
 from instrument.trace import reader
-from instrument.trace.capture_json import own_version
+from instrument.trace.columns import is_repeated, repeated
 from instrument.trace.events import Codes, Events, Flags, Floats, Ints, Memory
 
-FORMAT = 5
+FORMAT = 6
 KEPT_FROM_EVENTS = 100_000
 _DTYPES: list[tuple[Any, type[np.generic]]] = [
     (Ints, np.int64),
@@ -66,14 +66,15 @@ def _made_by() -> list[str]:
 
     A cache entry from other code is not used.
     """
-    return [own_version(), str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
+    return [__version__, str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
 
 class _Head(msgspec.Struct):
     made_by: list[str]
     trace: tuple[int, int, int]
     checksum: int
-    columns: list[tuple[str, int]]
+    rows: tuple[int, int]  # of the events, and of the memory events
+    columns: list[tuple[str, int]]  # the type of each column, and how many values are stored
     others: _Others  # type: ignore[valid-type]
 
 
@@ -117,8 +118,9 @@ def _state(trace: Path) -> tuple[int, int, int]:
 
 def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
     with cache.open_entry(entry) as file:
+        size = os.fstat(file.fileno()).st_size - 8
         head_bytes = int.from_bytes(file.read(8), "little")
-        if head_bytes > os.fstat(file.fileno()).st_size:
+        if head_bytes > size:
             return None
         head = msgspec.json.decode(file.read(head_bytes), type=_Head)
         if (
@@ -127,19 +129,26 @@ def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
             or len(head.columns) != len(_EVENTS) + len(_MEMORY)
         ):
             return None
-        data = file.read()
-    if zlib.crc32(data) != head.checksum:
+        dtypes = [np.dtype(_SAVED[_SAVED.index(width)]) for width, _ in head.columns]
+        counts = [count for _, count in head.columns]
+        sizes = [dtype.itemsize * count for dtype, count in zip(dtypes, counts)]
+        if min(counts) < 0 or sum(sizes) != size - head_bytes:
+            return None
+        checksum, columns = 0, []
+        for dtype, count, kind in zip(dtypes, counts, [*_EVENTS.values(), *_MEMORY.values()]):
+            stored = np.fromfile(file, dtype, count)
+            checksum = zlib.crc32(stored.data, checksum)
+            columns.append(stored.astype(kind, copy=False))
+    if checksum != head.checksum:
         return None
-    names = [*(("", name) for name in _EVENTS), *(("memory", name) for name in _MEMORY)]
-    found: dict[str, dict[str, Any]] = {"": {}, "memory": {}}
-    at = 0
-    for (owner, name), (width, count) in zip(names, head.columns):
-        column = np.frombuffer(data, np.dtype(_SAVED[_SAVED.index(width)]), count, at)
-        at += column.nbytes
-        found[owner][name] = column.astype((_MEMORY if owner else _EVENTS)[name])
-    events = Events(
-        memory=Memory(**found["memory"]), **found[""], **msgspec.structs.asdict(head.others)
-    )
+    rows = [head.rows[0]] * len(_EVENTS) + [head.rows[1]] * len(_MEMORY)
+    columns = [
+        repeated(column, count) if len(column) == 1 else column
+        for column, count in zip(columns, rows)
+    ]
+    found: dict[str, Any] = dict(zip(_EVENTS, columns)) | msgspec.structs.asdict(head.others)
+    memory = Memory(**dict(zip(_MEMORY, columns[len(_EVENTS) :])))
+    events = Events(memory=memory, **found)
     return events if _is_sound(events) else None
 
 
@@ -160,7 +169,8 @@ def _is_sound(events: Events) -> bool:
 
 def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
     owners = [*((events, name) for name in _EVENTS), *((events.memory, name) for name in _MEMORY)]
-    columns = [_narrow(getattr(owner, name)) for owner, name in owners]
+    columns = [getattr(owner, name) for owner, name in owners]
+    columns = [_narrow(column[:1] if is_repeated(column) else column) for column in columns]
     checksum = 0
     for column in columns:
         checksum = zlib.crc32(column.data, checksum)
@@ -169,6 +179,7 @@ def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
             _made_by(),
             state,
             checksum,
+            (len(events), len(events.memory)),
             [(column.dtype.name, len(column)) for column in columns],
             _Others(**{name: getattr(events, name) for name, _ in _OTHERS}),
         )

@@ -97,10 +97,39 @@ def ints(values: Sequence[int | None], missing: int) -> Ints:
         return as_int64([missing if value is None else value for value in values])
 
 
+def repeated(value: NDArray[Any], count: int) -> NDArray[Any]:
+    """A read-only column that repeats the only value of `value`, without memory for each row."""
+    column = np.ndarray(count, value.dtype, value, strides=(0,))  # faster than `broadcast_to`
+    column.setflags(write=False)
+    return column
+
+
+def compact(column: NDArray[Any]) -> NDArray[Any]:
+    """The same column; if all its values are equal, as `repeated`. NaN equals NaN."""
+    bits = column.view(f"i{column.itemsize}")
+    if not len(bits) or bits[0] != bits[-1] or not (bits == bits[0]).all():
+        return column
+    return repeated(column[:1].copy(), len(column))
+
+
+def is_repeated(column: NDArray[Any]) -> bool:
+    """Whether a column was made by `repeated`."""
+    return len(column) > 0 and column.strides == (0,)
+
+
+def taken(values: NDArray[Any], codes: Codes) -> NDArray[Any]:
+    """The value at each code, compact if all codes or all values are equal."""
+    if is_repeated(codes):
+        return repeated(values[codes[:1]], len(codes))
+    if is_repeated(values):
+        return repeated(values[:1], len(codes))
+    return values[codes]
+
+
 def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
     """Append one piece of each column to the pieces in `parts`."""
     for name, column in columns.items():
-        parts.setdefault(name, []).append(column)
+        parts.setdefault(name, []).append(compact(column))
 
 
 def joined(
@@ -108,6 +137,15 @@ def joined(
 ) -> dict[str, NDArray[Any]]:
     """Join the pieces of each column and remove them from `parts`.
 
-    A column without pieces is taken from `empty`.
+    A column without pieces is taken from `empty`. A column whose values are all equal is compact.
     """
-    return {name: np.concatenate(parts.pop(name, [column])) for name, column in empty.items()}
+    return {name: _joined(parts.pop(name, [column])) for name, column in empty.items()}
+
+
+def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+    pieces = [piece for piece in pieces if len(piece)] or pieces[:1]
+    if all(map(is_repeated, pieces)):
+        values = compact(np.concatenate([piece[:1] for piece in pieces]))
+        if is_repeated(values):
+            return repeated(values[:1], sum(map(len, pieces)))
+    return np.concatenate(pieces)

@@ -224,6 +224,9 @@ class Events:
     The columns do not hold flows and thread labels. They hold only those arguments of an event for
     which there is a column here or a field in `Details`.
 
+    A column whose values are all equal may be a read-only array that takes no memory for each event
+    (its stride is 0).
+
     Attributes:
         categories, names: the distinct categories and names. The name of an MTIA copy ends with the
             direction of the copy.

@@ -99,6 +99,7 @@ class Pieces:
         self._chunks, self._path = chunks, path
         self._scan, self._decode, self._coerce = scan, decode, coerce
         self._text, self._at = b"", 0  # the text in memory, and the current position in it
+        self._chunk = memoryview(b"")  # the rest of the chunk that was read last
         self._passed, self._at_end = 0, False  # the number of bytes before `_text`
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -131,19 +132,25 @@ class Pieces:
             self._close(is_list)
 
     def _fill(self, size: int) -> None:
-        """Read until at least `size` bytes follow the current position, or the file ends."""
-        parts, ahead = [], len(self._text) - self._at
-        while ahead < size and not self._at_end:
+        """Read until at least `size` bytes follow the current position, or the file ends.
+
+        Most texts then have the same size, so that each takes the memory of an earlier one.
+        """
+        parts = [memoryview(self._text)[self._at :]]
+        ahead = len(parts[0])
+        missing = max(size, LARGEST) - ahead if ahead < size else 0
+        while missing > 0 and not self._at_end:
             try:
-                part = next(self._chunks, b"")
+                chunk = self._chunk or memoryview(next(self._chunks, b""))
             except EOFError:
-                part, self.gzip_cut_short = b"", True
-            self._at_end = not part
-            parts.append(part)
-            ahead += len(part)
-        if parts:
+                chunk, self.gzip_cut_short = memoryview(b""), True
+            self._at_end = not chunk
+            parts.append(chunk[:missing])
+            self._chunk = chunk[missing:]
+            missing -= len(parts[-1])
+        if len(parts) > 1:
             self._passed += self._at
-            self._text = b"".join((memoryview(self._text)[self._at :], *parts))
+            self._text = b"".join(parts)
             self._at = 0
 
     def _open(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from instrument.trace.columns import compact, taken
 from instrument.trace.events import Codes
 from instrument.trace.schema import BAD, Begin, End, decode
 
@@ -105,7 +106,8 @@ class Kinds:
         if new:
             columns = self._columns_of(new)
             self._columns = {
-                name: np.append(column, columns[name]) for name, column in self._columns.items()
+                name: compact(np.append(column, columns[name]))
+                for name, column in self._columns.items()
             }
             self._bytes += sum(map(len, kinds))
         positions = self._positions
@@ -119,7 +121,7 @@ class Kinds:
         """
         own = set(rows.dtype.names or ())
         return {
-            name: rows[name].astype(column.dtype) if name in own else column[kind]
+            name: rows[name].astype(column.dtype) if name in own else taken(column, kind)
             for name, column in self._columns.items()
         }
 
