@@ -363,7 +363,7 @@ def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     number = np.full(len(capture.events) + 1, -1)
     number[event] = np.arange(len(event))
     number[-1] = -1  # for slices that are not events
-    work, call = number[found.device], number[np.where(found.call >= 0, found.call, found.operator)]
+    work, call = number[found.device], number[found.launch]
     known = np.flatnonzero((work >= 0) & (call >= 0))
     known = known[np.argsort(work[known])]
     return {"launched": differences(work[known]), "launches": differences(call[known])}
