@@ -412,13 +412,22 @@ class Views:
         """
         from instrument.trace import column_cache
 
+        trace = self.require_trace()
+        place = self.place if self.folder else None
+        return column_cache.read(trace, place and place / trace.name)
+
+    def require_trace(self) -> Path:
+        """Return `trace_path`.
+
+        Raises:
+            CaptureError: the folder holds no trace.
+        """
         if self.trace_path is None:
             raise CaptureError(
-                f"The capture {self.folder} holds no trace: there is no {TRACE_FILES[0]} in it. "
+                f"The capture {self.place} holds no trace: there is no {TRACE_FILES[0]} in it. "
                 "Record again; if chrome_trace.keep=false was set, remove this option."
             )
-        place = self.place if self.folder else None
-        return column_cache.read(self.trace_path, place and place / self.trace_path.name)
+        return self.trace_path
 
     @cached_property
     def links(self) -> Links:
