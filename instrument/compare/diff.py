@@ -63,6 +63,11 @@ class Difference:
         return self.wholes[0]
 
     @property
+    def quantity(self) -> str:
+        """What the times are: "mean step" or "recording"."""
+        return "mean step" if self.what == "step" else self.what
+
+    @property
     def refusal(self) -> str | None:
         """Why the comparison would mislead, in one sentence; None if it would not."""
         if not self.unlike or not self.unlike[0].misleads:
@@ -72,7 +77,7 @@ class Difference:
 
     def __repr__(self) -> str:
         times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
-        return f"<Difference: {self.what} {times}>"
+        return f"<Difference: {self.quantity} {times}>"
 
 
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
