@@ -248,6 +248,15 @@ def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert said(capsys, *paths, *command[1].split()) == shown
 
 
+def test_a_difference_prints_itself_like_the_command(
+    before: Path, after: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = diff(before, after)
+    assert f"{found}\n" == said(capsys, before, after)
+    assert f"{found._repr_markdown_()}\n" == said(capsys, before, after, "--markdown")
+    assert repr(found) == "<Difference: mean step 1.400 ms → 1.100 ms>"
+
+
 def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None:
     def uneven(*lengths: int) -> Any:
         events = [step(0, 0, 10)]

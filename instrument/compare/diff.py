@@ -75,6 +75,19 @@ class Difference:
         was, now = self.given
         return f"{was} and {now} are too unlike to be compared: {self.unlike[0].sentence}"
 
+    def __str__(self) -> str:
+        """The text that `instrument diff` prints."""
+        from instrument.report.diff import parts
+        from instrument.report.text import plain
+
+        return plain(parts(self))
+
+    def _repr_markdown_(self) -> str:
+        """The change of the step and its parts as Markdown, for a notebook."""
+        from instrument.report.diff import as_markdown
+
+        return as_markdown(self)
+
     def __repr__(self) -> str:
         times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
         return f"<Difference: {self.quantity} {times}>"
