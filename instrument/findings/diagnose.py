@@ -155,10 +155,11 @@ def diagnose(
         CaptureError: there is no capture, or one holds no trace.
         TraceError: a trace cannot be read.
     """
-    newest, older = newest_run([captures] if isinstance(captures, Views) else captures)
+    given = [captures] if isinstance(captures, Views) else captures
+    newest, older = newest_run(given, lambda capture: capture.about)
     one_by_one = (newest.pop(0) for _ in range(len(newest)))
     diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
-    sentences = [left_out(older)] if older else []
+    sentences = [left_out(capture.name for capture in older)] if older else []
     return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
 
 

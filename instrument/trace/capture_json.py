@@ -224,7 +224,7 @@ def read(folder: Path) -> dict[str, Any]:
     """
     path = folder / METADATA_FILE
     try:
-        content = msgspec.json.decode(files.read_bytes(path), type=dict[str, Any])
+        content = files.read_bytes(path)
     except FileNotFoundError:
         inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
         hint = "."
@@ -235,6 +235,19 @@ def read(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise CaptureError(f"The file {path} cannot be read: {error.strerror}.") from None
+    return decoded(content, path)
+
+
+def decoded(file: bytes, path: Path | str) -> dict[str, Any]:
+    """Decode the content of a `capture.json`; the rest is as in `read`.
+
+    `path` is the path or URL of the file, for error messages.
+
+    Raises:
+        CaptureError: as `read`.
+    """
+    try:
+        content = msgspec.json.decode(file, type=dict[str, Any])
     except BAD_JSON as error:
         raise CaptureError(
             f"The file {path} cannot be read ({error}); record the capture again."
@@ -251,7 +264,7 @@ def read(folder: Path) -> dict[str, Any]:
     return content
 
 
-def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
+def typed(content: dict[str, Any], path: Path | str | None = None) -> Metadata:
     """Convert the decoded JSON of a `capture.json` to `Metadata`.
 
     `path` is the path of the file, for error messages.

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from builders import annotation, is_harmless, launched, span, step, write_capture, write_trace
 from markdown_it import MarkdownIt
 
-from instrument import Capture
+from instrument import Capture, diff, storage
 from instrument.cli.command import main
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
@@ -656,6 +657,42 @@ def test_the_command_names_the_captures_of_older_runs(
     older = [str(tmp_path / name) for name in ("steps_3_rank0", "steps_3_rank0-2")]
     assert main([command, *older, "--json"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_comparison_takes_the_newest_run_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = two_runs(tmp_path / "both")["steps_3_rank0-2"]
+    found = diff(tmp_path / "both", newest)
+    assert found.before == ("steps_3_rank0-2", "steps_3_rank1-2")
+    assert found.step.change_ns == 0
+    assert f"{tmp_path / 'both'}: {LEFT_OUT}" in [each.sentence for each in found.unlike]
+    command = ["report", str(newest.folder), "--before", str(tmp_path / "both"), "--json"]
+    assert main(command) == 0
+    section = json.loads(capsys.readouterr().out)["sections"]["comparison"]
+    assert section["step"]["before_ns"] == 500_000
+    assert any(LEFT_OUT in each["sentence"] for each in section["unlike"])
+    both = str(tmp_path / "both")
+    assert main(["diff", both, both, "--fail-on", "operators>+0", "--json"]) == 0
+    assert capsys.readouterr().err == f"{LEFT_OUT}\n" * 2
+
+
+def test_no_trace_of_an_older_run_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    memory = fsspec.filesystem("memory")
+    two_runs(tmp_path / "runs")
+    memory.put(str(tmp_path / "runs"), "/", recursive=True)
+    fetched: list[str] = []
+    fetch = storage.fetch
+    monkeypatch.setattr(storage, "fetch", lambda url: (fetched.append(url), fetch(url))[1])
+    try:
+        found = diff("memory://runs", "memory://runs")
+    finally:
+        memory.store.clear()
+    assert found.before == ("steps_3_rank0-2", "steps_3_rank1-2")
+    assert {url.rpartition("/")[2] for url in fetched} == {*found.before}
 
 
 def test_the_command_fails_if_no_capture_can_be_read(
