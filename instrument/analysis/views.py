@@ -48,7 +48,9 @@ NOTE_FILE = "upload.json"
 _LONGEST_NAME = 128
 
 # The properties by which `OperatorTable.by` can group, together with the name.
-Grouping = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
+Grouping = Literal[
+    "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
+]
 
 COMPILED_RANGES: Schema = schema(
     name="the name of the range, which was called but cannot be timed",

@@ -59,7 +59,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"{percent(share)} of the {measured(capture).what} computes in float64",
         change="Use float32: model.float(), and torch.from_numpy(array).float() for data from "
         "numpy.",
-        verify=show_command(capture, "--ops --by input_shapes"),
+        verify=show_command(
+            capture, "--ops --by input_types", "float64 is 'double', and float32 is 'float'"
+        ),
         share=share,
         saving=saving,
         range=path,

@@ -42,7 +42,7 @@ class TableSink(Sink):
     by: By = "name"
     """What to group operator calls by, besides the name.
 
-    `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs
+    `input_shapes` and `input_types` need `record_shapes`, `stack` needs `with_stack`, `overload` needs
     `capture_overload_names`.
     """
 
@@ -80,6 +80,7 @@ class TableSink(Sink):
         """The option of ProfilerConfig that the grouping `by` needs, if any."""
         flags = {
             "input_shapes": "record_shapes",
+            "input_types": "record_shapes",
             "stack": "with_stack",
             "overload": "capture_overload_names",
         }
