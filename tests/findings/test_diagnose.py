@@ -114,9 +114,9 @@ def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
 
 
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
-    checks = [failing(NotRecorded("Record shapes.")), failing(CaptureError("No trace."))]
+    checks = [failing(NotRecorded("no shapes", "record shapes")), failing(CaptureError("No trace."))]
     found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
-    assert found.not_checked == ("Record shapes.", "No trace.")
+    assert found.not_checked == ("To check cannot, record shapes (no shapes).", "No trace.")
     assert found.passed == ()
 
 
@@ -173,11 +173,11 @@ def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
 
     def find(capture: Any, whatif: Any) -> Iterator[Finding]:
         if next(answers):
-            raise NotRecorded("Record stacks.")
+            raise NotRecorded("no stacks", "record stacks")
         yield from ()
 
     found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", find)])
-    assert found.not_checked == ("Record stacks. (1 of 2 captures)",)
+    assert found.not_checked == ("To check half, record stacks (no stacks). (1 of 2 captures)",)
     assert found.passed == ()
 
 
@@ -260,10 +260,20 @@ def test_a_simulation_that_fails_costs_the_savings_alone(
     assert "IndexError" in as_markdown(found)
 
 
-def test_equal_sentences_of_several_checks_are_said_once(tmp_path: Path) -> None:
-    checks = [failing(NotRecorded("Record shapes."))._replace(code=code) for code in ("one", "two")]
-    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
-    assert found.not_checked == ("Record shapes.",)
+def test_checks_with_the_same_remedy_share_a_sentence(tmp_path: Path) -> None:
+    reasons = {"one": "no shapes", "two": "no shapes", "three": "no types"}
+    checks = {
+        code: failing(NotRecorded(reason, "record shapes"))._replace(code=code)
+        for code, reason in reasons.items()
+    }
+    captures = [recorded(tmp_path, 3), recorded(tmp_path, 6)]
+    found = diagnosed(captures, [checks["one"], checks["two"]])
+    assert found.not_checked == ("To check one and two, record shapes (no shapes).",)
+    assert found.passed == ()
+    found = diagnosed(captures, checks.values())
+    assert found.not_checked == ("To check one, two and three, record shapes.",)
+    failed = [failing(KeyError("rank"))._replace(code=code) for code in ("one", "two")]
+    assert len(diagnosed(captures, failed).not_checked) == 2, "an error names its check"
 
 
 def test_nothing_to_diagnose(tmp_path: Path) -> None:
