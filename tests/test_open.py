@@ -166,4 +166,6 @@ def test_a_capture_without_a_trace_gets_the_sentence_of_the_views(
     assert recorded.trace_path is not None
     recorded.trace_path.unlink()
     assert main(["open", str(recorded.folder)]) == 2
-    assert "holds no trace: there is no trace.json.gz in it. Record again" in capsys.readouterr().err
+    assert (
+        "holds no trace: there is no trace.json.gz in it. Record again" in capsys.readouterr().err
+    )

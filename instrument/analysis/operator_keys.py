@@ -64,9 +64,7 @@ def by_input_types(links: Links, calls: Calls, _: int) -> Grouping:
     return _by_inputs(links, calls, links.events.types, _type_text)
 
 
-def _by_inputs(
-    links: Links, calls: Calls, column: Codes, text: Callable[[bytes], str]
-) -> Grouping:
+def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes], str]) -> Grouping:
     """Group by a column of `Events` that describes the inputs, and write its values with `text`."""
     if not (column >= 0).any():
         return _unknown(calls)

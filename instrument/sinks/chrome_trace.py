@@ -9,7 +9,6 @@ from pydantic import Field, field_validator
 
 from instrument.capture import Capture
 from instrument.config.user_metadata import as_json
-from instrument.errors import CaptureError
 from instrument.redact import redact
 from instrument.sinks import Sink
 from instrument.trace.rewrite import rewrite

@@ -42,8 +42,8 @@ class TableSink(Sink):
     by: By = "name"
     """What to group operator calls by, besides the name.
 
-    `input_shapes` and `input_types` need `record_shapes`, `stack` needs `with_stack`, `overload` needs
-    `capture_overload_names`.
+    `input_shapes` and `input_types` need `record_shapes`, `stack` needs `with_stack`, `overload`
+    needs `capture_overload_names`.
     """
 
     stack_depth: int = Field(5, ge=1)

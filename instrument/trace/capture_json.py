@@ -122,6 +122,23 @@ class GarbageCollection(Struct):
     longest_ns: Count | None = None
 
 
+class CpuWait(Struct):
+    """How long the thread that began the window was ready to run, but had no CPU.
+
+    `waited_ns` is this time, and `window_ns` the duration of the window.
+    """
+
+    waited_ns: Count | None = None
+    window_ns: Count | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The part of the window in which the thread waited for a CPU; None if it is not known."""
+        if self.waited_ns is None or not self.window_ns:
+            return None
+        return self.waited_ns / self.window_ns
+
+
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
@@ -155,8 +172,8 @@ class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
     Settings were read when the window began, on the thread that began the window.
-    `allow_tf32` is for matrix products on CUDA. `dynamo` is None if torch.compile was never loaded.
-    `loaders` is None if the session has seen no `DataLoader`.
+    `allow_tf32` is for matrix products on CUDA. `cpu_wait` is known only on Linux. `dynamo` is None
+    if torch.compile was never loaded. `loaders` is None if the session has seen no `DataLoader`.
     """
 
     threads: Threads | None = None
@@ -168,6 +185,7 @@ class Environment(Struct):
     deterministic_algorithms: bool | None = None
     dynamo: Dynamo | None = None
     garbage_collection: GarbageCollection | None = None
+    cpu_wait: CpuWait | None = None
     loaders: list[Loader] | None = None
     hooks: Hooks | None = None
 

@@ -114,7 +114,10 @@ def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
 
 
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
-    checks = [failing(NotRecorded("no shapes", "record shapes")), failing(CaptureError("No trace."))]
+    checks = [
+        failing(NotRecorded("no shapes", "record shapes")),
+        failing(CaptureError("No trace.")),
+    ]
     found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
     assert found.not_checked == ("To check cannot, record shapes (no shapes).", "No trace.")
     assert found.passed == ()
