@@ -49,7 +49,7 @@ _LEAST_OTHERS = 3
 _LEAST_CAUSE = 0.2
 # What each kind of interruption is called in a title.
 _CAUSES = {
-    "loader": "waiting for the loader to start",
+    "loader": "waiting for data, while the loader starts",
     "module loading": "loading code of the device",
     "memory allocation": "allocating and freeing device memory",
     "profiler": "the profiler's own work",

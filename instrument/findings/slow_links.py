@@ -70,7 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code="slow-links",
         title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
         f"bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
-        f"{time.what} waits for communication",
+        f"{time.what} is exposed communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
         "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
         "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "

@@ -33,7 +33,7 @@ _LONGEST_NAME = 400
 _CAUSES = {
     "launch_wait_ns": "the CPU had not launched the next work",
     "gap_wait_ns": "the next work was launched but had not started",
-    "loader_wait_ns": "the CPU was in its data loader",
+    "loader_wait_ns": "the CPU waited for data",
     "sync_wait_ns": "the CPU waited for the device before it launched the next work",
     "unknown_wait_ns": "the launch of the next work is not in the trace",
 }
