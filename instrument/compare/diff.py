@@ -96,8 +96,9 @@ class Difference:
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
-    All windows of a run are added. If both sides have several ranks, each rank is also compared
-    with the same rank of the other side. Captures are read one after the other.
+    All windows of a run are added. If a path is a folder with several runs, only its newest run
+    counts. If both sides have several ranks, each rank is also compared with the same rank of the
+    other side. Captures are read one after the other.
 
     Args:
         before: the side before the change: a capture, a run, or the path or URL of a capture, a
