@@ -64,7 +64,7 @@ def test_the_first_sentence_says_what_changed_most(
 ) -> None:
     text = said(capsys, before, after)
     assert " ".join(text.split("\n\n")[0].split()) == (
-        f"steps_3-4 → steps_3-4_new: step 1.400 ms → 1.100 ms ({MINUS}0.300 ms, {MINUS}21.4 %), "
+        f"steps_3-4 → steps_3-4_new: mean step 1.400 ms → 1.100 ms ({MINUS}0.300 ms, {MINUS}21.4 %), "
         f"mostly: other CPU in read {MINUS}0.300 ms"
     )
     assert (
@@ -80,7 +80,7 @@ def test_captures_of_the_same_name_are_told_apart_by_their_paths(
     monkeypatch.chdir(tmp_path)
     for name in ("old", "new"):
         write_capture(Path(name), steps(100, 700))
-    assert said(capsys, "old", "new").startswith("old → new: step ")
+    assert said(capsys, "old", "new").startswith("old → new: mean step ")
 
 
 def test_without_a_device_no_kernels_are_shown(
@@ -95,7 +95,7 @@ def test_the_parts_that_are_shown_sum_to_the_step(
     before: Path, after: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = said(capsys, before, after, "--rows", 2)
-    table = text.partition("Parts of the step")[2].split("\n\n")[0]
+    table = text.partition("Parts of the mean step")[2].split("\n\n")[0]
     assert table.splitlines()[0] == ", 2 of 4"
     cells = [re.findall(r"([+−-]?[\d.]+) ms", line) for line in table.splitlines()[3:]]
     *rows, whole = [[float(cell.replace(MINUS, "-")) for cell in row] for row in cells]
@@ -248,6 +248,15 @@ def test_the_page_shows_what_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert said(capsys, *paths, *command[1].split()) == shown
 
 
+def test_a_difference_prints_itself_like_the_command(
+    before: Path, after: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = diff(before, after)
+    assert f"{found}\n" == said(capsys, before, after)
+    assert f"{found._repr_markdown_()}\n" == said(capsys, before, after, "--markdown")
+    assert repr(found) == "<Difference: mean step 1.400 ms → 1.100 ms>"
+
+
 def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None:
     def uneven(*lengths: int) -> Any:
         events = [step(0, 0, 10)]
@@ -265,5 +274,8 @@ def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None
     )
     fewer = " ".join(report.spread(diff(base, uneven(300, 310)).step).split())
     assert fewer.startswith(
-        "The spread of the steps is not known, because a side has fewer than three steps"
+        "Median step: 110.0 µs ± 10.0 µs (3 steps) → 305.0 µs (2 steps). The spread of the steps "
+        "is not known, because a side has fewer than three steps"
     )
+    fewest = report.spread(diff(uneven(10, 12), uneven(20, 22)).step)
+    assert fewest.startswith("The spread of"), "the mean in the first sentence is the median too"

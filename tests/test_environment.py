@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -190,6 +191,45 @@ def test_a_quota_of_cgroups_version_1(tmp_path: Path) -> None:
     assert cpu_quota(member, tmp_path) == 2.5, "a container sees its own group as the root"
     cgroup(own / "docker" / "1", cpu__cfs_quota_us="200000\n", cpu__cfs_period_us="100000\n")
     assert cpu_quota(member, tmp_path) == 2.0
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the kernel does not measure waits for a CPU"
+)
+def test_the_time_in_which_another_program_uses_the_cpu_is_measured(tmp_path: Path) -> None:
+    def compute(_: int) -> None:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})  # of this thread, and of the program that it starts
+    try:
+        busy = "print(flush=True)\nwhile True: pass"
+        with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as other:
+            other.stdout.readline()
+            found = recorded(tmp_path, compute)["cpu_wait"]
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, usual)
+    assert 0.2 < found["waited_ns"] / found["window_ns"] < 1
+
+
+@pytest.mark.parametrize("content", [None, "0 0 0\n"], ids=["no file", "not measured"])
+def test_without_a_measure_of_the_kernel_the_wait_for_a_cpu_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    read = Path.read_text
+
+    def fake(path: Path, *rest: Any, **options: Any) -> str:
+        if path.name != "schedstat":
+            return read(path, *rest, **options)
+        if content is None:
+            raise FileNotFoundError
+        return content
+
+    monkeypatch.setattr(Path, "read_text", fake)
+    assert recorded(tmp_path, nothing)["cpu_wait"] is None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux has affinities")

@@ -142,3 +142,30 @@ def test_an_unknown_finding_and_a_port_in_use(
         other.listen()
         assert main(["open", folder, "--no-browser"]) == 2
     assert f"The port {port} of this machine cannot be used" in capsys.readouterr().err
+
+
+def test_without_a_browser_the_command_says_what_the_address_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_capture(tmp_path, _waits_for_data()).folder
+    monkeypatch.setattr(command, "_TIMEOUT_S", 0.01)
+    assert main(["open", str(folder), "--no-browser"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{perfetto.UI}/#!/?url="), "only the address is on stdout"
+    assert shown.out.count("\n") == 1
+    said = shown.err.partition("The Perfetto UI did not load")[0]
+    assert said.count("\n") == 2
+    for part in ("open it in a browser", "minutes", "Ctrl-C"):
+        assert part in said
+
+
+def test_a_capture_without_a_trace_gets_the_sentence_of_the_views(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = write_capture(tmp_path, _waits_for_data())
+    assert recorded.trace_path is not None
+    recorded.trace_path.unlink()
+    assert main(["open", str(recorded.folder)]) == 2
+    assert (
+        "holds no trace: there is no trace.json.gz in it. Record again" in capsys.readouterr().err
+    )

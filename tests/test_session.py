@@ -26,6 +26,7 @@ from instrument.annotate import backends
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
 from instrument.record import recorder
+from instrument.worker import capture_queue
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -788,6 +789,45 @@ def test_an_interrupt_while_torch_stops_leaves_no_profiler_on(
         run()
     assert len(session.captures) == 1
     Session({"output_dir": str(tmp_path)}).start().stop()
+
+
+@pytest.mark.parametrize("where", ["stop_trace", "close"])
+@pytest.mark.parametrize("first", [KeyboardInterrupt, ValueError])
+def test_a_second_interrupt_loses_nothing_and_hides_no_traceback(
+    tmp_path: Path,
+    net: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    log: Log,
+    where: str,
+    first: type[BaseException],
+) -> None:
+    log.errors_expected = True
+    owner = {"stop_trace": recorder._KinetoProfile, "close": capture_queue.CaptureQueue}[where]
+    right, calls = getattr(owner, where), []
+
+    def interrupted(self: Any, *given: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt("second")
+        right(self, *given)
+
+    monkeypatch.setattr(owner, where, interrupted)
+    session = Session({"active": 5, "output_dir": str(tmp_path)})
+
+    def run() -> None:
+        with session:
+            train_step(net, LOADER[0])
+            session.step()
+            raise first("first")
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run()
+    if first is KeyboardInterrupt:
+        assert (str(raised.value), raised.value.__context__) == ("first", None)
+    else:
+        assert (str(raised.value), str(raised.value.__context__)) == ("second", "first")
+    session.stop()  # as at exit
+    assert len(session.captures) == 1
 
 
 def test_a_forward_that_is_interrupted_leaves_no_range_open(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
+    Codes,
     Flags,
     Ints,
     decoded,
@@ -55,11 +56,21 @@ class Calls:
 
 def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
     """Input shapes as torch prints them; None for all calls if the trace holds no input shapes."""
-    events = links.events
-    if not (events.shapes >= 0).any():
+    return _by_inputs(links, calls, links.events.shapes, shape_text)
+
+
+def by_input_types(links: Links, calls: Calls, _: int) -> Grouping:
+    """Input types in torch's words; None for all calls if the trace holds no input types."""
+    return _by_inputs(links, calls, links.events.types, _type_text)
+
+
+def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes], str]) -> Grouping:
+    """Group by a column of `Events` that describes the inputs, and write its values with `text`."""
+    if not (column >= 0).any():
         return _unknown(calls)
-    used, code = np.unique(_of_event(events.shapes, calls, -1), return_inverse=True)
-    codes, labels = intern(shape_text(events.texts[k]) if k >= 0 else "[]" for k in used.tolist())
+    used, code = np.unique(_of_event(column, calls, -1), return_inverse=True)
+    texts = links.events.texts
+    codes, labels = intern(text(texts[k]) if k >= 0 else "[]" for k in used.tolist())
     return codes[code], labels
 
 
@@ -159,6 +170,7 @@ def by_range(links: Links, calls: Calls, _: int) -> Grouping:
 
 GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
     "input_shapes": by_input_shapes,
+    "input_types": by_input_types,
     "stack": by_stack,
     "overload": by_overload,
     "thread": by_thread,
@@ -193,3 +205,8 @@ def shape_text(text: bytes) -> str:
         isinstance(shape, list) and any(isinstance(n, list) for n in shape) for shape in shapes
     )
     return str([[] if is_list else shape for shape, is_list in zip(shapes, lists)])
+
+
+def _type_text(text: bytes) -> str:
+    """Types without quotation marks, such as "[double, Scalar]"."""
+    return str(decoded(text)).replace("'", "")

@@ -120,6 +120,7 @@ class OperatorTable(GroupableTable):
 
         - `input_shapes`: text such as "[[8, 3], []]"; a list of tensors is written as [], as torch
           does.
+        - `input_types`: text such as "[float, Scalar]"; torch's name of float64 is `double`.
         - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
           by ";".
         - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default

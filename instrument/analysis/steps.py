@@ -55,7 +55,7 @@ STEPS: Schema = schema(
     launch_wait_ns="part of `clipped_idle_ns`: the CPU had not yet launched the next work",
     gap_wait_ns="part of `clipped_idle_ns`: the CPU had launched the next work, and the device had "
     "not yet started it",
-    loader_wait_ns="part of `clipped_idle_ns`: the CPU was in its data loader",
+    loader_wait_ns="part of `clipped_idle_ns`: the CPU waited for data",
     sync_wait_ns="part of `clipped_idle_ns`: the CPU had waited for the device, so it could launch "
     "the next work only afterwards",
     unknown_wait_ns="part of `clipped_idle_ns`: the launch of the next work is not in the trace",
@@ -200,7 +200,7 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
     In the part before the return, the device waits for the CPU. Each moment of this part counts for
     the first cause that applies:
 
-    - `loader_wait_ns`: the CPU is in its data loader.
+    - `loader_wait_ns`: the CPU waits for data: it is in its data loader.
     - `unknown_wait_ns`: the launch is not in the trace.
     - `sync_wait_ns`: when the gap began, the CPU was waiting for the device. So the CPU could
       launch new work only after this wait.

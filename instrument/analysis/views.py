@@ -48,7 +48,9 @@ NOTE_FILE = "upload.json"
 _LONGEST_NAME = 128
 
 # The properties by which `OperatorTable.by` can group, together with the name.
-Grouping = Literal["input_shapes", "stack", "overload", "thread", "step", "device", "range"]
+Grouping = Literal[
+    "input_shapes", "input_types", "stack", "overload", "thread", "step", "device", "range"
+]
 
 COMPILED_RANGES: Schema = schema(
     name="the name of the range, which was called but cannot be timed",
@@ -412,13 +414,22 @@ class Views:
         """
         from instrument.trace import column_cache
 
+        trace = self.require_trace()
+        place = self.place if self.folder else None
+        return column_cache.read(trace, place and place / trace.name)
+
+    def require_trace(self) -> Path:
+        """Return `trace_path`.
+
+        Raises:
+            CaptureError: the folder holds no trace.
+        """
         if self.trace_path is None:
             raise CaptureError(
-                f"The capture {self.folder} holds no trace: there is no {TRACE_FILES[0]} in it. "
+                f"The capture {self.place} holds no trace: there is no {TRACE_FILES[0]} in it. "
                 "Record again; if chrome_trace.keep=false was set, remove this option."
             )
-        place = self.place if self.folder else None
-        return column_cache.read(self.trace_path, place and place / self.trace_path.name)
+        return self.trace_path
 
     @cached_property
     def links(self) -> Links:

@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compare two captures, runs or traces. The change of the mean step is split into parts, by "
         "range and by what the time is spent on: compute, exposed communication, copy, waiting for "
         "data, launch, other CPU, idle. The parts sum to the change. Below are the operators, "
-        "kernels and counters that changed."
+        "kernels and counters that changed. Of a folder with several runs, only the newest run is "
+        "compared."
     )
     add = parser.add_argument
     of = "a capture, a Chrome trace, the folder of a run, or a URL"
@@ -119,10 +120,10 @@ def _shown(
 
 def _side(path: Path | str, is_baseline: bool) -> Side:
     from instrument.analysis.views import Views
-    from instrument.cli.paths import captures_at
+    from instrument.cli.paths import of_newest_run
     from instrument.compare.baseline import read
     from instrument.compare.gate import Side, side
 
     if is_baseline:
         return Side([read(Path(path))])
-    return side(Views.load(each) for each in captures_at(path))
+    return side(Views.load(each) for each in of_newest_run(path))

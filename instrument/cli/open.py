@@ -52,18 +52,20 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.report.perfetto import serving, ui_address, visible_time
 
     capture = newest_capture(arguments.path)
-    if capture.trace_path is None:
-        raise CaptureError(
-            f"The capture {capture.folder} holds no trace: record with chrome_trace.keep=true."
-        )
+    trace = capture.require_trace()
     visible_ns = None
     if arguments.finding is not None:
         visible_ns = visible_time(capture, _finding(capture, arguments.finding))
         if visible_ns is None:
             say(f"The finding {arguments.finding} names no event, so the whole trace is shown.")
-    with serving(capture.trace_path, capture.name) as server:
+    with serving(trace, capture.name) as server:
         address = ui_address(server.address, visible_ns)
         if arguments.no_browser or not webbrowser.open(address):
+            say(
+                "This address shows the trace in the Perfetto UI: open it in a browser on this "
+                "machine, or on one that forwards its port 9001 to this machine.\n"
+                f"It works once, in the next {_TIMEOUT_S // 60} minutes; to stop, press Ctrl-C."
+            )
             print(address, flush=True)
         try:
             loaded = server.sent.wait(_TIMEOUT_S)

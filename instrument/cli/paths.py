@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,7 +68,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """
     from instrument.capture import Capture
 
-    found = [each for path in paths for each in _of_newest_run(captures_at(path))]
+    found = [each for path in paths for each in of_newest_run(path)]
     failed: list[CaptureError | TraceError] = []
     for path in found:
         try:
@@ -84,25 +83,18 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
         yield capture
 
 
-def _of_newest_run(places: Sequence[Path | str]) -> Sequence[Path | str]:
-    """Return the captures of the newest run; list those of older runs on stderr.
+def of_newest_run(path: Path | str) -> Sequence[Path | str]:
+    """Return the captures of the newest run at or below a path; list older ones on stderr.
 
-    A capture that cannot be loaded is returned too, so that the caller can report it.
+    Raises:
+        CaptureError: as `captures_at`.
     """
-    from instrument.capture import Capture
-    from instrument.runs.newest import left_out, newest_run
+    from instrument.runs import newest
 
-    if len(places) == 1:
-        return places
-    loaded: dict[Capture, Path | str] = {}
-    for place in places:
-        with suppress(CaptureError):
-            loaded[Capture.load(place)] = place
-    _, older = newest_run(loaded)
-    if older:
-        say(left_out(older))
-    without = {loaded[capture] for capture in older}
-    return [place for place in places if place not in without]
+    found, left_out = newest.of_newest_run(captures_at(path))
+    if left_out:
+        say(left_out)
+    return found
 
 
 def _is_one(path: Path) -> bool:

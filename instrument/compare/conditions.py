@@ -14,6 +14,8 @@ from instrument.analysis.breakdown import KERNEL, KINDS
 from instrument.analysis.coverage import losses
 from instrument.analysis.views import Views
 from instrument.compare.totals import Rows, Totals
+from instrument.findings.busy_cpus import LEAST_SHARE
+from instrument.findings.places import percent
 from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.trace.capture_json import Environment
 from instrument.trace.events import Events
@@ -58,12 +60,15 @@ class Conditions:
         losses: the rows of the coverage table whose share is too low in a capture. The values are
             the lowest shares of these rows in all captures, by the row's name; None if a share is
             not known.
+        cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
+            but had no CPU; 0 if it is not known.
     """
 
     facts: dict[str, set[str]]
     has_device: bool
     recorded: set[str]
     losses: dict[str, float | None] = field(default_factory=dict)
+    cpu_wait: float = 0.0
 
 
 # The facts by name, and whether a comparison misleads if they differ.
@@ -94,7 +99,14 @@ def conditions(capture: Views) -> Conditions:
         has_device=len(capture.work.event) > 0,
         recorded={name for name, is_there in has.items() if is_there},
         losses={row["name"]: row["share"] for row in losses(capture)},
+        cpu_wait=_cpu_wait(capture),
     )
+
+
+def _cpu_wait(capture: Views) -> float:
+    environment = capture.about.environment
+    wait = None if environment is None else environment.cpu_wait
+    return 0.0 if wait is None else wait.share or 0.0
 
 
 def _values(capture: Views) -> dict[str, Iterable[Any]]:
@@ -156,6 +168,7 @@ def joined(every: Iterable[Conditions]) -> Conditions:
         has_device=any(each.has_device for each in listed),
         recorded=set.union(*(each.recorded for each in listed)),
         losses=lost,
+        cpu_wait=max(each.cpu_wait for each in listed),
     )
 
 
@@ -165,6 +178,7 @@ def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> l
         *_kinds(before, after, was, now),
         *_programs(was, now),
         *_clocks(was, now),
+        *_busy_cpus(before, after),
         *_facts(before, after),
         *_recorded(before, after),
         *_steps(was, now),
@@ -249,6 +263,17 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
             "device may differ.",
             misleads=False,
         )
+
+
+def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
+    for conditions, side in zip((before, after), _SIDES):
+        if conditions.cpu_wait >= LEAST_SHARE:
+            yield Unlike(
+                f"For {percent(conditions.cpu_wait)} of a window of {side}, the thread of the "
+                "steps was ready to run, but other work used the CPUs: its steps may be shorter on "
+                "a free machine.",
+                misleads=False,
+            )
 
 
 def _facts(before: Conditions, after: Conditions) -> Iterator[Unlike]:

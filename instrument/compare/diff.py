@@ -63,6 +63,11 @@ class Difference:
         return self.wholes[0]
 
     @property
+    def quantity(self) -> str:
+        """What the times are: "mean step" or "recording"."""
+        return "mean step" if self.what == "step" else self.what
+
+    @property
     def refusal(self) -> str | None:
         """Why the comparison would mislead, in one sentence; None if it would not."""
         if not self.unlike or not self.unlike[0].misleads:
@@ -70,16 +75,30 @@ class Difference:
         was, now = self.given
         return f"{was} and {now} are too unlike to be compared: {self.unlike[0].sentence}"
 
+    def __str__(self) -> str:
+        """The text that `instrument diff` prints."""
+        from instrument.report.diff import parts
+        from instrument.report.text import plain
+
+        return plain(parts(self))
+
+    def _repr_markdown_(self) -> str:
+        """The change of the step and its parts as Markdown, for a notebook."""
+        from instrument.report.diff import as_markdown
+
+        return as_markdown(self)
+
     def __repr__(self) -> str:
         times = f"{duration(self.step.before_ns)} → {duration(self.step.after_ns)}"
-        return f"<Difference: {self.what} {times}>"
+        return f"<Difference: {self.quantity} {times}>"
 
 
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
-    All windows of a run are added. If both sides have several ranks, each rank is also compared
-    with the same rank of the other side. Captures are read one after the other.
+    All windows of a run are added. If a path is a folder with several runs, only its newest run
+    counts. If both sides have several ranks, each rank is also compared with the same rank of the
+    other side. Captures are read one after the other.
 
     Args:
         before: the side before the change: a capture, a run, or the path or URL of a capture, a

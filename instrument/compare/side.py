@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,6 +14,7 @@ from instrument.analysis.views import Views
 from instrument.compare.conditions import Conditions, conditions, joined
 from instrument.compare.totals import Totals, added, totals
 from instrument.errors import CaptureError, TraceError
+from instrument.runs.newest import of_newest_run
 from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.runs.run import Ranks, Run, paths_at
 
@@ -29,7 +30,8 @@ class Side:
         name: the capture, run or path that the user gave, as text.
         totals: the sums for each phase and rank, over all windows.
         conditions: the conditions of each phase.
-        notes: a sentence for each capture that could not be read.
+        notes: a sentence for each capture that could not be read, and one that names the captures
+            of older runs.
         private: the words in these captures that a redacted report must hide.
     """
 
@@ -56,7 +58,8 @@ class Side:
 def load(given: Comparable) -> Side:
     """Load and sum the captures of one side, one after the other.
 
-    A capture that cannot be read is left out, and `notes` says so.
+    Of the path of a folder with several runs, only the newest run is loaded. `notes` says so, and
+    names the captures that cannot be read.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -67,15 +70,19 @@ def load(given: Comparable) -> Side:
         side.add(given)
         return side
     side = Side(_name(given))
-    paths = [*_paths(given)]
+    paths, left_out = _paths(given)
+    unread = 0
     for path in paths:
         try:
             side.add(Views.load(path))
         except (CaptureError, TraceError) as error:
             side.private.update(words_of_path(Path(path)))
             side.notes.append(f"Left out: {error}")
-            if len(side.notes) == len(paths):
+            unread += 1
+            if unread == len(paths):
                 raise
+    if left_out:
+        side.notes.append(f"{side.name}: {left_out}")
     return side
 
 
@@ -90,13 +97,14 @@ def _name(given: str | PathLike[str] | Run | Ranks) -> str:
     return path if storage.is_url(path) else str(Path(path))
 
 
-def _paths(given: str | PathLike[str] | Run | Ranks) -> Iterable[Path | str]:
+def _paths(given: str | PathLike[str] | Run | Ranks) -> tuple[list[Path | str], str]:
+    """The captures of a side, and a sentence that names those of older runs, or ""."""
     if isinstance(given, Run):
-        return [path for window in given.windows for path in window.paths]
+        return [path for window in given.windows for path in window.paths], ""
     if isinstance(given, Ranks):
-        return given.paths
+        return given.paths, ""
     path = fspath(given)
-    return paths_at(path if storage.is_url(path) else Path(path))
+    return of_newest_run(paths_at(path if storage.is_url(path) else Path(path)))
 
 
 def common_phase(before: Side, after: Side) -> str:

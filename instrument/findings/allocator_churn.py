@@ -22,7 +22,7 @@ from instrument.analysis.coverage_rows import FILE
 from instrument.analysis.interruptions import ALLOCATION, kinds_of
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
-from instrument.findings.finding import Check, Finding, NotRecorded, show_command
+from instrument.findings.finding import RECORD_STEPS, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
 
@@ -45,8 +45,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     if time.what != "step" or time.count < _LEAST_STEPS:
         raise NotRecorded(
-            "Allocations by the driver were not checked: the trace has too few finished steps to "
-            "distinguish repeated allocations from first ones. Record at least 3 steps."
+            "the trace has too few finished steps to distinguish repeated allocations from first "
+            "ones",
+            RECORD_STEPS,
         )
     if len(np.unique(step)) < _LEAST_STEPS:
         return

@@ -45,7 +45,7 @@ _TO_DEVICE, _PAGEABLE = "HtoD", "Pageable"
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the CPU waits for copies to the device."""
-    if not has_device_work(capture, "Copies to the device were"):
+    if not has_device_work(capture):
         return
     events, work, time = capture.events, capture.work, measured(capture)
     to_device = (work.kind == COPY) & (work.call >= 0)

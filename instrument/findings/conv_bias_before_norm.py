@@ -25,7 +25,14 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_SHAPES,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.findings.places import (
     common_place,
     evidence,
@@ -55,7 +62,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if biases before a batch norm take at least 1 % of the steps."""
     events = capture.events
     if not (events.shapes >= 0).any():
-        raise NotRecorded("The trace has no input shapes: record with profiler.record_shapes=true.")
+        raise NotRecorded("the trace has no input shapes", RECORD_SHAPES)
     convolutions = _before_norm(capture)
     work = _bias_work(capture, convolutions)
     share = share_of(capture, work)

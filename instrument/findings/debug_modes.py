@@ -24,7 +24,7 @@ import numpy as np
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
 from instrument.findings.event_time import scaled, share_of, shortened
-from instrument.findings.finding import Check, Finding, NotRecorded, show_command
+from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import evidence, measured, percent
 from instrument.links.autograd import is_backward
 from instrument.trace.events import OPERATOR, Flags, Ints
@@ -49,8 +49,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if not is_searched and not recorded:
         if recorded is None and not is_backward(capture.events).any():
             raise NotRecorded(
-                "The trace has no backward, so it does not show whether anomaly detection was on: "
-                "record it with a session of this version of instrument."
+                "the trace has no backward, so it does not show whether anomaly detection was on",
+                RECORD_AGAIN,
             )
         return
     stored, stack_ns = _stacks(capture)

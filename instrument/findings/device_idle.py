@@ -64,7 +64,7 @@ class _Cause(NamedTuple):
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the device is idle in long gaps that nothing else explains."""
-    if not has_device_work(capture, "Idle time of the device was"):
+    if not has_device_work(capture):
         return
     found, time = launch_gaps(capture), measured(capture)
     long = found.only(found.wait_ns >= LONG_NS)

@@ -12,7 +12,7 @@ from instrument.analysis.interruptions import kinds_of
 from instrument.analysis.steps import gaps
 from instrument.analysis.synchronisations import callers
 from instrument.analysis.views import Views
-from instrument.findings.finding import Evidence, NotRecorded
+from instrument.findings.finding import RECORD_DEVICE, Evidence, NotRecorded
 from instrument.findings.places import (
     Measured,
     evidence_by_name,
@@ -67,20 +67,16 @@ class LaunchGaps:
         )
 
 
-def has_device_work(capture: Views, what: str) -> bool:
+def has_device_work(capture: Views) -> bool:
     """Whether the trace holds work of a device; False if the run used no device.
 
     Raises:
-        NotRecorded: the machine has a device, but the trace holds no work of it. The message begins
-            with `what`, such as "Idle time of the device was".
+        NotRecorded: the machine has a device, but the trace holds no work of it.
     """
     if len(capture.work.event):
         return True
     if capture.events.devices or capture.about.devices:
-        raise NotRecorded(
-            f"{what} not checked: the trace has no device work. Record with a device among "
-            "profiler.activities."
-        )
+        raise NotRecorded("the trace has no device work", RECORD_DEVICE)
     return False
 
 

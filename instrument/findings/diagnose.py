@@ -20,6 +20,7 @@ from instrument.findings import (
     allocator_churn,
     attention_not_fused,
     blocking_copies,
+    busy_cpus,
     conv_bias_before_norm,
     debug_modes,
     device_idle,
@@ -46,7 +47,7 @@ from instrument.findings import (
     zero_grad,
 )
 from instrument.findings.diagnosis_text import as_markdown, as_text
-from instrument.findings.finding import Check, Finding, RanksCheck
+from instrument.findings.finding import Check, Finding, NotRecorded, RanksCheck
 from instrument.printable import printable
 from instrument.runs.newest import left_out, newest_run
 from instrument.runs.rank_summary import TRAIN, RankSummary, phase_of, summarize
@@ -77,6 +78,7 @@ CHECKS: tuple[Check, ...] = (
     graph_breaks.CHECK,
     garbage_collection.CHECK,
     thread_oversubscription.CHECK,
+    busy_cpus.CHECK,
     memory_growth.CHECK,
     unused_autograd.CHECK,
     debug_modes.CHECK,
@@ -102,8 +104,9 @@ class Diagnosis:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
         passed: the codes of the checks that could run on all captures and found nothing.
-        not_checked: a sentence for each check that could not run, with what to record for it. One
-            sentence lists all checks that need device work, if a capture has none.
+        not_checked: sentences on the checks that could not run. There is one sentence for each
+            thing to record, with the codes of the checks that need it. One sentence lists all
+            checks that need device work, if a capture has none.
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step of the capture in which it is longest; None if no step
             could be simulated.
@@ -155,10 +158,11 @@ def diagnose(
         CaptureError: there is no capture, or one holds no trace.
         TraceError: a trace cannot be read.
     """
-    newest, older = newest_run([captures] if isinstance(captures, Views) else captures)
+    given = [captures] if isinstance(captures, Views) else captures
+    newest, older = newest_run(given, lambda capture: capture.about)
     one_by_one = (newest.pop(0) for _ in range(len(newest)))
     diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
-    sentences = [left_out(older)] if older else []
+    sentences = [left_out(capture.name for capture in older)] if older else []
     return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
 
 
@@ -201,7 +205,8 @@ class _Seen:
         self.checks, self.ranks_checks = checks, ranks_checks
         self.captures: list[str] = []
         self.problems: dict[tuple[str, str | None, int], _Problem] = {}
-        self.missing: dict[tuple[str, str], int] = {}  # by code and message: in how many captures
+        # By remedy (or message, if there is none), code, and what is missing: in how many captures.
+        self.missing: dict[str, dict[tuple[str, str], int]] = {}
         self.passed: set[str] = set()
         self.has_device_work = False
         self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
@@ -245,7 +250,7 @@ class _Seen:
                     self._keep(check.code, partial(check.find, ranks), phase, ranks.where)
             if self.summaries and not windows:
                 message = "The ranks were not compared: give the captures of all ranks of a window."
-                self.missing[_RANKS, message] = len(self.captures)
+                self.missing[message] = {(_RANKS, ""): len(self.captures)}
 
     def _keep(
         self,
@@ -283,8 +288,12 @@ class _Seen:
         try:
             yield
         except Exception as error:
-            key = code, str(_failure(what, error))
-            self.missing[key] = self.missing.get(key, 0) + 1
+            failure = _failure(what, error)
+            remedy, missing = str(failure), ""
+            if isinstance(failure, NotRecorded):
+                remedy, missing = failure.remedy, failure.missing
+            counts = self.missing.setdefault(remedy, {})
+            counts[code, missing] = counts.get((code, missing), 0) + 1
 
     def _window(self, capture: Capture) -> tuple[Any, int | None]:
         """The window and the rank of a capture.
@@ -315,7 +324,8 @@ class _Seen:
         """The diagnosis of all captures so far."""
         findings = [self._with_place(problem) for problem in self.problems.values()]
         silent = self.passed.difference(
-            (code for code, _, _ in self.problems), (code for code, _ in self.missing)
+            (code for code, _, _ in self.problems),
+            (code for counts in self.missing.values() for code, _ in counts),
         )
         without = set()
         if not self.has_device_work:
@@ -359,11 +369,20 @@ class _Seen:
         )
 
     def _not_checked(self) -> Iterator[str]:
+        """One sentence for each remedy, with the codes of its checks, or else for each message."""
         of = len(self.captures)
-        counts: dict[str, int] = {}
-        for (_, message), count in self.missing.items():
-            counts[message] = max(counts.get(message, 0), count)
-        for message, count in counts.items():
+        for remedy, counts in self.missing.items():
+            captures: dict[str, int] = {}
+            for (code, _), count in counts.items():
+                captures[code] = captures.get(code, 0) + count
+            reasons = {missing for _, missing in counts}
+            message = remedy
+            if reasons != {""}:
+                *most, last = captures
+                codes = f"{', '.join(most)} and {last}" if most else last
+                because = f" ({reasons.pop()})" if len(reasons) == 1 else ""
+                message = f"To check {codes}, {remedy}{because}."
+            count = max(captures.values())
             yield message if count == of else f"{message} ({count} of {of} captures)"
 
 

@@ -59,7 +59,7 @@ _OTHER_CHANGE = (
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if communication without computation takes at least 5 % of the steps."""
+    """Yield one finding if exposed communication takes at least 5 % of the steps."""
     time = measured(capture)
     on_device = len(capture.work.event) > 0
     chosen = capture.work.event[capture.work.kind == COMMUNICATION]
@@ -81,7 +81,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         path = path.rpartition("/")[0] or None
     yield Finding(
         code="exposed-communication",
-        title=f"For {percent(share)} of the {time.what}, communication runs without computation"
+        title=f"{percent(share)} of the {time.what} is exposed communication"
         + (f", mostly {kind}" if kind else ""),
         change=_change(capture),
         verify=show_command(capture, "--collectives --breakdown"),

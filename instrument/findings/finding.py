@@ -18,9 +18,23 @@ if TYPE_CHECKING:
 class NotRecorded(CaptureError):  # noqa: N818
     """A check cannot run because the capture lacks something.
 
-    The message says what is missing and which option records it, as in "The trace has no Python
-    stacks: record with profiler.with_stack=true."
+    A diagnosis has one sentence for all checks with the same remedy.
+
+    Args:
+        missing: what the capture lacks, such as "the trace has no Python stacks".
+        remedy: what to do, such as "record with profiler.with_stack=true".
     """
+
+    def __init__(self, missing: str, remedy: str) -> None:
+        super().__init__(f"{missing[:1].upper()}{missing[1:]}: {remedy}.")
+        self.missing, self.remedy = missing, remedy
+
+
+# Remedies of several checks.
+RECORD_SHAPES = "record with profiler.record_shapes=true"
+RECORD_STEPS = "record with profiler.active=4 or more"
+RECORD_DEVICE = "record with a device among profiler.activities"
+RECORD_AGAIN = "record with a session of this version of instrument"
 
 
 class Evidence(NamedTuple):

@@ -25,7 +25,14 @@ import numpy as np
 
 from instrument.analysis.interruptions import KINDS, kinds_of
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_STEPS,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.findings.places import percent
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import merged, within
@@ -42,7 +49,7 @@ _LEAST_OTHERS = 3
 _LEAST_CAUSE = 0.2
 # What each kind of interruption is called in a title.
 _CAUSES = {
-    "loader": "waiting for the loader to start",
+    "loader": "waiting for data, while the loader starts",
     "module loading": "loading code of the device",
     "memory allocation": "allocating and freeing device memory",
     "profiler": "the profiler's own work",
@@ -60,8 +67,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     events, steps = capture.events, capture.links.steps
     if len(steps) < 1 + _LEAST_OTHERS:
         raise NotRecorded(
-            f"The check for a slow first step needs at least {1 + _LEAST_OTHERS} finished steps, "
-            f"but the trace has {len(steps)}: record with a larger profiler.active."
+            f"at least {1 + _LEAST_OTHERS} finished steps are needed, but the trace has "
+            f"{len(steps)}",
+            RECORD_STEPS,
         )
     took = events.duration_ns[steps]
     others_ns = float(np.median(took[1:]))

@@ -22,7 +22,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Finding, NotRecorded, show_command
+from instrument.findings.finding import RECORD_SHAPES, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth
 from instrument.trace.events import OPERATOR, Ints, decoded
@@ -42,10 +42,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if len(capture.work.event):
         return
     if not (capture.events.types >= 0).any():
-        raise NotRecorded(
-            "float64 was not checked: the trace has no input types. Record with "
-            "profiler.record_shapes=true."
-        )
+        raise NotRecorded("the trace has no input types", RECORD_SHAPES)
     operators = _in_float64(capture)
     share = share_of(capture, operators)
     if share < _LEAST_SHARE:
@@ -59,7 +56,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         title=f"{percent(share)} of the {measured(capture).what} computes in float64",
         change="Use float32: model.float(), and torch.from_numpy(array).float() for data from "
         "numpy.",
-        verify=show_command(capture, "--ops --by input_shapes"),
+        verify=show_command(
+            capture, "--ops --by input_types", "float64 is 'double', and float32 is 'float'"
+        ),
         share=share,
         saving=saving,
         range=path,

@@ -23,7 +23,14 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.event_time import scaled
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_AGAIN,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.trace.events import PYTHON, Ints
 from instrument.units import duration
@@ -77,8 +84,8 @@ def _from_window(capture: Views) -> Iterator[Finding]:
     known = None if environment is None else environment.garbage_collection
     if known is None or known.total_ns is None:
         raise NotRecorded(
-            "The capture does not show how long Python's garbage collector ran: record it with a "
-            f"session of this version of instrument, or with {_RECORD}."
+            "the capture does not show how long Python's garbage collector ran",
+            f"{RECORD_AGAIN}, or with {_RECORD}",
         )
     steps = capture.links.steps
     events = capture.events

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
 from instrument.findings.compilations import reasons
-from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
 from instrument.range_names import REGION
 
 if TYPE_CHECKING:
@@ -28,10 +28,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     dynamo = capture.about.dynamo
     breaks = None if dynamo is None else dynamo.graph_breaks
     if breaks is None and _is_compiled(capture):
-        raise NotRecorded(
-            "The capture does not count graph breaks: record it with a session of this version of "
-            "instrument."
-        )
+        raise NotRecorded("the capture does not count graph breaks", RECORD_AGAIN)
     if not breaks:
         return
     total = sum(breaks.values())

@@ -51,7 +51,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         if count is not None:
             hooks = f"how long the {count} hooks of modules and tensors take"
         raise NotRecorded(
-            f"The capture does not show {hooks}: record with profiler.with_stack=true."
+            f"the capture does not show {hooks}", "record with profiler.with_stack=true"
         )
     time = measured(capture)
     calls = _calls(capture)

@@ -44,7 +44,7 @@ _LEAST_SHARE, _LEAST_GAPS = 0.05, 20
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if the device waits for launches in many short gaps."""
-    if not has_device_work(capture, "Launches were"):
+    if not has_device_work(capture):
         return
     found, time = launch_gaps(capture), measured(capture)
     short = found.only((found.wait_ns < LONG_NS) & (found.call >= 0))

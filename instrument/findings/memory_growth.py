@@ -24,7 +24,14 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.memory_attribution import By
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_STEPS,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.units import size
 
 if TYPE_CHECKING:
@@ -42,12 +49,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     memory = capture.memory
     if not memory.timelines:
         raise NotRecorded(
-            "The trace has no memory events: record with profiler.profile_memory=true."
+            "the trace has no memory events", "record with profiler.profile_memory=true"
         )
     if len(capture.links.steps) < 1 + _LEAST_STEPS:
         raise NotRecorded(
-            f"The check for growing memory needs at least {1 + _LEAST_STEPS} finished steps, but "
-            f"the trace has {len(capture.links.steps)}: record with a larger profiler.active."
+            f"at least {1 + _LEAST_STEPS} finished steps are needed, but the trace has "
+            f"{len(capture.links.steps)}",
+            RECORD_STEPS,
         )
     for device in memory.timelines:
         net = memory.steps.where(device=device).column("net_bytes")[1:]

@@ -163,7 +163,7 @@ def source_codes(capture: Views, events: Ints) -> tuple[Ints, list[str]]:
     links, table = capture.links, capture.events
     launches = links.launches
     caller = np.append(np.arange(len(table)), -1)  # the last entry is for the position -1
-    caller[launches.device] = np.where(launches.call >= 0, launches.call, launches.operator)
+    caller[launches.device] = launches.launch
     at = caller[events]
     frames = links.frames
     code = _source_of_frames(links, at) if len(frames) else _source_of_texts(links, at)

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING
 from instrument.analysis.views import Views
 from instrument.findings.compilations import compilations, frames_compiled_again, reasons
 from instrument.findings.event_time import scaled, share_of
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_STEPS,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.findings.places import common_place, evidence, measured, percent
 
 if TYPE_CHECKING:
@@ -48,7 +55,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if len(found) and len(capture.links.steps) < 2:
         raise NotRecorded(
             "torch.compile compiles in the window, but a window with fewer than two finished steps "
-            "does not show whether it compiles again: record with a larger profiler.active."
+            "does not show whether it compiles again",
+            RECORD_STEPS,
         )
     if share >= _LEAST_SHARE:
         count = int((steps.holds(events.start_ns[frames_compiled_again(capture)]) >= 0).sum())

@@ -35,8 +35,8 @@ def find(capture: Views, _: Scenario) -> Iterator[Finding]:
     known = recorded_ns and usual_ns and recorded_ns > 0 and usual_ns > 0
     if not known or (cost.unrecorded_steps or 0) < ENOUGH_STEPS:
         raise NotRecorded(
-            f"The overhead of recording was not checked: fewer than {ENOUGH_STEPS} steps before "
-            "the window were timed. Record with a session, and let the window begin later."
+            f"fewer than {ENOUGH_STEPS} steps before the window were timed",
+            "record with a session, and let the window begin later",
         )
     assert recorded_ns is not None
     assert usual_ns is not None

@@ -22,7 +22,14 @@ from instrument.analysis import collectives, coverage_rows
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.exposed_communication import exposed_on_device
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_SHAPES,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.findings.places import measured, percent
 from instrument.findings.saving import is_worth, simulated
 from instrument.units import rate, size
@@ -47,8 +54,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     )
     if not any(calls.column("bytes")):
         raise NotRecorded(
-            "The rate of the links was not checked: the trace has no sizes of messages. Record "
-            "with profiler.record_shapes=true and torch 2.3 or later."
+            "the trace has no sizes of messages, which torch 2.3 and later record", RECORD_SHAPES
         )
     large = calls.where(
         bytes=lambda moved: moved >= _LARGE_BYTES, bus_bytes_per_second=lambda speed: speed > 0
@@ -64,7 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code="slow-links",
         title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
         f"bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
-        f"{time.what} waits for communication",
+        f"{time.what} is exposed communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
         "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
         "NCCL_SOCKET_IFNAME must name the fast interface. Measure the link with nccl-tests "

@@ -23,7 +23,14 @@ import numpy as np
 
 from instrument.analysis.coverage_rows import ORDERED
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
+from instrument.findings.finding import (
+    RECORD_DEVICE,
+    Check,
+    Evidence,
+    Finding,
+    NotRecorded,
+    show_command,
+)
 from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import (
     Measured,
@@ -68,10 +75,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if synchronizing calls leave the device idle; see the module docstring."""
     if not len(capture.links.launches.device):
         if capture.about.devices or capture.events.among(is_runtime).any():
-            raise NotRecorded(
-                "Synchronizing calls were not checked: the trace has no device work. Record with "
-                "a device among profiler.activities."
-            )
+            raise NotRecorded("the trace has no device work", RECORD_DEVICE)
         return
     span = measured(capture)
     calls = synchronizing_calls(capture)

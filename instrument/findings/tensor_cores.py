@@ -111,7 +111,7 @@ _LEAST_FACTOR = 2
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield a finding for each kind of kernel that takes a large part of the step."""
-    if not has_device_work(capture, "Tensor cores were"):
+    if not has_device_work(capture):
         return
     for kind in _KINDS:
         yield from _find_kind(capture, whatif, kind)
@@ -159,8 +159,8 @@ def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
     if kind.precision not in rates or len(rates) < 2:
         name = "unknown" if device is None or device.name is None else device.name
         raise NotRecorded(
-            f"Tensor cores were not checked: the peak rates of the device {name} are not known. "
-            "Load the capture with peak_flops={'float32': ..., 'float16': ...}."
+            f"the peak rates of the device {name} are not known",
+            "load the capture with peak_flops={'float32': ..., 'float16': ...}",
         )
     return max(rates.values()) >= _LEAST_FACTOR * rates[kind.precision]
 

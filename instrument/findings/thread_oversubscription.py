@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.finding import Check, Finding, NotRecorded
+from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
 from instrument.findings.places import evidence, measured
 from instrument.trace.events import OPERATOR, Ints
 
@@ -42,8 +42,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     threads = None if environment is None else environment.threads
     if environment is None or threads is None or not threads.cpus or threads.intra_op is None:
         raise NotRecorded(
-            "The capture does not show how many threads and CPUs there were: record it with a "
-            "session of this version of instrument."
+            "the capture does not show how many threads and CPUs there were", RECORD_AGAIN
         )
     divided, share = _divided(capture)
     busy = threads.intra_op if share >= _LEAST_SHARE else 1

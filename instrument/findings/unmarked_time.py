@@ -50,13 +50,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     """Yield one finding if at least a fifth of the time of the steps is in no range."""
     span = measured(capture)
     if span.what != "step":
-        raise NotRecorded(
-            "Unmarked time was not checked: the trace has no finished step. Call session.step() "
-            "after each step."
-        )
+        raise NotRecorded("the trace has no finished step", "call session.step() after each step")
     if capture.about.annotations_disabled:
         raise NotRecorded(
-            "Unmarked time was not checked: INSTRUMENT_DISABLE=1 turned all annotations off."
+            "INSTRUMENT_DISABLE=1 turned all annotations off", "record without INSTRUMENT_DISABLE=1"
         )
     timeline = _timeline(capture, span)
     of_step, in_range, in_operator = timeline.active

@@ -55,9 +55,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     numbers = ran(capture)
     if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
         raise NotRecorded(
-            "The backward in this window belongs to a forward before the window, so the backward "
-            "of the forward in this window may come later: record more steps, with a larger "
-            "profiler.active."
+            "the backward in this window belongs to a forward before the window, so the backward "
+            "of the forward in this window may come later",
+            "record more steps, with a larger profiler.active",
         )
     has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)
     paths, path = links.scopes.paths, range_codes(capture, made)

@@ -57,6 +57,11 @@ class Launches:
     operator: Ints
     call: Ints
 
+    @property
+    def launch(self) -> Ints:
+        """The CPU event that launched each row: `call`, else `operator`; -1 if neither is known."""
+        return np.where(self.call >= 0, self.call, self.operator)
+
 
 def launches(events: Events) -> Launches:
     """Join device events to runtime calls by correlation, and to operators by external id."""

@@ -110,8 +110,7 @@ class Links:
         events, (device, node) = self.events, self.launched
         if not len(self.steps):
             return events.duration_ns[device]
-        launch = np.where(self.launches.call >= 0, self.launches.call, self.launches.operator)
-        time = events.start_ns[np.where(node >= 0, launch, device)]
+        time = events.start_ns[np.where(node >= 0, self.launches.launch, device)]
         return np.where(step_at(events, self.steps, time) >= 0, events.duration_ns[device], 0)
 
     @cached_property

@@ -267,6 +267,7 @@ class Recorder:
     def _detach(self) -> None:
         """Stop opening ranges for annotations and modules. Stop counting garbage collections."""
         if self._environment is not None:
+            self._environment.end()
             with suppress(ValueError):  # removed before
                 gc.callbacks.remove(self._environment.collections)
         backends.mark("window ends")

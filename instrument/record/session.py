@@ -135,7 +135,13 @@ class Session:
         triggers = self._loop.run.triggers if self.running and self._loop.run is not None else None
         if error is not None and triggers is not None:
             triggers.failed(error, self.step_number)
-        self._stop(f"exception {kind.__name__}" if kind else None)
+        try:
+            self._stop(f"exception {kind.__name__}" if kind else None)
+        except KeyboardInterrupt:
+            if kind is not KeyboardInterrupt:
+                raise
+            # A second Ctrl-C: the first one ends the program, with a traceback of the training
+            # alone. If the window is not saved yet, `_stop` runs again at exit.
 
     def start(self, model: Models = None, *, total_steps: int | None = None) -> Session:
         """Log which steps will be recorded, check the output folder, and begin the first step.

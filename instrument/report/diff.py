@@ -117,9 +117,9 @@ def whole_as_dict(whole: Whole) -> dict[str, Any]:
 def summary(found: Difference, *, longest: int = _LONGEST_NAME) -> str:
     """Return what changed, in one sentence, with names of at most `longest` characters.
 
-    For example: "a → b: step 118.3 ms → 94.2 ms (−24.1 ms, −20.4 %), mostly: idle −20.0 ms".
+    For example: "a → b: mean step 118.3 ms → 94.2 ms (−24.1 ms, −20.4 %), mostly: idle −20.0 ms".
     """
-    step, what = found.step, found.what
+    step = found.step
     text = durations_like(max(step.before_ns, step.after_ns))
     was, now = (_round(ns, _unit(step)) for ns in (step.before_ns, step.after_ns))
     change = _signed(now - was, text)
@@ -130,7 +130,7 @@ def summary(found: Difference, *, longest: int = _LONGEST_NAME) -> str:
     ]
     mostly = f", mostly: {', '.join(causes)}" if causes else ""
     sides = " → ".join(shortened(name, longest) for name in names(found))
-    return f"{sides}: {what} {text(was)} → {text(now)} ({change}{share}){mostly}"
+    return f"{sides}: {found.quantity} {text(was)} → {text(now)} ({change}{share}){mostly}"
 
 
 def names(found: Difference) -> tuple[str, str]:
@@ -166,23 +166,25 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
 def spread(step: Whole) -> str:
     """Return sentences on how much the steps of each side vary and how their median changed."""
     one, other = step.before, step.after
+    text = durations_like(max(one.median_ns, other.median_ns))
+    medians = f"Median step: {_around(one, text)} → {_around(other, text)}. "
     if one.deviation_ns is None or other.deviation_ns is None:
-        return (
+        # of one or two steps, the median is the mean
+        return (medians if max(one.count, other.count) > 2 else "") + (
             "The spread of the steps is not known, because a side has fewer than three steps: the "
             "change may be due to chance."
         )
     change_ns = other.median_ns - one.median_ns
-    text = durations_like(max(one.median_ns, other.median_ns))
     where = "within" if abs(change_ns) <= one.deviation_ns + other.deviation_ns else "larger than"
     return (
-        f"Median step: {_around(one, text)} → {_around(other, text)}. The change of the median is "
+        f"{medians}The change of the median is "
         f"{where} the spread of the steps (their median distance from the median)."
     )
 
 
 def _around(steps: Steps, text: Any) -> str:
-    around = f"{text(steps.median_ns)} ± {text(steps.deviation_ns)}"
-    return f"{around} ({counted(steps.count, 'step')})"
+    around = "" if steps.deviation_ns is None else f" ± {text(steps.deviation_ns)}"
+    return f"{text(steps.median_ns)}{around} ({counted(steps.count, 'step')})"
 
 
 def _step_table(found: Difference, rows: int) -> Section:
@@ -194,7 +196,7 @@ def _step_table(found: Difference, rows: int) -> Section:
     return Section(
         table,
         table.columns,
-        f"Parts of the {found.what}{shown_of(rows, len(found.step.parts))}",
+        f"Parts of the {found.quantity}{shown_of(rows, len(found.step.parts))}",
         text_width=PROSE_WIDTH,
         texts={**texts, "range": lambda name: shortened(printable(name), max(room, _LEAST_ROOM))},
         all_columns="--json",

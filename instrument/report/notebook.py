@@ -44,7 +44,7 @@ _BOUND_BY = {
     "communicates (--collectives).",
     "exposed_copy_ns": "Bound by copies: {:.0%} of the time, the device only copies (--copies).",
     "loader_wait_ns": "Waiting for data: {:.0%} of the time, the device is idle while the CPU "
-    "waits for its loader.",
+    "waits for data.",
     "launch_wait_ns": "CPU-bound: {:.0%} of the time, the device is idle until the CPU launches "
     "work (--queue, --steps).",
     "sync_wait_ns": "Bound by synchronization: {:.0%} of the time, the device is idle because the "

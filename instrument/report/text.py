@@ -115,6 +115,7 @@ _WITHOUT = {
 # What each grouping needs in the trace, and how to record it. Grouping by thread needs nothing.
 _GROUPED_BY = {
     "input_shapes": ("input shapes", "record it with profiler.record_shapes=true"),
+    "input_types": ("input types", "record it with profiler.record_shapes=true"),
     "stack": ("stacks", "record it with profiler.with_stack=true"),
     "overload": ("overloads", "record it with profiler.capture_overload_names=true"),
     "step": ("steps", "call session.step() after each step"),

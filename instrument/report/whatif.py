@@ -44,7 +44,7 @@ _NAMELESS = {
     "wait": "(until a waiting call returns)",
     "full queue": "(until the launch queue has room)",
     "hand-over": "(until another thread goes on)",
-    "loader": "(until a worker delivers a batch)",
+    "waiting for data": "(until a worker delivers a batch)",
     "other ranks": "(until the other ranks arrive)",
     "unexplained": "(the device begins late, without a known cause)",
 }

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Raw
 
 from instrument.analysis.views import Views
-from instrument.errors import CaptureError
 from instrument.files import replacing
 from instrument.runs.run import Ranks
 from instrument.trace.columns import BEYOND_US
@@ -61,7 +60,7 @@ def merge(ranks: Ranks, target: Path) -> None:
         TraceError: a trace cannot be read.
         OSError: the target cannot be written.
     """
-    traces = [_trace(path) for path in ranks.paths]
+    traces = [Views.load(path).require_trace() for path in ranks.paths]
     base_ns = ranks.summaries[0].base_ns
     head = {
         "schemaVersion": 1,
@@ -79,16 +78,6 @@ def merge(ranks: Ranks, target: Path) -> None:
             moved = _Rank(position, summary.rank, summary.base_ns - base_ns - offset_ns, numbers)
             between = _copy(trace, moved, file, between)
         file.write(b"\n]}\n")
-
-
-def _trace(path: Path | str) -> Path:
-    capture = Views.load(path)
-    trace = capture.trace_path
-    if trace is None:
-        raise CaptureError(
-            f"The capture {capture.name} holds no trace, so its trace cannot be merged."
-        )
-    return trace
 
 
 def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:

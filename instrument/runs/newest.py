@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from instrument.analysis.views import Views
+from instrument.errors import CaptureError
 from instrument.printable import printable
 from instrument.runs.run import TOGETHER_S
-from instrument.trace.capture_json import unix_time
+from instrument.storage import contents, is_url
+from instrument.trace.capture_json import (
+    METADATA_FILE,
+    Metadata,
+    decoded,
+    read,
+    typed,
+    unix_time,
+)
 from instrument.units import counted, few
 
-_Views = TypeVar("_Views", bound=Views)
+_Capture = TypeVar("_Capture")
 
 
 class _Process(NamedTuple):
@@ -30,16 +40,40 @@ class _Began(NamedTuple):
     process: _Process
 
 
-def newest_run(captures: Iterable[_Views]) -> tuple[list[_Views], list[_Views]]:
+def of_newest_run(places: Sequence[Path | str]) -> tuple[list[Path | str], str]:
+    """Return the captures of the newest run, and a sentence that names those of older runs, or "".
+
+    Only the `capture.json` of each capture is read or downloaded. A capture whose `capture.json`
+    cannot be read is not left out, so that the caller can report the error.
+
+    Args:
+        places: the paths or URLs of the captures. All URLs must be on the same file system.
+
+    Raises:
+        CaptureError: the server refuses access.
+    """
+    if len(places) < 2:
+        return [*places], ""
+    newest, older = newest_run(places, _metadata(places).get)
+    return newest, left_out(Path(place).name for place in older) if older else ""
+
+
+def newest_run(
+    captures: Iterable[_Capture], about: Callable[[_Capture], Metadata | None]
+) -> tuple[list[_Capture], list[_Capture]]:
     """Divide captures into those of the newest run and those of older runs, in their order.
 
     The process whose last capture began last belongs to the newest run, with all its captures: one
     process may train and then validate. Of each other rank, only its newest process can belong to
     the run. It does if it has the same number of ranks, and did not end long before the run began.
     A capture without the id of its run or without a start, such as a trace file, is not left out.
+
+    Args:
+        captures: the captures.
+        about: returns the metadata of a capture; None if they are not known.
     """
     captures = list(captures)
-    began = [_began(capture) for capture in captures]
+    began = [_began(about(capture)) for capture in captures]
     bounds: dict[_Process, tuple[float, float]] = {}
     last_of_rank: dict[int | None, tuple[float, _Process]] = {}
     for known in filter(None, began):
@@ -47,8 +81,8 @@ def newest_run(captures: Iterable[_Views]) -> tuple[list[_Views], list[_Views]]:
         bounds[known.process] = min(first, known.second), max(last, known.second)
         latest = (known.second, known.process)
         last_of_rank[known.rank] = max(last_of_rank.get(known.rank, latest), latest)
-    newest: list[_Views] = []
-    older: list[_Views] = []
+    newest: list[_Capture] = []
+    older: list[_Capture] = []
     if bounds:
         run = max(bounds, key=lambda process: (bounds[process][1], process))
         run_began = bounds[run][0]
@@ -62,20 +96,34 @@ def newest_run(captures: Iterable[_Views]) -> tuple[list[_Views], list[_Views]]:
     return newest, older
 
 
-def left_out(older: Sequence[Views]) -> str:
-    """Return a sentence that names the captures of older runs, which are left out."""
-    are = "is" if len(older) == 1 else "are"
+def left_out(older: Iterable[str]) -> str:
+    """Return a sentence on the captures of older runs, which are left out, from their names."""
+    names = [*map(printable, older)]
+    are = "is" if len(names) == 1 else "are"
     return (
-        f"Only the newest run counts; {counted(len(older), 'capture')} of older runs {are} left "
-        f"out: {few(printable(capture.name) for capture in older)}."
+        f"Only the newest run counts; {counted(len(names), 'capture')} of older runs {are} left "
+        f"out: {few(names)}."
     )
 
 
-def _began(capture: Views) -> _Began | None:
+def _metadata(places: Sequence[Path | str]) -> dict[Path | str, Metadata]:
+    """The metadata of each capture whose `capture.json` can be read."""
+    urls = {place: f"{place.rstrip('/')}/{METADATA_FILE}" for place in places if is_url(place)}
+    fetched = contents([*urls.values()]) if urls else {}
+    found = {}
+    for place in places:
+        with suppress(CaptureError):
+            if place not in urls:
+                found[place] = typed(read(Path(place)))
+            elif urls[place] in fetched:
+                found[place] = typed(decoded(fetched[urls[place]], urls[place]))
+    return found
+
+
+def _began(about: Metadata | None) -> _Began | None:
     """When the recording began, and in which process; None if this is not known."""
-    about = capture.about
-    second = unix_time(about.started_at)
-    if second is None or about.run is None:
+    second = None if about is None else unix_time(about.started_at)
+    if about is None or second is None or about.run is None:
         return None
     number = about.run if about.pid is None else str(about.pid)
     process = _Process(about.host or "", number, about.world_size or 1)

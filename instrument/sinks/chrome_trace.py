@@ -9,7 +9,6 @@ from pydantic import Field, field_validator
 
 from instrument.capture import Capture
 from instrument.config.user_metadata import as_json
-from instrument.errors import CaptureError
 from instrument.redact import redact
 from instrument.sinks import Sink
 from instrument.trace.rewrite import rewrite
@@ -59,7 +58,7 @@ class ChromeTrace(Sink):
             CaptureError: the capture holds no trace.
             TraceError: there is metadata to add, but the file does not begin like a JSON object.
         """
-        trace, folder = trace_of(capture).absolute(), folder.absolute()
+        trace, folder = capture.require_trace().absolute(), folder.absolute()
         wanted = folder / ("trace.json.gz" if self.gzip else "trace.json")
         there = capture.about.user_metadata
         metadata = {key: value for key, value in self.metadata.items() if key not in there}
@@ -73,16 +72,3 @@ class ChromeTrace(Sink):
             if trace != wanted or not self.keep:
                 trace.unlink()
             capture.trace_path = wanted if self.keep else None
-
-
-def trace_of(capture: Capture) -> Path:
-    """The path of the capture's trace.
-
-    Raises:
-        CaptureError: the capture holds no trace.
-    """
-    if capture.trace_path is None:
-        raise CaptureError(
-            f"The trace of {capture.name} was removed, so this sink has nothing to read."
-        )
-    return capture.trace_path

@@ -42,8 +42,8 @@ class TableSink(Sink):
     by: By = "name"
     """What to group operator calls by, besides the name.
 
-    `input_shapes` needs `record_shapes`, `stack` needs `with_stack`, `overload` needs
-    `capture_overload_names`.
+    `input_shapes` and `input_types` need `record_shapes`, `stack` needs `with_stack`, `overload`
+    needs `capture_overload_names`.
     """
 
     stack_depth: int = Field(5, ge=1)
@@ -80,6 +80,7 @@ class TableSink(Sink):
         """The option of ProfilerConfig that the grouping `by` needs, if any."""
         flags = {
             "input_shapes": "record_shapes",
+            "input_types": "record_shapes",
             "stack": "with_stack",
             "overload": "capture_overload_names",
         }

@@ -17,7 +17,6 @@ from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts, plain
 from instrument.report.verdict import verdict_as_markdown
 from instrument.sinks import Sink
-from instrument.sinks.chrome_trace import trace_of
 from instrument.sinks.scalars import last_step, scalars
 from instrument.trace.capture_json import unix_time
 from instrument.trace.rewrite import rewrite
@@ -87,7 +86,7 @@ class TensorBoard(Sink):
         if self.trace:
             ending = ".pt.trace.json.gz" if self.use_gzip else ".pt.trace.json"
             worker = self.worker_name or "{}_{}".format(*_process(capture))
-            rewrite(trace_of(capture), into / f"{worker}.{_started_ns(capture)}{ending}", {})
+            rewrite(capture.require_trace(), into / f"{worker}.{_started_ns(capture)}{ending}", {})
         if self.scalars:
             write_scalars(capture, into, report=self.report)
 
@@ -207,5 +206,5 @@ def _started_ns(capture: Capture) -> int:
     """The start of the recording in Unix time; if unknown, the last change of the trace file."""
     started_s = unix_time(capture.about.started_at)
     if started_s is None:
-        return trace_of(capture).stat().st_mtime_ns
+        return capture.require_trace().stat().st_mtime_ns
     return round(started_s * 1e6) * 1000

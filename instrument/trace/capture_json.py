@@ -122,6 +122,23 @@ class GarbageCollection(Struct):
     longest_ns: Count | None = None
 
 
+class CpuWait(Struct):
+    """How long the thread that began the window was ready to run, but had no CPU.
+
+    `waited_ns` is this time, and `window_ns` the duration of the window.
+    """
+
+    waited_ns: Count | None = None
+    window_ns: Count | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The part of the window in which the thread waited for a CPU; None if it is not known."""
+        if self.waited_ns is None or not self.window_ns:
+            return None
+        return self.waited_ns / self.window_ns
+
+
 class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
@@ -155,8 +172,8 @@ class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
     Settings were read when the window began, on the thread that began the window.
-    `allow_tf32` is for matrix products on CUDA. `dynamo` is None if torch.compile was never loaded.
-    `loaders` is None if the session has seen no `DataLoader`.
+    `allow_tf32` is for matrix products on CUDA. `cpu_wait` is known only on Linux. `dynamo` is None
+    if torch.compile was never loaded. `loaders` is None if the session has seen no `DataLoader`.
     """
 
     threads: Threads | None = None
@@ -168,6 +185,7 @@ class Environment(Struct):
     deterministic_algorithms: bool | None = None
     dynamo: Dynamo | None = None
     garbage_collection: GarbageCollection | None = None
+    cpu_wait: CpuWait | None = None
     loaders: list[Loader] | None = None
     hooks: Hooks | None = None
 
@@ -213,7 +231,7 @@ def read(folder: Path) -> dict[str, Any]:
     """
     path = folder / METADATA_FILE
     try:
-        content = msgspec.json.decode(files.read_bytes(path), type=dict[str, Any])
+        content = files.read_bytes(path)
     except FileNotFoundError:
         inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
         hint = "."
@@ -224,6 +242,19 @@ def read(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise CaptureError(f"The file {path} cannot be read: {error.strerror}.") from None
+    return decoded(content, path)
+
+
+def decoded(file: bytes, path: Path | str) -> dict[str, Any]:
+    """Decode the content of a `capture.json`; the rest is as in `read`.
+
+    `path` is the path or URL of the file, for error messages.
+
+    Raises:
+        CaptureError: as `read`.
+    """
+    try:
+        content = msgspec.json.decode(file, type=dict[str, Any])
     except BAD_JSON as error:
         raise CaptureError(
             f"The file {path} cannot be read ({error}); record the capture again."
@@ -240,7 +271,7 @@ def read(folder: Path) -> dict[str, Any]:
     return content
 
 
-def typed(content: dict[str, Any], path: Path | None = None) -> Metadata:
+def typed(content: dict[str, Any], path: Path | str | None = None) -> Metadata:
     """Convert the decoded JSON of a `capture.json` to `Metadata`.
 
     `path` is the path of the file, for error messages.

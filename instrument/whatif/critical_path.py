@@ -28,9 +28,9 @@ CRITICAL_PATH: Schema = schema(
     "launch: from the launching call until the device begins; stream: between two device events of "
     "a stream; other stream: from the end of work on another stream until the waiting work begins; "
     "wait: from the end of device work until the waiting call returns; full queue: until the "
-    "launch queue has a free place; hand-over: one thread waits for another; loader: until worker "
-    "processes deliver a batch; other ranks: until the recorded end of a collective; unexplained "
-    "or origin: a device event began late without a known cause",
+    "launch queue has a free place; hand-over: one thread waits for another; waiting for data: "
+    "until worker processes deliver a batch; other ranks: until the recorded end of a collective; "
+    "unexplained or origin: a device event began late without a known cause",
     name="for CPU time, the path of the range; for device work, its name; for a wait, the name of "
     "the waiting call; None if there is none",
     rank="the rank, if the scenario has several ranks; None for the transfer of a collective",

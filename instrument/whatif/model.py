@@ -29,7 +29,7 @@ KINDS = (
     "wait",
     "full queue",
     "hand-over",
-    "loader",
+    "waiting for data",
     "device",
     "origin",
     "other ranks",

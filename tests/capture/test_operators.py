@@ -433,7 +433,7 @@ def test_calls_group_by_their_innermost_frames(tmp_path) -> None:
 
 
 def test_an_unknown_grouping_gets_one_sentence(tmp_path) -> None:
-    groupings = "input_shapes, stack, overload, thread, step, device or range"
+    groupings = "input_shapes, input_types, stack, overload, thread, step, device or range"
     sentence = f"Operators cannot be grouped by 'shape'; choose {groupings}."
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
         capture(tmp_path, [span("aten::add", 0, 5)]).operators.by("shape")
@@ -560,6 +560,22 @@ def test_calls_group_by_what_is_known_of_them(tmp_path, what, add, mm, memory) -
         assert sum(grouped.column(column)) == sum(table.column(column))
 
 
+def test_calls_group_by_the_types_of_their_inputs(tmp_path) -> None:
+    events = [
+        span("aten::mm", 0, 5, Input_type=["double", "double"]),
+        span("aten::mm", 10, 5, Input_type=["float", "float"]),
+        span("aten::cat", 20, 5, Input_type=[["float", "double"], "Scalar"]),
+        span("aten::empty", 30, 5),
+    ]
+    rows = capture(tmp_path, events).operators.by("input_types")
+    assert {(row.name, row.input_types): row.calls for row in rows} == {
+        ("aten::mm", "[double, double]"): 1,
+        ("aten::mm", "[float, float]"): 1,
+        ("aten::cat", "[[float, double], Scalar]"): 1,
+        ("aten::empty", "[]"): 1,
+    }
+
+
 def test_the_device_of_the_only_call_of_a_trace_is_told(tmp_path) -> None:
     events = [
         span("aten::add", 0, 5, External_id=1),
@@ -576,7 +592,9 @@ def test_the_row_of_a_range_lies_in_the_range_above(tmp_path) -> None:
     assert found == {"ProfilerStep*": None, "forward": None, "block": "forward"}
 
 
-@pytest.mark.parametrize("what", ["input_shapes", "stack", "overload", "step", "device", "range"])
+@pytest.mark.parametrize(
+    "what", ["input_shapes", "input_types", "stack", "overload", "step", "device", "range"]
+)
 def test_what_the_trace_cannot_tell_is_none_throughout(tmp_path, what) -> None:
     table = capture(tmp_path, [span("aten::add", 0, 5), allocation(9, 8)]).operators.by(what)
     assert [getattr(row, what) for row in table] == [None, None]

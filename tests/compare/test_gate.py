@@ -213,7 +213,7 @@ def test_the_command_fails_on_a_condition_and_names_the_range(
     assert main(["diff", before, after, "--fail-on", "syncs>2", "--fail-on", "step>5%"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("pass: syncs>2 (before 1, after 2)\npass: step>5% (before 1.000 ms")
-    assert "Parts of the step" in printed
+    assert "Parts of the mean step" in printed
     assert main(["diff", before, after, "--fail-on", "syncs>1"]) == 1
     printed = capsys.readouterr().out
     assert printed.startswith("fail: syncs>1 (before 1, after 2)\n  in lo`ss: 2, before 1\n")

@@ -250,7 +250,7 @@ PAIRS = (
         "exposed-communication",
         all_reduce(hidden=False),
         all_reduce(hidden=True),
-        ("For 40 % of the step", "all_reduce"),
+        ("40 % of the step is exposed communication", "all_reduce"),
         saves=(300, 500),
     ),
     Pair(

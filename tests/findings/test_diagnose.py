@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from builders import annotation, is_harmless, launched, span, step, write_capture, write_trace
 from markdown_it import MarkdownIt
 
-from instrument import Capture
+from instrument import Capture, diff, storage
 from instrument.cli.command import main
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
@@ -113,9 +114,12 @@ def test_findings_are_sorted_by_their_saving(tmp_path: Path) -> None:
 
 
 def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
-    checks = [failing(NotRecorded("Record shapes.")), failing(CaptureError("No trace."))]
+    checks = [
+        failing(NotRecorded("no shapes", "record shapes")),
+        failing(CaptureError("No trace.")),
+    ]
     found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
-    assert found.not_checked == ("Record shapes.", "No trace.")
+    assert found.not_checked == ("To check cannot, record shapes (no shapes).", "No trace.")
     assert found.passed == ()
 
 
@@ -172,11 +176,11 @@ def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(
 
     def find(capture: Any, whatif: Any) -> Iterator[Finding]:
         if next(answers):
-            raise NotRecorded("Record stacks.")
+            raise NotRecorded("no stacks", "record stacks")
         yield from ()
 
     found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], [Check("half", find)])
-    assert found.not_checked == ("Record stacks. (1 of 2 captures)",)
+    assert found.not_checked == ("To check half, record stacks (no stacks). (1 of 2 captures)",)
     assert found.passed == ()
 
 
@@ -259,10 +263,20 @@ def test_a_simulation_that_fails_costs_the_savings_alone(
     assert "IndexError" in as_markdown(found)
 
 
-def test_equal_sentences_of_several_checks_are_said_once(tmp_path: Path) -> None:
-    checks = [failing(NotRecorded("Record shapes."))._replace(code=code) for code in ("one", "two")]
-    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
-    assert found.not_checked == ("Record shapes.",)
+def test_checks_with_the_same_remedy_share_a_sentence(tmp_path: Path) -> None:
+    reasons = {"one": "no shapes", "two": "no shapes", "three": "no types"}
+    checks = {
+        code: failing(NotRecorded(reason, "record shapes"))._replace(code=code)
+        for code, reason in reasons.items()
+    }
+    captures = [recorded(tmp_path, 3), recorded(tmp_path, 6)]
+    found = diagnosed(captures, [checks["one"], checks["two"]])
+    assert found.not_checked == ("To check one and two, record shapes (no shapes).",)
+    assert found.passed == ()
+    found = diagnosed(captures, checks.values())
+    assert found.not_checked == ("To check one, two and three, record shapes.",)
+    failed = [failing(KeyError("rank"))._replace(code=code) for code in ("one", "two")]
+    assert len(diagnosed(captures, failed).not_checked) == 2, "an error names its check"
 
 
 def test_nothing_to_diagnose(tmp_path: Path) -> None:
@@ -656,6 +670,42 @@ def test_the_command_names_the_captures_of_older_runs(
     older = [str(tmp_path / name) for name in ("steps_3_rank0", "steps_3_rank0-2")]
     assert main([command, *older, "--json"]) == 0
     assert capsys.readouterr().err == ""
+
+
+def test_a_comparison_takes_the_newest_run_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = two_runs(tmp_path / "both")["steps_3_rank0-2"]
+    found = diff(tmp_path / "both", newest)
+    assert found.before == ("steps_3_rank0-2", "steps_3_rank1-2")
+    assert found.step.change_ns == 0
+    assert f"{tmp_path / 'both'}: {LEFT_OUT}" in [each.sentence for each in found.unlike]
+    command = ["report", str(newest.folder), "--before", str(tmp_path / "both"), "--json"]
+    assert main(command) == 0
+    section = json.loads(capsys.readouterr().out)["sections"]["comparison"]
+    assert section["step"]["before_ns"] == 500_000
+    assert any(LEFT_OUT in each["sentence"] for each in section["unlike"])
+    both = str(tmp_path / "both")
+    assert main(["diff", both, both, "--fail-on", "operators>+0", "--json"]) == 0
+    assert capsys.readouterr().err == f"{LEFT_OUT}\n" * 2
+
+
+def test_no_trace_of_an_older_run_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    memory = fsspec.filesystem("memory")
+    two_runs(tmp_path / "runs")
+    memory.put(str(tmp_path / "runs"), "/", recursive=True)
+    fetched: list[str] = []
+    fetch = storage.fetch
+    monkeypatch.setattr(storage, "fetch", lambda url: (fetched.append(url), fetch(url))[1])
+    try:
+        found = diff("memory://runs", "memory://runs")
+    finally:
+        memory.store.clear()
+    assert found.before == ("steps_3_rank0-2", "steps_3_rank1-2")
+    assert {url.rpartition("/")[2] for url in fetched} == {*found.before}
 
 
 def test_the_command_fails_if_no_capture_can_be_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from builders import (
 
 from findings.twins import assert_command_runs
 from instrument import Capture
+from instrument.cli.command import main
 from instrument.findings import (
     float64,
     loader_wait,
@@ -335,7 +337,9 @@ def typed(name: str, start_us: float, duration_us: float, *types: Any) -> dict[s
     return span(name, start_us, duration_us, Input_type=list(types))
 
 
-def test_float64_is_found_by_the_first_input_and_counted_once(tmp_path: Path) -> None:
+def test_float64_is_found_by_the_first_input_and_counted_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     events = []
     for number in range(3):
         start = 1000 * number
@@ -354,6 +358,10 @@ def test_float64_is_found_by_the_first_input_and_counted_once(tmp_path: Path) ->
     ]
     assert found.saving is not None
     assert found.saving.saving_ns == 200_000
+    assert main([*shlex.split(found.verify, comments=True)[1:]]) == 0
+    shown = capsys.readouterr().out
+    assert "[double, double, double]" in shown
+    assert "[[double, double], Scalar]" in shown
 
 
 def test_float32_beside_numbers_is_no_float64(tmp_path: Path) -> None:

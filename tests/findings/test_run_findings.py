@@ -10,7 +10,7 @@ import pytest
 from builders import accumulation, annotation, call, frame, kernel, made, node, span, step
 
 from findings.twins import check_of
-from instrument import Capture
+from instrument import Capture, diff
 from instrument.findings.finding import Finding, NotRecorded
 
 
@@ -251,6 +251,26 @@ def test_unknown_threads(tmp_path: Path) -> None:
     ):
         with pytest.raises(NotRecorded, match="how many threads and CPUs"):
             check(capture, "thread-oversubscription")
+
+
+def test_other_work_on_the_cpus(tmp_path: Path) -> None:
+    def waiting(waited_ns: int) -> Capture:
+        wait = {"waited_ns": waited_ns, "window_ns": 1_000_000}
+        return described(tmp_path / str(waited_ns), steps(4), cpu_wait=wait)
+
+    (finding,) = check(waiting(350_000), "busy-cpus")
+    assert finding.title.startswith("For 35 % of the window, the thread of the steps was ready")
+    assert finding.saving is None
+    assert not check(waiting(99_000), "busy-cpus")
+    busy = "35 % of a window of {}, the thread of the steps was ready to run, but other work"
+    for sides, at in (((350_000, 99_000), "BEFORE"), ((99_000, 350_000), "AFTER")):
+        captures = [Capture.load(tmp_path / str(ns) / "steps_3-4") for ns in sides]
+        (sentence,) = [each.sentence for each in diff(*captures).unlike]
+        assert busy.format(at) in sentence
+    for unknown in (None, {}, {"waited_ns": 5, "window_ns": 0}):
+        capture = described(tmp_path / f"unknown {unknown}", steps(4), cpu_wait=unknown)
+        with pytest.raises(NotRecorded, match="waited for a CPU"):
+            check(capture, "busy-cpus")
 
 
 # Memory

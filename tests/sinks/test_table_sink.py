@@ -328,6 +328,7 @@ def test_every_grouping_of_the_capture_is_an_option() -> None:
     needs = {by: TableSink(by=by).needs for by in get_args(By)}
     assert {by: flags for by, flags in needs.items() if flags} == {
         "input_shapes": ("record_shapes",),
+        "input_types": ("record_shapes",),
         "stack": ("with_stack",),
         "overload": ("capture_overload_names",),
     }
@@ -337,6 +338,7 @@ def test_every_grouping_of_the_capture_is_an_option() -> None:
     ("by", "what", "remedy"),
     [
         ("input_shapes", "input shapes", "record it with profiler.record_shapes=true"),
+        ("input_types", "input types", "record it with profiler.record_shapes=true"),
         ("stack", "stacks", "record it with profiler.with_stack=true"),
         ("overload", "overloads", "record it with profiler.capture_overload_names=true"),
         ("step", "steps", "call session.step() after each step"),

@@ -33,7 +33,7 @@ _LONGEST_NAME = 400
 _CAUSES = {
     "launch_wait_ns": "the CPU had not launched the next work",
     "gap_wait_ns": "the next work was launched but had not started",
-    "loader_wait_ns": "the CPU was in its data loader",
+    "loader_wait_ns": "the CPU waited for data",
     "sync_wait_ns": "the CPU waited for the device before it launched the next work",
     "unknown_wait_ns": "the launch of the next work is not in the trace",
 }
@@ -363,7 +363,7 @@ def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
     number = np.full(len(capture.events) + 1, -1)
     number[event] = np.arange(len(event))
     number[-1] = -1  # for slices that are not events
-    work, call = number[found.device], number[np.where(found.call >= 0, found.call, found.operator)]
+    work, call = number[found.device], number[found.launch]
     known = np.flatnonzero((work >= 0) & (call >= 0))
     known = known[np.argsort(work[known])]
     return {"launched": differences(work[known]), "launches": differences(call[known])}

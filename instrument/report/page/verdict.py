@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean, median
 from typing import Any
 
+from instrument.analysis.coverage import incomplete
 from instrument.analysis.views import Views
 from instrument.compare.step_parts import SPLIT_KINDS, compared_steps, split_parts
 from instrument.findings.diagnose import Diagnosis
@@ -37,7 +38,8 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
       `instrument.compare.step_parts.split_parts`.
     - `device_share`: the share of `total_ns` in which a device works; None without device work.
     - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or None; whether it is a lower bound.
-    - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`.
+    - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`, and `is_incomplete`,
+      whether the row tells of a loss that the tables depend on.
     - `step_ns`: the duration of the simulated step, or None.
     - `findings`: the findings of `instrument diagnose --json`. In addition, each has `baseline_ns`,
       the duration of the step that `saving_ns` would shorten, and `difference`, a sentence on why
@@ -61,9 +63,7 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
         },
         **_where_it_goes(capture),
         **_utilization(capture),
-        "coverage": [
-            {"name": row.name, "share": row.share, "why": row.why} for row in capture.coverage
-        ],
+        "coverage": _coverage(capture),
         "step_ns": diagnosis.step_ns,
         "findings": [_finding(finding, capture) for finding in diagnosis.findings],
         "passed": diagnosis.passed,
@@ -100,6 +100,14 @@ def _where_it_goes(capture: Views) -> dict[str, Any]:
         },
         "device_share": busy_ns / total_ns if has_device and total_ns else None,
     }
+
+
+def _coverage(capture: Views) -> list[dict[str, Any]]:
+    lost = incomplete(capture).column("name")
+    return [
+        {"name": row.name, "share": row.share, "why": row.why, "is_incomplete": row.name in lost}
+        for row in capture.coverage
+    ]
 
 
 def _parts(pairs: list[tuple[str, int]]) -> list[dict[str, Any]]:

@@ -124,7 +124,9 @@ def test_names_are_those_of_the_captures_or_of_the_given_path(tmp_path: Path) ->
     assert again.name == two.name
     found = comparison(again, two.folder)
     assert found["name"] == str(two.folder)
-    assert found["sentence"].startswith(f"{two.folder} → this run: step 501.0 µs → 501.0 µs (0.0 ")
+    assert found["sentence"].startswith(
+        f"{two.folder} → this run: mean step 501.0 µs → 501.0 µs (0.0 "
+    )
 
 
 def test_all_windows_and_ranks_are_compared(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from browsing import problems
 from builders import (
     annotation,
     capture,
+    kernel,
     launched,
     made,
     node,
@@ -170,6 +171,20 @@ def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], writ
     shown = tab.locator("#verdict").inner_text() + tab.locator("#whatif").inner_text()
     assert "instead of" not in shown
     assert "simulated step takes" not in shown
+
+
+def test_a_card_names_what_was_not_recorded(
+    opened: Callable[..., Page], written: Path, tmp_path: Path
+) -> None:
+    assert opened(written).get_by_text("Not all was recorded").count() == 0
+    events = [step(number, 100 * number, 100) for number in range(3)]
+    events += [kernel("gemm", 110, 60), *launched("gemm", 200, 210, 40, 7)]
+    path = tmp_path / "lost.html"
+    capture(tmp_path, events).report(path)
+    card = opened(path).locator("#verdict .fact", has_text="Not all was recorded").inner_text()
+    assert card.split("\n")[1:] == [
+        "40.0%", "device time with a launch: see Coverage of the recording, below",
+    ]  # fmt: skip
 
 
 def test_what_if_shows_savings(opened: Callable[..., Page], written: Path) -> None:

@@ -49,12 +49,15 @@ function factsOf(data) {
     const whole = hasSteps ? "of the step" : "of the recording";
     found.push(fact("Device busy", percent(data.device_share), whole));
   }
-  const losses = data.coverage.filter(row => row.why);
-  found.push(fact(
-    "Complete parts",
-    `${data.coverage.length - losses.length} of ${data.coverage.length}`,
-    losses.length ? "see Coverage below for what is missing" : "of the recording",
-  ));
+  const [lost, ...others] = data.coverage.filter(row => row.is_incomplete);
+  if (lost) {
+    const more = others.length ? `, and ${others.length} more` : "";
+    found.push(fact(
+      "Not all was recorded",
+      lost.share === null ? "unknown" : percent(lost.share),
+      `${lost.name}${more}: see Coverage of the recording, below`,
+    ));
+  }
   if (steps.numbers.length > 1) {
     const labels = steps.numbers.map((number, at) => (
       `step ${number}: ${duration(steps.duration_ns[at])}`

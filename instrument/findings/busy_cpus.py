@@ -1,0 +1,52 @@
+"""`busy-cpus`: the thread of the steps was ready to run, but other work used the CPUs.
+
+A session on Linux records how long the thread that began the window was ready to run, but had no
+CPU, according to the scheduler. There is a finding if this is at least 10 % of the window. The
+scheduler does not say what used the CPUs: another program, other processes or threads of the job,
+or the quota of the process's cgroup. `thread-oversubscription` compares the job's own threads with
+the CPUs.
+
+No saving is simulated, because the trace does not show when the thread waited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from instrument.analysis.views import Views
+from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded
+from instrument.findings.places import percent
+from instrument.units import duration
+
+if TYPE_CHECKING:
+    from instrument.whatif.scenario import Scenario
+
+#: A window is disturbed if its thread waits for a CPU for this share of it.
+LEAST_SHARE = 0.1
+
+
+def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
+    """Yield one finding if the thread of the steps waits for a CPU for 10 % of the window."""
+    environment = capture.about.environment
+    wait = None if environment is None else environment.cpu_wait
+    share = None if wait is None else wait.share
+    if wait is None or share is None:
+        raise NotRecorded(
+            "the capture does not show how long the thread of the steps waited for a CPU",
+            f"{RECORD_AGAIN} on Linux",
+        )
+    if share < LEAST_SHARE:
+        return
+    yield Finding(
+        code=CHECK.code,
+        title=f"For {percent(share)} of the window, the thread of the steps was ready to run, but "
+        "other work used the CPUs",
+        change="Stop other programs on this machine, or give this job more CPUs or fewer threads "
+        f"and processes. Then record again: the thread waited {duration(wait.waited_ns or 0)}, so "
+        "the steps may be shorter on a free machine.",
+        verify="Record again on a machine without other programs: this finding is then gone.",
+    )
+
+
+CHECK = Check("busy-cpus", find)
