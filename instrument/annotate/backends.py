@@ -146,7 +146,10 @@ def disarm(emitting: Backend | None = None) -> None:
 
     Annotations still close the ranges that they have opened.
     """
-    _emit_with(tuple(each for each in _arming if emitting is not None and each != emitting))
+    others = [] if emitting is None else list(_arming)
+    while emitting in others:
+        others.remove(emitting)
+    _emit_with(tuple(others))
 
 
 def _emit_with(arming: tuple[Backend, ...]) -> None:

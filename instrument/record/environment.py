@@ -13,7 +13,6 @@ import gc
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,12 +41,11 @@ class WindowEnvironment:
     """The environment of one window; create it when the window begins.
 
     `Recorder` adds `collections` to `gc.callbacks` and removes it when the window ends. If Dynamo's
-    counters then differ from `counters`, `Recorder` calls `count_compilations`. When the window
-    ends, `Recorder` also calls `end`.
+    counters then differ from `counters`, `Recorder` calls `count_compilations`.
 
     Attributes:
-        facts: the content of the key `environment`. Its `loaders` is None until `StepLoop` saves
-            the window.
+        facts: the content of the key `environment`. Its `cpu_wait` is None until `Recorder` ends
+            the window, and its `loaders` is None until `StepLoop` saves the window.
         collections: counts the runs of the garbage collector.
         counters: a copy of Dynamo's counters when the window began; None if Dynamo was not loaded.
     """
@@ -68,28 +66,6 @@ class WindowEnvironment:
         }
         if loaded:
             self.count_compilations()
-        self._thread = threading.get_native_id()
-        self._began_ns, self._waited_ns = time.monotonic_ns(), known(self._waited)
-
-    def end(self) -> None:
-        """Note how long the thread that began the window waited for a CPU; call this at its end."""
-        waited_ns, now = known(self._waited), time.monotonic_ns()
-        if waited_ns is not None and self._waited_ns is not None:
-            self.facts["cpu_wait"] = {
-                "waited_ns": waited_ns - self._waited_ns,
-                "window_ns": now - self._began_ns,
-            }
-
-    def _waited(self) -> int | None:
-        """How long the thread has been ready to run without a CPU, in ns, since it exists.
-
-        None if the kernel does not measure this.
-
-        Raises:
-            OSError: this system is not Linux, or the thread has ended.
-        """
-        ran, waited, _ = Path(f"/proc/self/task/{self._thread}/schedstat").read_text().split()
-        return int(waited) if int(ran) else None
 
     def count_compilations(self) -> None:
         """Count what Dynamo compiled since the window began."""

@@ -120,6 +120,8 @@ class Recorder:
         self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
         self._environment: WindowEnvironment | None = None
+        self._began_ns = 0
+        self._began_waited_ns: int | None = None
         self.prepared = False
         self._disturbed = False
         self._profile_hook: ProfileHook | None = None
@@ -169,6 +171,7 @@ class Recorder:
         backends.arm(self._emitting)
         backends.mark("window begins")
         gc.callbacks.append(self._environment.collections)
+        self._began_ns, self._began_waited_ns = time.monotonic_ns(), _waited_ns(self.thread)
 
     @property
     def can_stop_here(self) -> bool:
@@ -267,7 +270,12 @@ class Recorder:
     def _detach(self) -> None:
         """Stop opening ranges for annotations and modules. Stop counting garbage collections."""
         if self._environment is not None:
-            self._environment.end()
+            waited_ns, now_ns = _waited_ns(self.thread), time.monotonic_ns()
+            if waited_ns is not None and self._began_waited_ns is not None:
+                self._environment.facts["cpu_wait"] = {
+                    "waited_ns": waited_ns - self._began_waited_ns,
+                    "window_ns": now_ns - self._began_ns,
+                }
             with suppress(ValueError):  # removed before
                 gc.callbacks.remove(self._environment.collections)
         backends.mark("window ends")
@@ -521,6 +529,19 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
             f"torch {torch.__version__} refuses profiler.activities or "
             f"profiler.experimental_config: {reason}."
         ) from error
+
+
+def _waited_ns(thread: Thread) -> int | None:
+    """How long a thread of this process was ready to run, but had no CPU, since it began.
+
+    None if that is not known. Only Linux measures it. Cost: 15 µs.
+    """
+    try:
+        times = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
+    except OSError:
+        return None
+    ran_ns, waited_ns, _ = map(int, times)
+    return waited_ns if ran_ns else None  # if it never ran, this kernel measures nothing
 
 
 def _compiled_graphs() -> int:
