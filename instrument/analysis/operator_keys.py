@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from instrument.analysis.stacks import frames_around
-from instrument.links.groupby import intern
+from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import (
@@ -30,7 +31,7 @@ Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calls:
     """The calls that the operator table sums, as parallel columns.
 
@@ -52,6 +53,37 @@ class Calls:
     names: tuple[str, ...]
     quantities: Quantities
     counted: dict[str, Ints]
+
+    def outermost(self, groups: Groups) -> Flags:
+        """A mask of the calls that are inside no other call of their group.
+
+        The calls of a group have the same name and kind.
+        """
+        at = self._recursive
+        outer = np.ones(len(self.node), np.bool_)
+        outer[at] = _outermost(groups.of[at], self.node[at], self.after[at])
+        return outer
+
+    @cached_property
+    def _recursive(self) -> Ints:
+        """The calls for whose name and kind some call is inside another call."""
+        groups = groupby(self.name * len(KINDS) + self.kind)[1]
+        inner = ~_outermost(groups.of, self.node, self.after)
+        return np.flatnonzero((groups.number(inner) > 0)[groups.of])
+
+
+def _outermost(group: Ints, node: Ints, after: Ints) -> Flags:
+    """A mask of the calls that are inside no other call of their group; see `Calls`."""
+    beyond = int(after.max(initial=0)) + 1
+    # numpy sorts integers of 16 bits or fewer by radix, which is faster. The sort is stable, so in
+    # each group an outer call stays before the calls inside it.
+    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
+    order = np.argsort(narrow, kind="stable")
+    node, after = (group * beyond + node)[order], (group * beyond + after)[order]
+    reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
+    outer = np.zeros(len(group), np.bool_)
+    outer[order] = node >= reached
+    return outer
 
 
 def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:

@@ -427,7 +427,7 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         columns[name] = [values[k] for k in chosen % width]
     columns["calls"] = groups.size.tolist()
     launched = calls.name != calls.names.index(UNLAUNCHED_ROW)
-    outer = _outermost(calls, groups.of)
+    outer = calls.outermost(groups)
     for name, quantity in calls.quantities.items():
         counts = launched | (name in ("device_ns", "self_device_ns"))
         if name == "flops" and quantity is not None:
@@ -447,17 +447,3 @@ def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, 
         ]
     columns["kind"] = [KINDS[k] for k in chosen // width % len(KINDS)]
     return columns
-
-
-def _outermost(calls: Calls, group: Ints) -> Flags:
-    """A mask of the calls that are inside no other call of their group."""
-    beyond = int(calls.after.max(initial=0)) + 1
-    # numpy sorts integers of 16 bits or fewer by radix, which is faster. The sort is stable, so in
-    # each group an outer call stays before the calls inside it.
-    narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
-    order = np.argsort(narrow, kind="stable")
-    node, after = (group * beyond + calls.node)[order], (group * beyond + calls.after)[order]
-    reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
-    outer = np.zeros(len(group), np.bool_)
-    outer[order] = node >= reached
-    return outer

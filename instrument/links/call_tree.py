@@ -91,13 +91,15 @@ class CallTree:
 
     def overlapping_siblings(self) -> tuple[Ints, Ints]:
         """The pairs of successive siblings that overlap: the earlier nodes, and the later nodes."""
-        order = np.argsort(self.parent, kind="stable")
-        one, other = order[:-1], order[1:]
-        overlaps = (self.parent[one] == self.parent[other]) & (
+        # The nodes are in depth-first order, so the node after the last descendant is the sibling.
+        one = np.flatnonzero(self.until < len(self))
+        other = self.until[one]
+        overlaps = self.start_ns[other] < self.end_ns[one]
+        one, other = one[overlaps], other[overlaps].astype(np.int64)
+        siblings = (self.parent[one] == self.parent[other]) & (
             self.thread[one] == self.thread[other]
         )
-        overlaps &= self.start_ns[other] < self.end_ns[one]
-        return one[overlaps], other[overlaps]
+        return one[siblings], other[siblings]
 
     def levels(self) -> Iterator[Ints]:
         """The nodes of each depth, the roots first."""
