@@ -18,9 +18,9 @@ Intervals = tuple[Ints, Ints]
 class Timeline:
     """Segments of time, cut at each point where an interval of any layer starts or ends.
 
-    A layer is one of several lists of intervals. Masks of segments combine layers: `active[0] & ~active[1]`
-    selects the time in layer 0 and not in layer 1. Times are integers, so nothing is rounded. The
-    segments of each group form a separate timeline.
+    A layer is one of several lists of intervals. Masks of segments combine layers: the mask
+    `active[0] & ~active[1]` selects the time in layer 0 and not in layer 1. Times are integers, so
+    nothing is rounded. The segments of each group form a separate timeline.
 
     Attributes:
         start_ns, end_ns: the start and end of each segment.

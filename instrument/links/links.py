@@ -32,7 +32,8 @@ class Links:
     """The relations between the events of one trace.
 
     Each relation is computed at its first use and kept. Times of nodes are in nanoseconds.
-    Percentages in tables are shares of the time in finished steps. The properties `counted_*` hold the time in finished steps, or all time if no step finished.
+    The properties `counted_*` hold the time in finished steps, or all time if no step finished.
+    Percentages in tables are shares of these times.
     """
 
     def __init__(self, events: Events, *, python: bool = False) -> None:

@@ -350,9 +350,10 @@ class CapturedNames:
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
         """Return the operators and ranges that launched the nodes of each CUDA graph.
 
-        The operators and ranges come from stream captures. A capture fits a graph if it has as many launches as
-        the graph has nodes, with the same kinds and, where the kernels are known, the same kernels.
-        If several captures fit, only names that are the same in all of these captures are returned.
+        The operators and ranges come from stream captures. A capture fits a graph if its launches
+        and the nodes of the graph have equal numbers, equal kinds and, where the kernels are known,
+        equal kernels. If several captures fit, only names that are the same in all of these
+        captures are returned.
 
         Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
         that it did not make. Only a comparison of all graphs shows this.
