@@ -13,8 +13,8 @@ torch/autograd/profiler_util.py):
 So the parent of an event is the nearest earlier event on the same thread that does not end before
 the event. The compiled module finds the parents one after the other. Without this module, array
 operations find the parents of all events at once. Each event has a candidate for its parent. The
-first candidate of an event is the event before it. If candidate B of event A ends before A, the
-candidate of B becomes the new candidate of A. This is repeated until no candidate ends too early.
+first candidate of an event is the event before it. If B is the candidate of A and ends before A
+ends, the candidate of B replaces B. This is repeated until no candidate ends too early.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     active = np.flatnonzero(passed)
     above, needed = candidate[active], needed[active]
     while active.size:
-        # The search for the candidate's parent has skipped events that end before the candidate. As
-        # the candidate ends too early for this event, the skipped events do too.
+        # The search for the candidate's parent has skipped events that end before the candidate ends.
+        # As the candidate ends too early for this event, the skipped events do too.
         above = candidate[above]
         candidate[active] = above
         passed = above >= 0
@@ -288,7 +288,6 @@ def _until(parent: Ints, depth: Ints) -> Codes:
 
 
 def _levels(depth: Ints) -> Iterator[Ints]:
-    """The nodes of each depth, the roots first."""
     if not len(depth):
         return iter(())
     # NumPy sorts integers of at most 16 bits by radix, which is faster.

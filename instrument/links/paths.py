@@ -128,7 +128,7 @@ class Paths:
 
         The search goes up and stops before the path `end`. Each pair of an item and a group is
         returned as the number item * n + group, where n is the number of paths. Different pairs
-        have different numbers, because all groups are below n.
+        have different numbers, because all groups have numbers below n.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():

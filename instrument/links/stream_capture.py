@@ -1,6 +1,6 @@
 """Find the launches that were captured into CUDA graphs, and the node that each launch became.
 
-In this module, a capture is a stream capture of CUDA, not the folder of a recorded window.
+In this module, a capture is a stream capture of CUDA or HIP, not the folder of a recorded window.
 
 A program captures a graph once: between `cudaStreamBeginCapture` and `cudaStreamEndCapture`, the
 calls that launch work run on the CPU, inside their operators and ranges, and their work becomes

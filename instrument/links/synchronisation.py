@@ -116,7 +116,7 @@ class Synchronisations:
         waited_ns: how long the event in `later` waited for the end of the event in `earlier`. A
             call waits from its start. A device event waits from the time at which its launch has
             begun and its stream is free. The value is 0 if the event in `earlier` ended before the
-            wait.
+            wait began.
     """
 
     call: Ints

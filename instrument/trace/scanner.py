@@ -65,8 +65,8 @@ _MOST_KINDS, _MOST_BYTES = 1 << 16, 1 << 26
 class Scanned(NamedTuple):
     """The events of a piece.
 
-    `texts` holds two items for each column of `TEXTS`: the list of distinct texts, and before it
-    an index into this list for each event. The index is -1 if the event has no such text.
+    `texts` holds two items for each column of `TEXTS`: the index of each event's text, and the list
+    of distinct texts. The index is -1 if the event has no such text.
     """
 
     recorded: int

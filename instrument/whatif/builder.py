@@ -2,27 +2,25 @@
 
 A moment is a point in time: the start or the end of an event. A thread has moments only where it
 launches work, where a wait ends, where a batch arrives, where another thread takes over, and where
-a step begins or ends.
-Each device event has a moment at its end. A device event also has a moment at its start if another
-moment waits for this start. An arc leads from a moment to a later moment that waits for the first
-moment. There are these arcs:
+a step begins or ends. Each device event has a moment at its end. A device event also has a moment
+at its start if another moment waits for this start. An arc leads from a moment, the source, to a
+later moment that waits for the source. There are these arcs:
 
-- From each CPU moment to the next CPU moment on its thread. The arc takes the CPU time between the
-  two moments (`cpu_time`).
-- From the launch of a device event to the start of the event. The arc takes the usual delay.
-- From the end of a device event to the start of the next event on its stream. The arc takes the
-  usual gap.
-- From the end of work on a stream to the start of work on another stream that waits for it.
+- From each CPU moment to the next CPU moment on its thread, with the CPU time between the two
+  (`cpu_time`).
+- From the launch of a device event to the start of the event, with the usual delay.
+- From the end of a device event to the start of the next event on its stream, with the usual gap.
+- From the end of work on a stream to the start of work on another stream that waits for this end.
 - From the end of device work to the end of the CPU's wait for this work
   (`instrument.links.synchronisation`).
 - From the start of device work to the end of the launch that comes `FULL_QUEUE` launches later on
   the same stream. This launch waits until the launch queue has a free place.
-- From a thread to another thread that waits for it. The main thread waits while the thread of the
-  autograd engine works. The main thread also waits for any other thread if the main thread has no
-  events until just after the other thread has ended its work. If the other thread has paused before
-  this work, it has waited for the main thread.
-- To the arrival of a batch from worker processes of a data loader. The arc has no source: the batch
-  arrives at the same time as in the recording.
+- From the end of a thread's work to the end of another thread's wait for this work. The main thread
+  waits while the thread of the autograd engine works. The main thread also waits for any other
+  thread if the main thread has no events until just after the other thread has ended its work. If
+  the other thread has paused before this work, the other thread has waited for the main thread.
+- From the start of the trace to the arrival of each batch from worker processes of a data loader.
+  So these batches arrive at the same times as in the recording.
 
 The usual delays and gaps are medians over the trace. A device event can start later or earlier than
 these delays and gaps explain. The difference is the residue of the event. With the residues, the
@@ -480,8 +478,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
-    # If, at the begin of a call, the work of the launch that came _FILLED launches before has not
-    # started, the queue holds at least _FILLED launches.
+    # If the work of the launch _FILLED launches earlier has not started when a call begins, the queue
+    # holds at least _FILLED launches.
     nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
     near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
     near &= started <= returned
@@ -550,7 +548,6 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
 
 
 def _unknown_wait_ns(made: _Builder) -> int:
-    """The total time of the calls that wait for unknown device work."""
     found = made.links.synchronisations
     unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
     return int(made.events.duration_ns[found.call[unknown]].sum())

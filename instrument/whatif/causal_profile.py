@@ -61,7 +61,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         costs: the costs of each rank, after the edits of the scenario. The savings are relative to
             a step with these costs.
         rows: how many ranges of each rank are simulated, and as many operators and kernels. The
-            rows are those that take the most time, because these can save the most.
+            ranges, operators and kernels with the most time are chosen: they can save the most.
 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """

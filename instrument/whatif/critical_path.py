@@ -172,7 +172,6 @@ class _Found:
 
 
 def _outside(chosen: Intervals) -> Intervals:
-    """All intervals of the axis that lie outside the chosen intervals."""
     starts, ends = chosen
     return np.concatenate([[0], ends]), np.append(starts, _FAR)
 
@@ -200,7 +199,7 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
 def _slack_of_paths(model: Model, late: Ints) -> Ints:
     """For each path of a range, the smallest slack of all its calls and of their device work.
 
-    `late` is the slack of each moment. The slack of a path is `_FAR` if no step depends on it.
+    `late` is the slack of each moment. The slack is `_FAR` if no step depends on the range.
     """
     scopes, axis, places = model.links.scopes, model.axis, model.places
     nodes, paths = scopes.nodes, scopes.paths

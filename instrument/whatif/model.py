@@ -231,7 +231,6 @@ class Model:
 
     @cached_property
     def _cpu_targets(self) -> Ints:
-        """The target of each CPU arc."""
         return self.arcs.target[self._cpu_arcs]
 
     @cached_property
@@ -294,7 +293,7 @@ class Model:
     def _last(self) -> tuple[Ints, Ints, Ints]:
         """The ends of the device work that can be the last work of a step to end.
 
-        Work is left out if later work of the same step on the same stream always starts after it.
+        Work is left out if later work of the same step always starts after it on the same stream.
 
         Returns:
             The moments, sorted by step; the steps; and the index of the first moment of each step.

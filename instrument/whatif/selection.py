@@ -36,8 +36,8 @@ class Selection:
     Attributes:
         cpu: the chosen CPU time, as intervals on the axis of CPU time.
         rows: a mask of the chosen device rows.
-        calls: a mask of the events that are runtime calls and lie in the chosen CPU time, or are
-            runtime calls and launched only chosen rows.
+        calls: a mask of events. It selects the runtime calls in the chosen CPU time, and all other
+            runtime calls that launched only chosen rows.
     """
 
     cpu: Intervals
@@ -113,7 +113,6 @@ def by_copy(model: Model, pattern: str) -> Selection:
 
 
 def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Selection:
-    """Select device work of the given kinds by name."""
     events, event = model.links.events, model.work.event
     of_kind = np.isin(model.work.kind, kinds)
     names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
@@ -159,7 +158,6 @@ def of_events(model: Model, positions: Ints) -> Selection:
 
 
 def _of_mask(model: Model, chosen: Flags) -> Selection:
-    """Select events by a mask; see `of_events`."""
     events, tree = model.links.events, model.links.call_tree
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
@@ -242,8 +240,8 @@ def calls_named(model: Model, pattern: str) -> Ints:
 def short_name(name: str) -> str:
     """The name of a kernel without its return type, template arguments and parameters.
 
-    The name of other device work loses the text in brackets: `Memcpy HtoD (Pinned -> Device)` becomes
-    `Memcpy HtoD`.
+    The name of other device work loses the text in brackets: from `Memcpy HtoD (Pinned -> Device)`,
+    `Memcpy HtoD` is left.
     """
     text, found, end = _UNNAMED.sub("", name), "", 0
     opened: list[str] = []

@@ -158,12 +158,12 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """The number of each rank's first arc; the last item is that of the collectives' first arc."""
+        """The number of each rank's first arc; at the end, that of the collectives' first arc."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """The number of each rank's first moment; the last item is that of the first collective."""
+        """The number of each rank's first moment; at the end, that of the first collective."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
