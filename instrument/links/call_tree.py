@@ -257,8 +257,8 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     active = np.flatnonzero(passed)
     above, needed = candidate[active], needed[active]
     while active.size:
-        # The search for the candidate's parent has skipped events that end before the candidate ends.
-        # As the candidate ends too early for this event, the skipped events do too.
+        # The search for the candidate's parent has skipped events that end before the candidate
+        # ends. As the candidate ends too early for this event, the skipped events do too.
         above = candidate[above]
         candidate[active] = above
         passed = above >= 0

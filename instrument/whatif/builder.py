@@ -351,7 +351,7 @@ def _hand_overs(made: _Builder) -> None:
 def _hand_over(
     made: _Builder, main: int, bounds: Ints, other: int, busy: Intervals, *, is_engine: bool
 ) -> None:
-    """Connect the main thread with another thread for which it waits.
+    """Connect the main thread with another thread that the main thread waits for.
 
     `bounds` are the times at which events of the main thread start or end. `busy` holds the
     intervals in which the other thread works. The main thread waits between two consecutive bounds
@@ -478,8 +478,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
-    # If the work of the launch _FILLED launches earlier has not started when a call begins, the queue
-    # holds at least _FILLED launches.
+    # If the work of the launch that came _FILLED launches earlier has not started when a call begins,
+    # the queue holds at least _FILLED launches.
     nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
     near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
     near &= started <= returned
