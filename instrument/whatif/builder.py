@@ -478,8 +478,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
-    # If the work of the launch that came _FILLED launches earlier has not started when a call begins,
-    # the queue holds at least _FILLED launches.
+    # The queue holds at least _FILLED launches when a call begins if the launch that came _FILLED
+    # launches earlier has not started its work.
     nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
     near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
     near &= started <= returned
