@@ -1,4 +1,4 @@
-"""Simulate a recorded window: how long does a step take if a part is faster or removed?
+"""Simulate how long a step of a recorded window takes if a part of it is faster or removed.
 
 - `model`: the moments (starts and ends of events) of a window, and which moments each of them
   waits for.
