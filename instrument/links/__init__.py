@@ -1,4 +1,4 @@
-"""Find the relations between the events of a trace, which is a flat list of events.
+"""A trace is a flat list of events; this package finds the relations between the events.
 
 - `call_tree`: which CPU event lies inside which.
 - `launches`: which CPU event launched each kernel, copy and memset.
@@ -11,10 +11,10 @@
   for.
 - `collective_records`: what torch recorded about the collective of each communication kernel.
 - `step_index`: the step in which a point in time lies.
-- `intervals`: merged intervals, and the time that several lists of intervals cover.
+- `intervals`: merges intervals, and measures the time that several lists of intervals cover.
 - `flops`: the FLOPs of operators, computed by formula.
 - `traffic`: the bytes that operators read and write, computed by formula.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
-`links.Links` holds these relations for one trace. Each is computed once, at its first use.
+`links.Links` holds these relations for one trace. Each relation is computed at its first use.
 """

@@ -1,13 +1,13 @@
-"""Find the range and the kind of work that all time in a trace belongs to.
+"""Find the range and the kind of work that each nanosecond of a trace belongs to.
 
 A scope is a range or a backward node (see `instrument.links.autograd`). Each nanosecond that an
 event covers on a thread counts for only one scope: the innermost scope that is open at this time.
-The nanoseconds that count for a scope are its own time. If no scope is open, the nanosecond lies
-outside all scopes.
+The own time of a scope is the sum of the nanoseconds that count for the scope. If no scope is open,
+the nanosecond lies outside all scopes.
 
 `instrument.links.autograd` finds the range that a scope belongs to. A range belongs to itself, even
 inside a backward node, as in recomputation. A backward node belongs to the range around its forward
-operator, on whichever thread the engine ran the node.
+operator, even if the autograd engine ran the node on another thread.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ class AttributedWork:
         device_ns: the time of the device events that each group launched; None if the trace has no
             device events.
         counted_cpu_ns: the part of `cpu_ns` in finished steps; all of `cpu_ns` if no step finished.
-            The same holds for the other counted times. Shares in tables are shares of these times.
-        counted_device_ns: the part of `device_ns` that was launched in finished steps.
-        flops: the FLOPs of each group, by formula; None if the trace has no shapes.
+            The same holds for the other counted times. Percentages in tables are shares of the
+            counted times.
+        counted_device_ns: as `device_ns`, but only for device events that were launched in
+            finished steps.
+        flops: the FLOPs of each group, by formula; None if the trace has no input shapes.
         operations: for each group, the number of operators whose FLOPs are in `flops`; None if the
-            trace has no shapes.
+            trace has no input shapes.
         unlaunched_ns: the time of the device events whose launch is not known. These device events
             are in no group.
-        counted_unlaunched_ns: the part of `unlaunched_ns` that began in finished steps.
+        counted_unlaunched_ns: as `unlaunched_ns`, but only for device events that began in
+            finished steps.
         device: the group, start and end of each device event whose launch is known.
     """
 
@@ -120,11 +123,11 @@ def _kinds(links: Links) -> Ints:
 
 
 def _under_step(links: Links) -> Flags:
-    """A mask of the paths that are work of an optimizer: its steps and the ranges in them.
+    """A mask of the paths that are work of an optimizer: `Optimizer.step` and the ranges in it.
 
-    An optimizer can call a closure, which runs forward and backward inside the step. A range in
-    which operators run in grad mode belongs to such a closure. So this range and the ranges in it
-    are not in the mask.
+    `Optimizer.step` can call a closure that runs a forward and a backward pass. If operators run in
+    grad mode in a range, the range belongs to such a closure. So the mask does not contain this
+    range and the ranges in it.
     """
     paths = links.scopes.paths
     is_step = np.array([name.startswith(OPTIMIZER_STEP) for name in paths.names], np.bool_)
@@ -146,7 +149,7 @@ def _recording_gradients(links: Links) -> Ints:
 
 
 def _operations(links: Links, groups: Groups) -> tuple[Ints | None, Ints | None]:
-    """The FLOPs of each group, and the number of operators that were counted for these FLOPs."""
+    """The FLOPs of each group, and the number of operators that these FLOPs come from."""
     flops = links.flops
     if flops is None:
         return None, None

@@ -19,15 +19,15 @@ torch/csrc/autograd/node.h):
   events have the thread ids of the operating system. So each forward thread is matched with the
   thread whose operators fit its nodes best. An operator fits a node if both have the same sequence
   number. It fits better if their names agree too, such as `aten::addmm` and `AddmmBackward0`. The
-  thread with the most agreeing names is chosen. If several threads have equally many, the thread
-  whose operators fit the most nodes is chosen.
+  thread with the most agreeing names is chosen. If several threads have the same number of
+  agreeing names, the thread whose operators fit the most nodes is chosen.
 
 Three more rules:
 
-- A node that accumulates the gradient of a leaf has no sequence number. The engine runs such nodes
-  before all other nodes that are ready, so the node runs as soon as its input is there. The node
-  therefore gets the range of the backward node just before it on the same thread. This is a guess,
-  and tables show such time as a separate kind.
+- A node that accumulates the gradient of a leaf tensor has no sequence number. The engine runs such
+  nodes before all other nodes that are ready. So the node usually runs directly after the backward
+  node that computed the gradient. The node gets the range of the backward node just before it on
+  the same thread. Because this is a guess, tables show such time as a separate kind of work.
 - If a backward node has no forward operator and lies inside another backward node, it gets the
   range of the outer node.
 - With activation checkpointing, a backward node repeats a forward pass. `_recomputed` finds the
@@ -75,7 +75,7 @@ class Scopes:
         backward: a mask of the scopes that are backward nodes; all other scopes are ranges.
         ranges: the call tree of the ranges alone.
         opened: the path of each range.
-        paths: the tree of all paths of ranges.
+        paths: all paths of ranges, as a tree.
         enclosing: for each scope, the path of the innermost range at or above it.
         attributed: for each scope, the path that its own time belongs to. A range has its own path.
             A backward node has the path of the innermost range around its forward operator. The
@@ -86,8 +86,9 @@ class Scopes:
             repeats.
         recording: a mask of the nodes of the whole call tree that are operators and ran in grad
             mode.
-        path_of_node: for each node of the whole call tree, the path that its time belongs to. One
-            more entry, -1, follows at the end: an unknown node has the index -1.
+        path_of_node: for each node of the whole call tree, the path that its time belongs to. At
+            the end is one more entry with the value -1. So an unknown node, whose index is -1,
+            gets the path -1.
     """
 
     nodes: CallTree
@@ -243,7 +244,7 @@ def _owners(
             and a mask of the backward nodes whose owner is not known.
     """
     count = len(scopes)
-    # Two more targets for scopes without an owner. They point at themselves, so targets end there.
+    # Two more targets stand for a missing owner. Each of them is its own target.
     no_range, unknown = count, count + 1
     target = np.arange(count + 2)
     nodes = np.flatnonzero(backward)
@@ -255,10 +256,11 @@ def _owners(
     scope = innermost[node[found]]
     target[nodes[found]] = np.where(scope >= 0, scope, no_range)
     _target_accumulations(events, scopes, backward, target, unknown)
-    for _ in range(count.bit_length() + 1):  # after k rounds, a target is 2**k steps away
+    for _ in range(count.bit_length() + 1):  # after k rounds, targets are 2**k hops away
         target = target[target]
     owner = target[:count]
-    # In a damaged trace, backward nodes can point at each other. Then the owner is a backward node.
+    # In a damaged trace, backward nodes can be targets of each other. Their owner is then a
+    # backward node.
     unattributed = backward & ((owner == unknown) | np.append(backward, [False, False])[owner])
     return np.where(unattributed | (owner >= count), -1, owner), unattributed
 
@@ -266,10 +268,10 @@ def _owners(
 def _target_accumulations(
     events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """Set `target` for the nodes that accumulate a gradient.
+    """Set the entries in `target` of the nodes that accumulate a gradient.
 
-    For each scope, `target` holds another scope whose owner is also the owner of this scope. For a
-    node that accumulates a gradient, this is the backward node before it on the same thread, or
+    The target of a scope is another scope with the same owner. The target of a node that
+    accumulates a gradient is the last backward node before this node on the same thread, or
     `unknown` if there is none.
     """
     is_sum = is_accumulation(events, scopes.index)
@@ -318,19 +320,21 @@ def _best_matches(
 ) -> list[tuple[Ints, Ints]]:
     """Choose the thread of the trace for each forward thread.
 
-    A pair is a forward thread and a thread of the trace. In a pair, the operator of a backward node
-    is the operator with the same sequence number on this thread of the trace. Pairs in which more
-    nodes have the same name as their operators (see `_stems`) are chosen first. If several pairs
-    have equally many such nodes, the pair in which more nodes have an operator comes first. Pairs
-    that are still equal are chosen in the order in which their threads began. torch numbers its
-    threads in the same order: a thread gets its number when it first records something.
+    Each pair of a forward thread and a thread of the trace is a candidate. In a pair, each backward
+    node of the forward thread is matched with the last operator on the other thread that has the
+    same sequence number. Each thread is in at most one chosen pair. Pairs are chosen in this order:
+
+    1. The pairs with the most nodes whose name agrees with the name of their operator (`_stems`).
+    2. Of these, the pairs with the most nodes that have an operator.
+    3. Of these, the pair whose threads began first. torch numbers its threads in the same order: a
+       thread gets its number when it first records something.
 
     Args:
         events: the events of the trace.
         nodes: the backward nodes, as positions among the events.
-        candidates: for each pair, two arrays: the backward nodes with this forward thread, as
-            indices into `nodes`; and for each of these backward nodes, the operator with the same
-            sequence number on this thread of the trace, or -1 if there is none.
+        candidates: for each pair, two arrays. The first has the backward nodes with this forward
+            thread, as indices into `nodes`. The second has the operator of each of these nodes, or
+            -1 if there is none.
 
     Returns:
         The two arrays of each chosen pair.
@@ -352,10 +356,7 @@ def _best_matches(
 
 
 def _stems(events: Events) -> Ints:
-    """A number for each name. An operator and its backward node have the same number.
-
-    For example, `aten::addmm` and `AddmmBackward0` have the same number.
-    """
+    """A number for each name; `aten::addmm` and `AddmmBackward0` have the same number."""
     stems, _ = intern(
         _BACKWARD.sub("", name).rpartition(":")[2].strip().lower().replace("_", "")
         for name in events.names

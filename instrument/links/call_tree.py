@@ -11,10 +11,10 @@ torch/autograd/profiler_util.py):
 - An event without a duration is not a child of an event that ends at the same moment.
 
 So the parent of an event is the nearest earlier event on the same thread that does not end before
-the event. The compiled module finds the parents one after the other. Without it, array operations
-find the parents of all events at once. Each event has a candidate for its parent. The first
-candidate of an event is the event before it. If a candidate ends too early, it is replaced by its
-own candidate. This is repeated until every candidate ends late enough.
+the event. The compiled module finds the parents one after the other. Without this module, array
+operations find the parents of all events at once. Each event has a candidate for its parent. The
+first candidate of an event is the event before it. If B is the candidate of A and ends before A
+ends, the candidate of B replaces B. This is repeated until no candidate ends too early.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class CallTree:
     def nearest_of(self, nodes: Ints) -> Ints:
         """For each node, the index in `nodes` of the node itself or of its nearest ancestor there.
 
-        The result is -1 if neither is in `nodes`. One more entry, -1, follows at the end: an
-        unknown node has the index -1, and numpy reads the last entry for it.
+        The result is -1 if neither is in `nodes`. At the end is one more entry with the value -1.
+        So an unknown node, whose index is -1, gets the result -1.
         """
         number = np.full(len(self) + 1, -1)
         number[nodes] = np.arange(len(nodes))
@@ -257,8 +257,8 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     active = np.flatnonzero(passed)
     above, needed = candidate[active], needed[active]
     while active.size:
-        # The candidate's own search has skipped events that end before the candidate ends. They end
-        # too early for this event too, because the candidate does.
+        # The search for the candidate's parent has skipped events that end before the candidate
+        # ends. As the candidate ends too early for this event, the skipped events do too.
         above = candidate[above]
         candidate[active] = above
         passed = above >= 0
@@ -269,7 +269,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """The number of ancestors of each node. Each pass looks up twice as far as the pass before."""
+    """The number of ancestors of each node. Each pass doubles the levels that are counted."""
     outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
     depth = (jump < outside).astype(np.int64)
@@ -288,7 +288,6 @@ def _until(parent: Ints, depth: Ints) -> Codes:
 
 
 def _levels(depth: Ints) -> Iterator[Ints]:
-    """The nodes of each depth, the roots first."""
     if not len(depth):
         return iter(())
     # NumPy sorts integers of at most 16 bits by radix, which is faster.

@@ -2,9 +2,9 @@
 
 torch records each collective as a CPU event `record_param_comms`, with its name, its process group
 and its sizes (`RECORD_PARAM_COMMS` in torch/csrc/distributed/c10d/ParamCommsUtils.hpp). Kineto
-copies most of this to the kernels (libkineto/src/output_json.cpp), but not the sequence number.
-Older versions of torch record less, and older versions of Kineto copy nothing. The process group
-also opens an annotation, such as `nccl:all_reduce`.
+copies most of these values to the kernels (libkineto/src/output_json.cpp), but not the sequence
+number. Older versions of torch record fewer values, and older versions of Kineto copy none. The
+process group also writes an annotation around the collective, such as `nccl:all_reduce`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE = Details()
 
 
 def is_collective(name: str) -> bool:
-    """Whether a process group opens annotations of this name, such as "nccl:all_reduce"."""
+    """Whether a process group writes annotations of this name, such as "nccl:all_reduce"."""
     return name.startswith(_OF_PROCESS_GROUPS)
 
 
@@ -37,9 +37,9 @@ def records(events: Events) -> Flags:
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
     """Find the record and the annotation of the collective that launched each kernel.
 
-    The record of a kernel is the event that the kernel's external id names, if this event is a
-    record. Otherwise, it is the record around the call that launched the kernel. The annotation of
-    a kernel is the annotation around this call.
+    If the external id of a kernel names a record, this is the record of the kernel. Otherwise, the
+    record around the call that launched the kernel is the record of the kernel. The annotation of a
+    kernel is the annotation around the same call.
 
     Args:
         events: the events of the trace.
@@ -69,8 +69,8 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
 def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints, list[Details]]:
     """The details of each collective, from its kernel and its record.
 
-    A value is taken from the record only if the kernel does not have it. `kernel` and `record` hold
-    the positions of these events among all events; -1 means that there is no such event.
+    A value is taken from the record only if the kernel does not have this value. `kernel` and
+    `record` hold positions among the events; -1 stands for a missing kernel or record.
 
     Returns:
         Two values: for each collective, an index into the list of details; and this list.

@@ -2,8 +2,8 @@
 
 All device events of a replay have the correlation of the call that launched the graph, on CUDA
 (`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has an External
-id, it is the External id of that call. From CUDA 12, Kineto also writes the ids of the graph and of
-the node on each device event. On ROCm, Kineto does not write these ids.
+id, this id is equal to the External id of that call. From CUDA 12, Kineto also writes on each
+device event the ids of the graph and of the node. On ROCm, Kineto does not write these ids.
 """
 
 from __future__ import annotations

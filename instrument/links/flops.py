@@ -3,15 +3,17 @@
 A multiplication and the addition after it count as two operations. If an operator with a rule calls
 another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
 counts. If an operator calls itself again with other types, as under autocast, only the inner call
-counts, because only it has the types in which the device multiplies. Operators without a rule are
+counts, because the device multiplies in the types of the inner call. Operators without a rule are
 not counted, for example elementwise operators, norms, pooling and embeddings. For a trace,
 `capture.operators.ops_without_flops` lists the operators that are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
-equal to those of `FlopCounterMode`, except in two cases. First, `FlopCounterMode` has no rule for
-attention on the CPU, recurrent layers of oneDNN, cuDNN and MIOpen, and products with vectors.
-Second, its count for the weight gradient of a grouped convolution is too high, by a factor of the
-number of groups.
+equal to those of `FlopCounterMode`, except in two cases:
+
+- `FlopCounterMode` has no rule for attention on the CPU, for recurrent layers of oneDNN, cuDNN and
+  MIOpen, and for products with vectors.
+- For the weight gradient of a convolution with n groups, the count of `FlopCounterMode` is n times
+  too high.
 
 With a causal mask, attention needs only about half of the products that `FlopCounterMode` counts.
 Fused kernels compute only the needed products. `needed_flops` counts only these products.
@@ -34,7 +36,8 @@ Shapes = list[list[int]]
 Rule = Callable[[Shapes, list[str]], int]
 
 UNKNOWN = -1
-# The limit for one call: 9 seconds at 1 PFLOP/s. A sum of a thousand such calls fits into 64 bits.
+# The most FLOPs of one call: 9 seconds at 1 PFLOP/s. The sum of a thousand such calls fits into 64
+# bits.
 _TOO_MANY = 2**53
 _MOST_DIMS = 64  # torch allows no more
 
@@ -42,8 +45,8 @@ _MOST_DIMS = 64  # torch allows no more
 def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
     """The FLOPs of each node of the call tree; `UNKNOWN` for a node that is not counted.
 
-    A node is not counted if it has no rule, or if the count of a node above or below it includes
-    its FLOPs. The result is None if the trace has no shapes.
+    A node is not counted if it has no rule, or if its FLOPs are already in the count of an ancestor
+    or of a descendant. The result is None if the trace has no input shapes.
 
     Cost: one evaluation for each distinct combination of operator and arguments.
     """
@@ -86,9 +89,9 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    An operator is in the mask if it has no FLOPs, and if no operator that it calls or that calls it
-    has FLOPs. If such operators are nested, only the outermost is in the mask. `own` is the result
-    of `node_flops`.
+    An operator is in the mask if neither the operator itself, nor an operator that it calls, nor an
+    operator that calls it has FLOPs. If such operators are nested, only the outermost is in the
+    mask. `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -131,7 +134,7 @@ def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
-    """The FLOPs of a call by its rule; `UNKNOWN` if shapes do not fit it, as for nested tensors."""
+    """The FLOPs of a call; `UNKNOWN` if its shapes do not fit the rule, as for nested tensors."""
     dims = decoded(events.texts[shapes])
     arguments = decoded(events.texts[concrete]) if concrete >= 0 else []
     return evaluated(RULES[split_overload(events.names[name])[0]], dims, arguments)
@@ -265,8 +268,8 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
     """The FLOPs of a call of attention without the products that its mask makes unnecessary.
 
-    `flops` is the count with these products; it is the result if the call has no causal mask. With
-    a causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
+    `flops` is the count with these products. Without a causal mask, the result is `flops`. With a
+    causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
     torch.nn.functional.scaled_dot_product_attention.
     """
     dims: Shapes = decoded(events.texts[shapes])
@@ -290,9 +293,9 @@ def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int)
 def _recurrent(times: int) -> Rule:
     """A rule for the FLOPs of a recurrent layer of oneDNN.
 
-    For each time step of each sequence, there is a product with each weight matrix. `times` is 2
-    for the backward pass, which computes the gradients of inputs and of weights.
-    torch.utils.flop_counter has no such rule.
+    For each time step of each sequence, there is a product with each weight matrix. `times` is 1
+    for the forward pass. It is 2 for the backward pass, which computes two gradients: of the inputs
+    and of the weights. torch.utils.flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -305,9 +308,9 @@ def _recurrent(times: int) -> Rule:
 def _recurrent_stack(times: int) -> Rule:
     """A rule for the FLOPs of all layers of a recurrent network of cuDNN or MIOpen.
 
-    For each time step of each sequence, there is a product with each weight matrix. `times` is 2
-    for the backward pass, which computes the gradients of inputs and of weights.
-    torch.utils.flop_counter has no such rule.
+    For each time step of each sequence, there is a product with each weight matrix. `times` is 1
+    for the forward pass. It is 2 for the backward pass, which computes two gradients: of the inputs
+    and of the weights. torch.utils.flop_counter has no such rule.
     """
 
     def rule(dims: Shapes, _: list[str]) -> int:
@@ -320,8 +323,8 @@ def _recurrent_stack(times: int) -> Rule:
     return rule
 
 
-# For each fused attention, the position of `is_causal` among the boolean arguments, first of the
-# forward operator, then of the backward operator. The position is counted from the last argument,
+# For each fused attention, two positions of `is_causal` among the boolean arguments: in the forward
+# operator and in the backward operator. Positions are counted from the last boolean argument,
 # because versions of torch differ in the arguments before `is_causal`.
 _FUSED = {
     "flash_attention": (-2, -1),

@@ -54,7 +54,7 @@ def group_rows(*columns: Ints | Codes | Flags) -> Groups:
 def distinct(values: Ints) -> Ints:
     """The distinct values, in increasing order.
 
-    Cost: a sort. Since NumPy 2.3, `np.unique` hashes instead, which takes more than ten times as
+    Cost: a sort. Since NumPy 2.3, `np.unique` uses a hash table, which takes more than ten times as
     long for a million different values.
     """
     ordered = np.sort(values)
@@ -65,10 +65,9 @@ def distinct(values: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Groups:
-    """The group of each row: `of` holds a number from 0 to `count` - 1 for each row.
+    """Rows in groups: `of` holds the group of each row, a number from 0 to `count` - 1.
 
-    A row without a group has the number -1. At such rows, the argument `where` of a method must be
-    False.
+    For a row without a group, `of` holds -1, and the argument `where` of each method must be False.
     """
 
     of: Ints
@@ -84,7 +83,7 @@ class Groups:
         return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
-        """The sum of the values of each group; only rows where the mask `where` is True count."""
+        """The sum of the values of each group, only of rows for which `where` is True."""
         of = self.of
         if where is not None and not where.all():
             of, values = of[where], values[where]
@@ -143,10 +142,10 @@ class SortedGroups:
     size: Ints
 
     def row(self, percent: int) -> Ints:
-        """The row of each group at a percentile, by nearest rank; -1 for an empty group.
+        """For each group, the row at a percentile, by nearest rank; -1 for an empty group.
 
-        Percentile 0 is the first row of the group, 50 is the median (of two middle rows, the lower
-        one), and 100 is the last row.
+        Percentile 0 is the first row of the group, 50 is the median, and 100 is the last row. If a
+        group has two middle rows, the first of them is the median.
         """
         rank = np.maximum(-(-percent * self.size // 100), 1) - 1
         at = np.where(self.size > 0, self.start + rank, len(self.order))
@@ -178,9 +177,9 @@ def cells(values: Ints, known: Flags | None = None) -> list[int | None]:
 
 
 def differences(values: Ints | Sequence[int]) -> list[int]:
-    """The difference of each integer to the one before it; the first one is kept.
+    """Each integer minus the integer before it; the first integer is kept.
 
-    Slowly changing values become small, so that they take less space in a compressed file.
+    If values change slowly, the differences are small and take less space in a compressed file.
     """
     found: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
     return found

@@ -1,4 +1,4 @@
-"""Merge overlapping intervals, and combine layers of intervals."""
+"""Merge overlapping intervals, and combine several lists of intervals (`layers`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Intervals = tuple[Ints, Ints]
 class Timeline:
     """Segments of time, cut at each point where an interval of any layer starts or ends.
 
-    A layer is a list of intervals. Masks of segments combine layers: `active[0] & ~active[1]`
-    selects the time in layer 0 and not in layer 1. Times are integers, so nothing is rounded. The
-    segments of each group form a separate timeline.
+    A layer is one of several lists of intervals. Masks of segments combine layers: the mask
+    `active[0] & ~active[1]` selects the time in layer 0 and not in layer 1. Times are integers, so
+    nothing is rounded. The segments of each group form a separate timeline.
 
     Attributes:
         start_ns, end_ns: the start and end of each segment.
@@ -76,7 +76,7 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
         order = np.lexsort((times, group))
         group = group[order]
     times = times[order]
-    # An interval of layer k starts at the change k, and ends at the change k + len(layers).
+    # For layer k, change k is the start of an interval, and change k + len(layers) is its end.
     count = 2 * len(layers)
     change = np.repeat(np.arange(count, dtype=np.min_scalar_type(count)), 2 * sizes)[order][:-1]
     active = np.empty((len(layers), len(change)), np.bool_)
@@ -84,7 +84,7 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
         begun = (change == k).astype(np.int32)
         begun -= change == k + len(layers)
         np.greater(np.cumsum(begun, dtype=np.int32), 0, out=covers)
-    # The segment from the last end of a group to the first start of the next one gets no duration.
+    # The segment between two groups, from an end to a start, gets no duration.
     end = np.where(group[1:] == group[:-1], times[1:], times[:-1])
     return Timeline(times[:-1], end, group[:-1], active)
 
@@ -97,7 +97,7 @@ def merged(start_ns: Ints, end_ns: Ints) -> Intervals:
     """
     order = np.argsort(start_ns, kind="stable")
     start, until = start_ns[order], np.maximum.accumulate(end_ns[order])
-    gap = np.flatnonzero(start[1:] > until[:-1])  # the intervals that a gap follows
+    gap = np.flatnonzero(start[1:] > until[:-1])  # intervals followed by a gap
     first, last = np.append(0, gap + 1), np.append(gap, len(start) - 1)
     return start[first[: len(start)]], until[last[: len(start)]]
 
@@ -109,7 +109,7 @@ def concatenated(parts: Iterable[Intervals]) -> Intervals:
 
 
 def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each span from `start_ns` to `end_ns`, how much of it lies in the intervals.
+    """For each span from `start_ns` to `end_ns`, how many nanoseconds lie in the intervals.
 
     The intervals must be sorted and must not overlap.
     """
@@ -127,10 +127,11 @@ def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def interval_at(intervals: Intervals, time_ns: Ints) -> Ints:
-    """For each time, the index of the interval around it; -1 for none. Intervals exclude their end.
+    """For each time, the index of the interval that contains the time; -1 if there is none.
 
-    The intervals must be sorted by start. Of several intervals around a time, only the one that
-    began last is looked at.
+    An interval does not contain its own end. The intervals must be sorted by start. Of the
+    intervals that start by a time, only the last is tried, even if an earlier interval contains the
+    time.
     """
     starts, ends = intervals
     at = np.searchsorted(starts, time_ns, "right") - 1

@@ -45,7 +45,8 @@ _LINKED = ANNOTATION | OPERATOR
 class Launches:
     """Device events and the CPU events that launched them, as positions among the events.
 
-    A CPU event is -1 if it is not in the trace, for example because it ran before the trace began.
+    The position -1 stands for a CPU event that is not in the trace, for example because it ran
+    before the trace began.
 
     Attributes:
         device: the device events.
@@ -59,7 +60,7 @@ class Launches:
 
     @property
     def launch(self) -> Ints:
-        """The CPU event that launched each row: `call`, else `operator`; -1 if neither is known."""
+        """The CPU event of each launch: `call`, else `operator`; -1 if neither is known."""
         return np.where(self.call >= 0, self.call, self.operator)
 
 
@@ -109,8 +110,8 @@ def launches_kernel(name: str) -> bool:
 def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
     """A mask of the calls with the same correlation as a device event; False for correlation 0.
 
-    If a call of the driver lies inside a call of the runtime, both have the same correlation. Both
-    are in the mask, although `Launches.call` has only one of them.
+    If a driver call lies inside a runtime call, both have the same correlation. `Launches.call` has
+    only one of these two calls, but the mask has both.
     """
     wanted = events.correlation[calls]
     on_device = np.zeros(len(events), np.bool_)
@@ -121,9 +122,9 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
     """A mask of the device events that were probably launched before the recording began.
 
-    Such an event has no known launch, and runs before the first event of its stream whose launch is
-    known, because a stream runs its work in the order of the launches. On a stream without any
-    known launch, the mask is False.
+    Such an event has no known launch, and starts before all events of its stream with a known
+    launch. As a stream runs its work in the order of the launches, the event was launched before
+    them. If no launch of a stream is known, the mask is False for all its events.
     """
     stream, start_ns = events.thread[device].astype(np.int64), events.start_ns[device]
     known = Groups(stream[is_known], len(events.threads))

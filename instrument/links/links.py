@@ -29,10 +29,11 @@ _HIDDEN = frozenset(
 
 
 class Links:
-    """The relations between the events of one trace; each is computed at its first use and kept.
+    """The relations between the events of one trace.
 
-    Times of nodes are in nanoseconds. Shares in tables are shares of the time in finished steps.
+    Each relation is computed at its first use and kept. Times of nodes are in nanoseconds.
     The properties `counted_*` hold the time in finished steps, or all time if no step finished.
+    Percentages in tables are shares of these times.
     """
 
     def __init__(self, events: Events, *, python: bool = False) -> None:
@@ -51,7 +52,7 @@ class Links:
 
     @cached_property
     def frames(self) -> CallTree:
-        """The Python frames alone, nested by time; empty if the trace has none as events."""
+        """The Python frames alone, nested by time; empty if no event is a Python frame."""
         return nest(self.events, self.events.among(PYTHON))
 
     @cached_property

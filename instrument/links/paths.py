@@ -11,9 +11,9 @@ import numpy as np
 from instrument.links.call_tree import CallTree, number_paths
 from instrument.trace.events import Flags, Ints
 
-# A text of more than `LONGEST_PATH` characters is shortened. Otherwise the texts of ranges that are
-# nested n deep would take memory in proportion to n². Nobody reads 2000 characters, and Python does
-# not nest calls more than 1000 deep.
+# A text of more than `LONGEST_PATH` characters is shortened. Otherwise, n ranges inside one another
+# would have texts whose memory grows with n². Nobody reads 2000 characters, and by default Python
+# allows only 1000 nested calls.
 LONGEST_PATH, _KEPT = 2000, 980
 
 
@@ -29,8 +29,8 @@ class Paths:
         after: the index after the last descendant: the descendants of path k are the paths k + 1 to
             `after[k]` - 1.
         names: the last name of each path.
-        texts: the names from the root to the path, joined by "/". In a text of more than
-            `LONGEST_PATH` characters, a hash of the whole text replaces the middle. So texts stay
+        texts: the names from the root to the path, joined by "/". If such a text has more than
+            `LONGEST_PATH` characters, a hash of the text replaces its middle. So texts stay
             distinct, and equal paths of different traces have equal texts.
         depths: the number of ancestors of each path.
     """
@@ -127,8 +127,8 @@ class Paths:
         """For each item, the groups of its path and of the ancestors of this path.
 
         The search goes up and stops before the path `end`. Each pair of an item and a group is
-        returned as one number: item * n + group, where n is the number of paths. This number
-        identifies the pair, because all groups have numbers below n.
+        returned as the number item * n + group, where n is the number of paths. Different pairs
+        have different numbers, because all groups have numbers below n.
         """
         found = [np.zeros(0, np.int64)]
         while (below := path != end).any():
@@ -198,8 +198,8 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 def _shortened(path: str) -> str:
     """Replace the middle of a path by a hash if the path has more than `LONGEST_PATH` characters.
 
-    If the text of the parent was shortened, `path` contains the hash of the parent's text. So the
-    new hash still depends on all names of the path.
+    `path` can begin with a parent's text that was shortened and contains a hash. So the new hash
+    still depends on all names of the path.
     """
     if len(path) <= LONGEST_PATH:
         return path

@@ -10,7 +10,7 @@ from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
 
 
 def step_number(events: Events, event: int) -> int:
-    """The number in the name of a step."""
+    """The number of a step, from its name, such as `ProfilerStep#3`."""
     return int(events.names[events.name[event]].removeprefix(STEP_PREFIX))
 
 

@@ -1,5 +1,7 @@
 """Find the launches that were captured into CUDA graphs, and the node that each launch became.
 
+In this module, a capture is a stream capture of CUDA or HIP, not the folder of a recorded window.
+
 A program captures a graph once: between `cudaStreamBeginCapture` and `cudaStreamEndCapture`, the
 calls that launch work run on the CPU, inside their operators and ranges, and their work becomes
 nodes of the graph. The device runs nothing. Each launch of the graph then replays all nodes. HIP
@@ -18,7 +20,7 @@ launches of CUDA.
 Without names of kernels, a capture can also fit a graph that it did not make, such as a graph that
 was captured before the recording. All graphs that one capture made run the same kernels. So if n
 captures fit graphs with more than n different sequences of kernels, at least one of these graphs is
-from another capture. Then none of these graphs gets names.
+from another capture. In this case, the nodes of all these graphs get no operators and ranges.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ from instrument.trace.events import (
 )
 
 # What a captured launch does on the device. OTHER stands for a graph inside the graph, and for
-# nodes that were added without a launch. What OTHER does is not known.
+# nodes that were added without a launch; what these do is not known.
 KERNEL, COPY, MEMSET, OTHER = range(4)
 _NOTHING = -1
-# The first of these expressions that matches the name of a call decides. A host function does
+# The kind of a call comes from the first expression that matches its name. A host function does
 # nothing on the device.
 _KINDS = (
     (re.compile("GraphLaunch|GraphAdd|UpdateCaptureDependencies"), OTHER),
@@ -70,7 +72,7 @@ _Name = TypeVar("_Name", str, str | None)
 
 @dataclass(frozen=True, slots=True)
 class CapturedGraph:
-    """The launches between the begin and the end of one capture, in the order of the calls.
+    """The launches between the start and the end of one stream capture, in the order of the calls.
 
     Attributes:
         kind: the kind of each launch: KERNEL, COPY, MEMSET or OTHER.
@@ -92,13 +94,13 @@ class CapturedGraph:
 
 
 class NodeNames(NamedTuple):
-    """The operator and the range that launched each node of a graph, found in captures.
+    """The operator and the range that launched each node of a graph, found in stream captures.
 
     Attributes:
         operator, range: the names of the operator and the range of each node. A name is None if it
             is not known, or if the node was launched outside all operators or ranges.
-        source: BY_KERNELS if the names of all kernels were compared, else BY_ORDER; None if no
-            capture was used.
+        source: BY_KERNELS if the names of all kernels were compared. BY_ORDER if the order of the
+            launches was used instead. None if no capture was used.
         reason: why some names are not known; None if all are known.
     """
 
@@ -125,12 +127,12 @@ class GraphNodes(NamedTuple):
 
 
 def captured_graphs(links: Links) -> list[CapturedGraph]:
-    """Return the captures that began and ended in a trace, in order of time.
+    """Return the stream captures that began and ended in a trace, in order of time.
 
-    A capture gets the launches of all threads, because other threads launch the backward pass. A
-    launch that has work on the device was not captured, and is left out. If the captures of several
-    threads overlap in time, it is not known which launch belongs to which capture. Such captures
-    are left out.
+    A capture gets the launches of all threads, because other threads launch the backward pass. If a
+    launch has work on the device, it was not captured, and is left out. If captures of several
+    threads overlap in time, they are left out, because it is not known which launch belongs to
+    which capture.
     """
     events = links.events
     is_call = events.among(is_runtime)
@@ -188,7 +190,7 @@ def _kind(name: str) -> int:
 
 
 def _windows(events: Events, is_call: Flags) -> tuple[Ints, Ints]:
-    """When each capture began and ended; captures that overlap in time are left out.
+    """When each stream capture began and ended; captures that overlap in time are left out.
 
     A capture begins when its `BeginCapture` call returns, and ends when its `EndCapture` call
     starts.
@@ -234,7 +236,7 @@ def _kernels(events: Events, calls: Ints) -> list[str | None]:
 # The kinds of the nodes of a graph, and the names of its kernels, in order.
 _Sequence = tuple[bytes, tuple[str, ...]]
 # The key of a node or launch: its kind and, for a kernel, the name of the kernel. If the order of
-# the nodes is not known, nodes with equal keys cannot be told apart.
+# the nodes is not known, nodes are found by their keys.
 _Key = tuple[int, str]
 # Stands for the name of a node if several captures, or several launches of its kernel, give
 # different names.
@@ -242,12 +244,13 @@ _OPEN = object()
 
 
 class _Alike:
-    """Captures that fit the same graphs, sorted by `since_ns` (see `add`).
+    """Stream captures that fit the same graphs, sorted by `since_ns` (see `add`).
 
     Attributes:
-        keys: None if the order of the launches is known; each capture then has one operator and one
-            range for each launch. Otherwise, the sorted distinct keys of the launches (see `_Key`);
-            each capture then has one operator and one range for each key.
+        keys: None if the order of the launches is known. Each capture then has one operator and one
+            range for each launch. If the order is not known, `keys` holds the sorted distinct keys
+            of the launches (see `_Key`). Each capture then has one operator and one range for each
+            key.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -256,7 +259,7 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture. It cannot have made a graph that was first launched before `since_ns`.
+        """Add a capture. It can have made the graphs that were first launched from `since_ns` on.
 
         `names` holds the operators of the capture, followed by its ranges.
         """
@@ -264,7 +267,7 @@ class _Alike:
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
 
     def until(self, launched_ns: int) -> int:
-        """How many captures can have made a graph whose first launch was at `launched_ns`."""
+        """How many captures can have made a graph that was first launched at `launched_ns`."""
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
@@ -280,7 +283,8 @@ class _Alike:
         return [names[start + k] for start in (0, len(self.keys)) for k in of_node]
 
 
-# The captures that fit a graph, grouped by the way in which they fit; the best way comes first.
+# The captures that fit a graph, grouped by the way in which they fit (BY_KERNELS or BY_ORDER); the
+# best way comes first.
 _Levels = list[tuple[str, list[_Alike]]]
 
 
@@ -298,15 +302,15 @@ class CapturedNames:
         if it ended before the graph was first launched. `others` holds the captures of other
         traces.
         """
-        # The three keys, from the outside: the kinds of the launches, the positions of the kernels
-        # whose names are known, and these names.
+        # The keys of the outer dict are the kinds of the launches, then come the positions of the
+        # kernels whose names are known, then these names.
         self._ordered: dict[bytes, dict[tuple[int, ...], dict[tuple[str, ...], _Alike]]] = {}
-        # A key says whether the graph has an order, and holds the sorted keys of its nodes.
+        # A key has two items: whether the graph has an order, and the sorted keys of its nodes.
         self._unordered: dict[tuple[bool, tuple[_Key, ...]], _Alike] = {}
-        # A key holds all launches of a capture except the last launch, which is a kernel.
+        # A key holds the launches of a capture without the last launch, which is a kernel.
         self._longer: dict[_Sequence, _Alike] = {}
-        # The time from which a reason holds. A key has the reason, whether the graph has an order,
-        # and either the kinds of its nodes in order or the number of nodes of each kind.
+        # The time from which a reason holds. A key has the reason, and whether the graph has an
+        # order. Then follow the kinds of its nodes in order, or the number of nodes of each kind.
         self._since_ns: dict[tuple[str, bool, str, bytes], float] = {}
         every = [*((-np.inf, each) for each in others), *((each.end_ns, each) for each in own)]
         every.sort(key=lambda each: each[0])
@@ -346,15 +350,17 @@ class CapturedNames:
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
         """Return the operators and ranges that launched the nodes of each CUDA graph.
 
-        Their names come from stream captures. A capture fits a graph if it has as many launches as
-        the graph has nodes, with the same kinds and, where the kernels are known, the same kernels.
-        If several captures fit, only names that are the same in all of these captures are returned.
+        The operators and ranges come from stream captures. A capture fits a graph if its launches
+        and the nodes of the graph have equal numbers, equal kinds and, where the kernels are known,
+        equal kernels. If several captures fit, only names that are the same in all of these
+        captures are returned.
 
         Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
         that it did not make. Only a comparison of all graphs shows this.
 
         The tracer of ROCm can lose the last kernel of every replay. So a capture also fits if it
-        has one more launch at its end than the graph has nodes, and all its kernel names are known.
+        fits without its last launch, which must be a kernel. For this, the capture must have the
+        names of all its kernels.
         """
         sequences = [_sequence(nodes) for nodes in graphs]
         levels: dict[tuple[_Sequence, bool], _Levels] = {}
@@ -408,8 +414,9 @@ class CapturedNames:
         return OTHER_LAUNCHES if self._first_ns <= nodes.launched_ns else NO_CAPTURE
 
 
-# The captures that fit a graph. The first value is the way in which they fit; None if no capture
-# fits. The list holds each `_Alike` and how many of its captures ended before the graph's launch.
+# The captures that fit a graph. The first value is the way in which they fit, BY_KERNELS or
+# BY_ORDER; None if no capture fits. The list has an item for each `_Alike` of such captures, with
+# the number of its captures that ended before the graph was first launched.
 _Chosen = tuple[str | None, list[tuple[_Alike, int]]]
 
 
@@ -424,13 +431,13 @@ def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
 def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
     """Find captures that fit more graphs than they can have made.
 
-    Graphs that one capture made run the same kernels. So n captures made graphs with at most n
-    different sequences of kernels. If the captures fit more sequences, it is not known which of
-    these graphs they made.
+    All graphs that one capture made run the same sequence of kernels. So n captures made graphs
+    with at most n different sequences. If n captures fit graphs with more sequences, it is not
+    known which of these graphs they made.
 
     Returns:
-        For each list of captures that fit by order: the largest n for which the first n captures of
-            the list fit more than n sequences of kernels; 0 if there is no such n.
+        For each `_Alike` whose captures fit graphs by order, a number n: its first n captures fit
+            graphs with more than n different sequences of kernels; 0 if there is no such n.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):
@@ -444,7 +451,7 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
 
 
 def unnamed(nodes: GraphNodes, reason: str) -> NodeNames:
-    """The result for a graph whose nodes get no names, with the reason why they get none."""
+    """The result for a graph whose operators and ranges are not known, with the reason."""
     unknown: list[str | None] = [None] * len(nodes.kind)
     return NodeNames(unknown, unknown, None, reason)
 

@@ -16,31 +16,35 @@ The names of ROCm (`hip…`) and of CUDA's driver (`cu…`) count too.
 
 An edge is called recorded if the trace states what the call waits for. For this, Kineto writes a
 `cuda_sync` event for each wait if `enable_cuda_sync_events` of torch's `_ExperimentalConfig` is
-set (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp). The `cuda_sync` event
-names the stream. If the call waits for a CUDA event, it also names the call that recorded this CUDA
-event, and the edge starts at the last work that was launched on the stream before that call. HTA's
-critical path uses the same rule. If the wait has no CUDA event, the edge starts at the last work
-that was launched on the stream before the wait began; a device synchronisation has such an edge for
-each stream. `cudaEventQuery` has a `cuda_sync` event too, but does not wait.
+set (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp):
+
+- If the call waits for a CUDA event, the `cuda_sync` event names the call that recorded this CUDA
+  event, and its stream. The edge starts at the last work that was launched on this stream before
+  the CUDA event was recorded. HTA's critical path uses the same rule.
+- If the call waits for a stream, the `cuda_sync` event names the stream. The edge starts at the
+  last work that was launched on this stream before the wait began.
+- If the call waits for a device, there is such an edge for each stream of the device.
+- `cudaEventQuery` has a `cuda_sync` event too, but does not wait, so it has no edge.
 
 Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
 inferred from times, and only where the times show one cause:
 
 - A device synchronisation waits for the last work of each stream, if the trace has one device. If
-  it has several devices, the rule for event synchronisations holds (see below).
-- A stream synchronisation waits for the stream whose last work ended at most 30 µs before the call
-  returned. If there is no such stream, it waits for the last work of the stream on which its thread
-  launched last. This work must have ended when the call returned.
+  the trace has several devices, the rule for event synchronisations holds.
+- A stream synchronisation waits for the stream whose last work ended during the call, at most 30 µs
+  before the call returned. If there is no such stream, the call waits for the last work of the
+  stream on which its thread launched last. This work must have ended when the call returned.
 - An event synchronisation waits for the work that ended last during the call. There is an edge only
   if this work ended at most 30 µs before the call returned.
 - A copying call waits for its copy if the call always blocks (such as `cudaMemcpy`), or if the host
   memory is pageable. There is an edge only if the copy ended before the call returned.
-- Work B waits for work A on another stream of the same device if three conditions hold. First, a
-  thread called `cudaStreamWaitEvent` and then launched B, with no other launch on B's stream in
-  between. Second, A was launched before this call. If the trace has calls that record CUDA events,
-  the last such call before the `cudaStreamWaitEvent` counts: A was launched before it, too. Third,
-  A ended at most 30 µs before B started. When A ended, B had been launched, and the previous work
-  on B's stream had ended.
+- Work B waits for work A on another stream of the same device if all these conditions hold:
+  - A thread called `cudaStreamWaitEvent` and then launched B. Nothing else was launched on B's
+    stream in between.
+  - A was launched before this call of `cudaStreamWaitEvent`. If the trace has a call that recorded
+    a CUDA event before the `cudaStreamWaitEvent`, A was launched before the last such call.
+  - A ended at most 30 µs before B started.
+  - A ended after B was launched, and after the previous work on B's stream ended.
 """
 
 from __future__ import annotations
@@ -82,11 +86,11 @@ _KIND_OF_CALL = (
 )
 _RECORD = re.compile(r"^(cuda|cu|hip)EventRecord")
 _QUERY = re.compile(r"Query")
-# From 2026 on, Kineto draws "Stream Sync" on a separate row: this number is added to the stream.
+# From 2026 on, Kineto adds this number to the stream of "Stream Sync" events, to show them on a
+# separate track.
 _ROW_OF_SYNC = 1_000_000
-# A wait may end at most this long after the work that it waited for. Measured on V100, A100, H100
-# and MI300X: calls return 2 to 20 µs after the work, and work on another stream starts 1 to 18 µs
-# after the work.
+# A wait may end at most this long after the awaited work. Measured on V100, A100, H100 and MI300X:
+# calls return 2 to 20 µs after the work, and work on another stream starts 1 to 18 µs after it.
 _NEAR_NS = 30_000
 # If the trace states an edge, the clocks of CPU and device may differ by this much.
 _SKEW_NS = 10_000
@@ -109,10 +113,10 @@ class Synchronisations:
         later: the event that waits, as a position among the events. It is a device event if the
             wait's kind is "stream wait", else the call.
         recorded: whether the trace states the edge; otherwise the edge is inferred.
-        waited_ns: how long the event in `later` waited because of this edge, until the earlier
-            event ended. A call waits from its start. A device event waits from the time at which
-            its launch has begun and its stream is free. The time is 0 if the earlier event ended
-            before the later event began to wait.
+        waited_ns: how long the event in `later` waited for the end of the event in `earlier`. A
+            call waits from its start. A device event waits from the time at which its launch has
+            begun and its stream is free. The value is 0 if the event in `earlier` ended before the
+            wait began.
     """
 
     call: Ints
@@ -127,9 +131,9 @@ class Synchronisations:
 def synchronisations(events: Events, found: Launches) -> Synchronisations:
     """Find the waits of a trace, and what each of them waits for.
 
-    An edge says that one event waits for another event. If an earlier synchronisation of the device
-    already waited for all work of a stream, no edge leads from this stream to the next
-    synchronisation of the device. The exception is the stream whose work ended last on the device.
+    An edge says that one event waits for another event. A device synchronisation has an edge from
+    each stream on which work was launched after the previous device synchronisation. It also has an
+    edge from the work that ended last on the device.
 
     Cost: some tens of array operations on the device events and waits.
     """
@@ -202,8 +206,8 @@ class _Index:
 class _Latest:
     """Looks up which work of a stream or a device is the last to end.
 
-    Only work that was queued before a given time is considered; it may end later than this time.
-    A group is a stream or a device. A row is a piece of device work.
+    Only work that was queued before a given time counts, even if this work ends after this time. A
+    group is a stream or a device. A row is a piece of device work.
 
     A stream runs its work in the order of the launches, so its last work is the work that ends
     last. The start times of the launching calls do not always show this order, because several
@@ -214,14 +218,14 @@ class _Latest:
         order, by_end = np.lexsort((queued_ns, group)), np.lexsort((end_ns, group))
         rank = np.zeros(len(group), np.int64)
         rank[by_end] = np.arange(len(group))
-        # All ranks of a group are above the ranks of the groups before it.
+        # The ranks of a group are above all ranks of the groups before.
         latest = by_end[np.maximum.accumulate(rank[order])] if len(order) else order
         self._latest = np.append(np.zeros_like(latest), -1)
         self._latest[order] = latest
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the row that ends last among those queued before the time.
+        """For each given group and time, the row that ends last of those queued before the time.
 
         The result is -1 if the group has no row that was queued before the time.
         """
@@ -232,9 +236,9 @@ class _Latest:
 class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
-    Work whose launch is not in the trace counts as queued when it started. But if the work ran
-    before the first work with a known launch on its stream, it counts as queued before the trace
-    began.
+    If the launch of some work is not in the trace, the time at which this work was queued is
+    assumed. If the work ran before all work of its stream with a known launch, this time is before
+    the trace began. Otherwise, it is the start of the work.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -260,7 +264,7 @@ class _Work:
         self.latest = _Latest(self.stream, self.queued_ns, self.end_ns)
         self.by_thread = _Index(self.thread, self.queued_ns)
         known = np.flatnonzero(self.is_launched)
-        # Of the device events of one call, only the first on each stream has to wait.
+        # If a call launched several device events on a stream, only the first of them has to wait.
         known = known[np.lexsort((self.start_ns[known], self.call[known], self.stream[known]))]
         changes = (np.diff(self.call[known]) != 0) | (np.diff(self.stream[known]) != 0)
         self.first = known[np.append(True, changes)[: len(known)]]
@@ -394,7 +398,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies of blocking calls, without copies that ended after their call."""
+    """The rows of the copies for which their call waits; each ended before its call returned."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]
@@ -407,8 +411,8 @@ def _device_edges(work: _Work, waits: _Waits) -> _Edges:
     chosen = np.flatnonzero(waits.kind == DEVICE)
     stated = waits.is_stated[chosen]
     device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)
-    # For each row of `work`, the first synchronisation that waits for it. If several rows of a
-    # stream have the same first synchronisation, only the last row gets an edge.
+    # For each row of `work`, the first synchronisation that waits for the row. If several rows of a
+    # stream have the same first synchronisation, only the last of these rows gets an edge.
     first = _Index(device, waits.start_ns[chosen]).since(work.device_number, work.queued_ns + 1)
     rows = np.flatnonzero(first >= 0)
     rows = rows[np.lexsort((work.end_ns[rows], work.stream[rows], first[rows]))]
@@ -502,7 +506,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
     )
     later, wait, launch_ns = later[is_new], chosen[wait[is_new]], launch_ns[is_new]
     stream, device = stream[is_new], work.device_number[later]
-    limit_ns = waits.start_ns[wait]  # a wait is only for work that was launched before it
+    limit_ns = waits.start_ns[wait]  # the awaited work was launched before the wait
     if len(waits.record_ns):
         record = np.searchsorted(waits.record_ns, limit_ns) - 1
         limit_ns = np.where(record >= 0, waits.record_ns[record], np.iinfo(np.int64).min)
@@ -525,7 +529,7 @@ def _ended_within(
 ) -> Ints:
     """For each wait, the last row that ended during its call, at most 30 µs before the return.
 
-    Only rows count that were queued before the call began and that `accepts` accepts. The result is
+    The row must be queued before the call began, and `accepts` must accept the row. The result is
     -1 if there is no such row.
     """
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
@@ -540,8 +544,8 @@ def _ended_within(
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
     """The edges to calls. An edge is left out if its work is -1, or ended after the call returned.
 
-    If the trace states the edge, an end at most `_SKEW_NS` after the return is allowed, because the
-    clocks of CPU and device can differ.
+    If the trace states the edge, the work may end up to `_SKEW_NS` after the call returned, because
+    the clocks of CPU and device can differ.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)

@@ -2,7 +2,8 @@
 
 The count is the lower limit of the traffic: each input is read once, each output is written once.
 The bytes of a tensor are the number of its elements times the size of an element. A kernel moves
-more bytes if it reads an input again from the device's memory, and fewer if an input is in a cache.
+more bytes if it reads an input from the device's memory several times. It moves fewer bytes if an
+input is in a cache.
 There are rules for matrix products, convolutions and attention.
 
 Strides are ignored. So the count is too high for a tensor that repeats its elements (`expand`). The

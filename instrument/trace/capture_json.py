@@ -86,11 +86,11 @@ class InRegion(Struct):
 
 
 class Threads(Struct):
-    """How many threads torch uses, and how many CPUs and processes of the job there are.
+    """The numbers of torch's threads, of CPUs, and of processes of the job.
 
-    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity. If the quota of
-    its cgroup, rounded up, is lower, `cpus` is this quota. `local_ranks` is the number of processes
-    of the job on this machine.
+    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity, or the quota of
+    its cgroup, rounded up, if this quota is smaller. `local_ranks` is the number of processes of
+    the job on this machine.
     """
 
     intra_op: Count | None = None
@@ -103,9 +103,10 @@ class Dynamo(Struct):
     """What torch.compile did within the window.
 
     `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
-    function again, because a guard has failed. `failed_guards` says how often each guard failed.
-    One recompilation names a guard of each earlier compilation of the function. A count is None if
-    the program reset torch.compile's counter within the window, or if torch has no such counter.
+    function again, because a guard has failed. `failed_guards` says how often each guard failed. If
+    a function has n earlier compilations, each of them has a failed guard, so one recompilation
+    counts for n guards. A count is None if the program reset torch.compile's counter within the
+    window, or if torch has no such counter.
     """
 
     graphs: Count | None = None
@@ -143,7 +144,7 @@ class Loader(Struct):
     """The settings of a `DataLoader` from which the program read batches within the window.
 
     `phase` is the phase in which the program read the batches, such as "train" or "validation".
-    `iterable` is whether the dataset is an `IterableDataset`.
+    `iterable` says whether the dataset is an `IterableDataset`.
     """
 
     phase: str | None = None
@@ -171,7 +172,7 @@ class Hooks(Struct):
 class Environment(Struct):
     """Facts about a window that its trace does not hold; None stands for unknown.
 
-    Settings were read when the window began, on the thread that began the window.
+    torch's settings were read when the window began, on the thread that began the window.
     `allow_tf32` is for matrix products on CUDA. `cpu_wait` is known only on Linux. `dynamo` is None
     if torch.compile was never loaded. `loaders` is None if the session has seen no `DataLoader`.
     """
@@ -246,7 +247,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def decoded(file: bytes, path: Path | str) -> dict[str, Any]:
-    """Decode the content of a `capture.json`; the rest is as in `read`.
+    """Decode the content of a `capture.json`, as `read` does for a file.
 
     `path` is the path or URL of the file, for error messages.
 

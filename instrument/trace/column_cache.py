@@ -3,7 +3,8 @@
 The cache holds traces of at least 100,000 events, with one entry for each path. An entry is valid
 while the trace keeps its size, modification time and inode, and only for the version of this
 package that wrote the entry. The folder of a trace is not changed. Each column is stored in the
-narrowest integer type that holds its values, and a column whose values are all equal as one value.
+narrowest integer type that holds its values. If all values of a column are equal, one value is
+stored.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ _INDICES_OR_NONE |= {"grid": "grids", "block": "grids", "detail": "details"}
 
 
 def _made_by() -> list[str]:
-    """What identifies the code that writes a cache entry: package version, format and columns.
+    """The version of the code that writes cache entries: package version, format and columns.
 
-    A cache entry from other code is not used.
+    A cache entry that another version wrote is not used.
     """
     return [__version__, str(FORMAT), *_EVENTS, *_MEMORY, *(name for name, _ in _OTHERS)]
 
@@ -73,8 +74,8 @@ class _Head(msgspec.Struct):
     made_by: list[str]
     trace: tuple[int, int, int]
     checksum: int
-    rows: tuple[int, int]  # of the events, and of the memory events
-    columns: list[tuple[str, int]]  # the type of each column, and how many values are stored
+    rows: tuple[int, int]  # the numbers of events and of memory events
+    columns: list[tuple[str, int]]  # for each column, its type and how many values are stored
     others: _Others  # type: ignore[valid-type]
 
 
@@ -91,8 +92,8 @@ def read(trace: Path, final_path: Path | None = None) -> Events:
 
     Args:
         trace: the file.
-        final_path: the path that the trace will have after its folder is renamed. The cache entry
-            is stored for this path.
+        final_path: the later path of the trace, if its folder will be renamed. The cache entry is
+            stored for this path.
 
     Raises:
         TraceError: see `reader.read`.

@@ -1,4 +1,4 @@
-"""Build numpy columns from numbers, times and interned values."""
+"""Build numpy columns from numbers, times and interned values (see `Interned`)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Interned(dict[Any, int]):
 
 
 def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Return a mapping from each field's name to the values of the field in all given structs.
+    """Return the values of each field in all given structs; the key is the name of the field.
 
     Args:
         kind: the type of the structs.
@@ -86,8 +86,8 @@ def fields_of(kind: type[Struct], values: Sequence[Any]) -> dict[str, Sequence[A
 def ints(values: Sequence[int | None], missing: int) -> Ints:
     """Convert numbers to a column, with `missing` for None.
 
-    Most columns hold the same value in all rows of a piece of the file. This case is handled
-    separately, in a third of the time that the general case takes.
+    Most columns hold the same value in all rows of a piece of the file. This case has its own code,
+    which takes a third of the time of the general code.
     """
     if len(values) > 1 and values.count(values[0]) == len(values):
         return np.repeat(ints(values[:1], missing), len(values))
@@ -98,14 +98,14 @@ def ints(values: Sequence[int | None], missing: int) -> Ints:
 
 
 def repeated(value: NDArray[Any], count: int) -> NDArray[Any]:
-    """A read-only column that repeats the only value of `value`, without memory for each row."""
+    """A read-only column of `count` equal values that takes the memory of one value."""
     column = np.ndarray(count, value.dtype, value, strides=(0,))  # faster than `broadcast_to`
     column.setflags(write=False)
     return column
 
 
 def compact(column: NDArray[Any]) -> NDArray[Any]:
-    """The same column; if all its values are equal, as `repeated`. NaN equals NaN."""
+    """The same column, but made by `repeated` if all its values are equal. NaN equals NaN."""
     bits = column.view(f"i{column.itemsize}")
     if not len(bits) or bits[0] != bits[-1] or not (bits == bits[0]).all():
         return column
@@ -118,7 +118,7 @@ def is_repeated(column: NDArray[Any]) -> bool:
 
 
 def taken(values: NDArray[Any], codes: Codes) -> NDArray[Any]:
-    """The value at each code, compact if all codes or all values are equal."""
+    """The value at each code; the column is `repeated` if all codes or all values are equal."""
     if is_repeated(codes):
         return repeated(values[codes[:1]], len(codes))
     if is_repeated(values):
@@ -127,7 +127,7 @@ def taken(values: NDArray[Any], codes: Codes) -> NDArray[Any]:
 
 
 def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
-    """Append one piece of each column to the pieces in `parts`."""
+    """Append one piece of each column to the pieces of the column in `parts`."""
     for name, column in columns.items():
         parts.setdefault(name, []).append(compact(column))
 
@@ -137,7 +137,8 @@ def joined(
 ) -> dict[str, NDArray[Any]]:
     """Join the pieces of each column and remove them from `parts`.
 
-    A column without pieces is taken from `empty`. A column whose values are all equal is compact.
+    A column without pieces is taken from `empty`. If all pieces were made by `repeated` with the
+    same value, the joined column is made by `repeated` too.
     """
     return {name: _joined(parts.pop(name, [column])) for name, column in empty.items()}
 

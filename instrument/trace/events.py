@@ -29,11 +29,12 @@ DEVICE = (
     frozenset({"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset", "hpu_op"})
     | _MTIA
 )
-# Among the device events of MTIA, these are waits of one stream for another.
+# Device events of MTIA with these names are waits of one stream for another stream.
 _DEVICE_WAITS = frozenset({"event_wait", "event_record"})
 _MOST_DIGITS = 15  # in the number of a step
 
-# For example, "dynamo_data: compile_id=0/0" only describes a phase, which is another event.
+# For example, "dynamo_data: compile_id=0/0" only describes a phase; the phase itself is another
+# event.
 _COMPILER_NOTE = re.compile(r"_data: (.*, )?compile_id=\d")
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
@@ -68,7 +69,7 @@ def is_loader(name: str) -> bool:
 
 
 def loader_iterator(name: str) -> str | None:
-    """The class of the DataLoader's iterator, from an event's name; None if the name has none."""
+    """The class of the DataLoader's iterator in an event's name; None if the name has no class."""
     found = _LOADER.match(name)
     return (found[1] or None) if found else None
 
@@ -91,8 +92,8 @@ def is_blocking_copy(name: str) -> bool:
 def split_overload(name: str) -> tuple[str, str]:
     """Split the name of an operator: `aten::add.Tensor` gives `aten::add` and `Tensor`.
 
-    The default overload is "". A user's range can have the category of an operator. The name of
-    such a range is split too if it looks like the name of an overload.
+    The default overload is "". In some traces, a user's range has the category of an operator. The
+    name of such a range is split too if it looks like the name of an overload.
     """
     found = _WITH_OVERLOAD.fullmatch(name)
     return (found[1], found[2]) if found else (name, "")
@@ -221,8 +222,8 @@ class Events:
     Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
     columns is much faster.
 
-    The columns do not hold flows and thread labels. They hold only those arguments of an event for
-    which there is a column here or a field in `Details`.
+    The columns do not hold flows and thread labels. An argument of an event is kept only if it has
+    a column here or a field in `Details`.
 
     A column whose values are all equal may be a read-only array that takes no memory for each event
     (its stride is 0).
@@ -262,7 +263,7 @@ class Events:
         devices: the devices of the machine.
         messages: what Kineto logged while it recorded, if torch kept it.
         left_out: the number of events that are left out because their times are out of range.
-        negative_durations: the number of events that end before they begin, which happens if the
+        negative_durations: the number of events that end before they begin. This happens if the
             clock was set back. In the columns, these events last 0 ns and are not finished.
     """
 
@@ -395,7 +396,7 @@ def works_on_device(events: Events) -> Flags:
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
     """For each code, whether `chosen` is True at the position of the code."""
-    # Most callers choose no code: then no lookup is needed.
+    # Most tests choose nothing, and then no lookup is needed.
     return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 
 

@@ -87,7 +87,7 @@ def _inflated(path: Path, file: IO[bytes], packed: bytes) -> Iterator[bytes]:
             )
         if plain:
             yield plain
-        if stream.eof:  # another gzip member may follow, or padding of zeros
+        if stream.eof:  # another gzip member or zeros as padding may follow
             packed = (stream.unused_data or file.read(CHUNK_BYTES)).lstrip(b"\0")
             stream = zlib.decompressobj(31) if packed else stream
         else:

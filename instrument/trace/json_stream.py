@@ -1,11 +1,11 @@
 """Decode the events of a trace file piece by piece, so that memory never holds the whole text.
 
 A piece is a part of the text that must end where an event ends. The layout of the text does not
-show the ends of events, because it differs between versions of torch. So `Pieces` guesses, and
-decoding checks the guess. The guess is that a `}` before `, {` ends an event. A piece from the
-start of an event to such a `}`, put between brackets, is a JSON list if and only if the guess is
-right. If decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The
-smallest piece is decoded event by event, with a parser that accepts the errors that Kineto is known
+show the ends of events, because the layout differs between versions of torch. So `Pieces` guesses
+that a `}` before `, {` ends an event, and decoding checks this guess. A piece from the start of an
+event to such a `}`, put between brackets, is a JSON list if and only if the guess is right. If
+decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The smallest
+piece is decoded event by event, with a parser that accepts the errors that Kineto is known
 to write: NaN, bad escapes, control characters, broken UTF-8, and arguments with a stray quotation
 mark. An event with such arguments loses only its arguments.
 """
@@ -65,10 +65,10 @@ class Pieces:
     Args:
         chunks: the plain bytes of the file, in order.
         path: the file, for error messages.
-        scan: reads the events between two positions of a text; returns None if it cannot.
-        decode: reads the text of a JSON list of events; raises the errors of msgspec if it cannot.
-        coerce: makes a struct of an event that `decode` cannot read. Its arguments are the event as
-            a dict, and the repaired text of the event.
+        scan: reads the events between two positions of a text; returns None if that fails.
+        decode: reads the text of a JSON list of events; raises the errors of msgspec if that fails.
+        coerce: makes a struct of an event that `decode` cannot read. The arguments of `coerce` are
+            the event as a dict, and the repaired text of the event.
 
     Attributes (valid after the iteration):
         base_ns: what to add to the times of the trace to get Unix time; 0 if missing.
@@ -79,7 +79,8 @@ class Pieces:
         gzip_cut_short: whether the gzip data is truncated.
 
     Raises:
-        TraceError: during the iteration: the text is empty, not JSON, or JSON but not a trace.
+        TraceError: the text is empty, not JSON, or JSON but not a trace. The iteration raises this
+            error, not the constructor.
     """
 
     def __init__(
@@ -134,7 +135,8 @@ class Pieces:
     def _fill(self, size: int) -> None:
         """Read until at least `size` bytes follow the current position, or the file ends.
 
-        Most texts then have the same size, so that each takes the memory of an earlier one.
+        Reading up to a fixed size gives most texts the same size. So Python can reuse the memory of
+        an earlier text.
         """
         parts = [memoryview(self._text)[self._at :]]
         ahead = len(parts[0])
@@ -408,8 +410,8 @@ def _skip_back(text: bytes, at: int) -> int:
 def _event_end(text: bytes, begin: int, end: int) -> int:
     """The position after the event at `begin`; -1 if the event does not end before `end`.
 
-    A stray quotation mark hides the brackets after it. So an event also ends where the next event
-    of Kineto begins.
+    A stray quotation mark makes the brackets after it look like a part of a string. So an event
+    also ends where Kineto's next event begins.
     """
     following = _NEXT_EVENT.search(text, begin, end)
     until = end if following is None else following.start() + 1

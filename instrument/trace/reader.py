@@ -5,8 +5,8 @@ does not understand the text, the text is decoded as JSON (`schema`). Events wit
 memory events become columns. All other events are only counted.
 
 Cost: with the compiled module, reading takes half as long as msgspec takes to decode the same text
-into typed objects. Without the module, it takes 2.5 times as long as msgspec. Peak memory is twice
-the size of the columns, which take 45 to 120 bytes for each event.
+into typed objects. Without the module, reading takes 2.5 times as long as msgspec. Peak memory is
+twice the size of the columns. The columns take 45 to 120 bytes for each event.
 
 Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
 Below 2**43 µs a float is exact to the nanosecond: half the distance between two floats is 0.488 ns.
@@ -98,7 +98,7 @@ def read(path: Path) -> Events:
 
 @contextmanager
 def _collector_off() -> Iterator[None]:
-    """Disable garbage collection, which would traverse a million young objects many times."""
+    """Disable Python's garbage collection, which would traverse a million objects many times."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -289,7 +289,8 @@ class _Columns:
         found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
-        # With Python frames, no call stack is kept. Those before the first frame are removed here.
+        # If the trace has Python frames, no call stacks are kept. Call stacks that were read before
+        # the first Python frame are removed here.
         if self._has_frames():
             columns["call_stack"] = repeated(_NONE, len(columns["name"]))
         for rows in (columns, memory):
@@ -310,7 +311,7 @@ class _Columns:
 
 
 def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> Sequence[str]:
-    """Names with the direction of MTIA's copies, such as "dma_request HOST_TO_DEVICE"."""
+    """The names; a copy of MTIA also gets its direction: "dma_request HOST_TO_DEVICE"."""
     if directions.count(None) == len(directions):
         return names
     return [

@@ -65,8 +65,8 @@ _MOST_KINDS, _MOST_BYTES = 1 << 16, 1 << 26
 class Scanned(NamedTuple):
     """The events of a piece.
 
-    `texts` holds two items for each column of `TEXTS`: an index for each event, and the list of
-    distinct texts into which it points. The index is -1 if the event has no such text.
+    `texts` holds two items for each column of `TEXTS`: the index of each event's text, and the list
+    of distinct texts. The index is -1 if the event has no such text.
     """
 
     recorded: int
@@ -91,7 +91,7 @@ class Kinds:
     def decoded(self, kinds: list[bytes]) -> list[Any]:
         """Decode the new kinds among `kinds`; raises the errors of msgspec.
 
-        If very many kinds are known, all of them are forgotten first.
+        If very many kinds are known, all known kinds are forgotten first.
         """
         if len(self._positions) > _MOST_KINDS or self._bytes > _MOST_BYTES:
             self._columns, self._positions, self._bytes = self._columns_of([]), {}, 0
@@ -116,8 +116,8 @@ class Kinds:
     def columns_at(self, kind: Codes, rows: NDArray[Any]) -> Columns:
         """Return the columns of events.
 
-        If a column is in `rows`, it is taken from there. Otherwise it is made from the kinds of the
-        events. `kind` is the index of each event's kind.
+        `rows` holds the columns in which events of one kind differ. The other columns are made from
+        `kind`, the index of each event's kind.
         """
         own = set(rows.dtype.names or ())
         return {
@@ -133,14 +133,14 @@ class Scanner:
         self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
     ) -> None:
         self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)
-        # These kinds have no columns. They are decoded only as a check.
+        # These kinds have no columns. They are decoded only to check their JSON.
         self._other_kinds = Kinds(lambda _: {})
 
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
 
-        Returns None if the text must be decoded as JSON. This is so if the compiled module is
-        missing or does not understand the text, or if a kind cannot be decoded.
+        Returns None if the text must be decoded as JSON: the compiled module is missing or does not
+        understand the text, or a kind cannot be decoded.
         """
         found = compiled.scan(text, begin, end) if compiled else None
         if found is None:

@@ -60,7 +60,7 @@ class Args(Struct, gc=False, frozen=True, rename={
     blocks_per_sm: float | None = None
     occupancy: float | None = None
     address: int | None = 0
-    # The fields of `events.Details`, by name.
+    # The fields from here on have the same names as those of `events.Details`.
     collective: str | None = None
     element_type: str | None = None
     input_elements: int | None = None
@@ -114,7 +114,7 @@ class Begin(_Timed, tag_field="ph", tag="B"):
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of an event. It belongs to the last `Begin` of its thread that has no end yet."""
+    """The end of an event whose start is the last `Begin` of its thread that has no end yet."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
@@ -210,7 +210,7 @@ def _coerced_args(args: dict[str, Any]) -> Args:
 
 
 def _fit(value: Any, kind: Any) -> Any:
-    if isinstance(value, str):  # JSON may hold half a surrogate pair
+    if isinstance(value, str):  # JSON text can have half of a surrogate pair
         value = value.encode("utf-8", "replace").decode()
     try:
         return msgspec.convert(value, kind, strict=False)

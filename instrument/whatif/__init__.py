@@ -1,14 +1,15 @@
-"""Simulate a recorded window to find how long a step takes if a part is faster or removed.
+"""Simulate how long a step of a recorded window takes if a part of it is faster or removed.
 
 - `model`: the moments (starts and ends of events) of a window, and which moments each of them
   waits for.
 - `builder`: finds these moments and waits in a trace.
-- `cpu_time`: the time of all threads on one axis, and the CPU time between two positions.
+- `cpu_time`: the CPU time of each thread, with waits left out and edits applied.
 - `window`: the models of several ranks, joined by their collectives.
 - `program`: the moments in order, and the computation of when each moment happens.
 - `selection`: the CPU time and the device work that an edit changes.
 - `edits`: the possible changes: faster ranges, removed waits, fused operators and others.
 - `scenario`: a capture with edits, and the simulated step after these edits.
 - `causal_profile`: how much shorter a step is if a range, an operator or a kernel is faster.
-- `critical_path`: the work and waits that decide how long a step takes; the slack of each range.
+- `critical_path`: the work and waits that decide how long a step takes; for each range, its slack:
+  how much longer the range could take before a step takes longer.
 """

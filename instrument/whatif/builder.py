@@ -1,28 +1,30 @@
 """`build_model`: find the moments of a recorded window, and which moments each of them waits for.
 
-A moment is a point in time: the start or the end of an event. A thread does not have a moment for
-each of its events. It has moments where it launches work, where a wait ends, where another thread
-takes over, and where a step begins or ends. Each device event has a moment at its end. It also has
-one at its start if another moment waits for the start. An arc leads from a moment to a later moment
-that waits for it. There are these arcs:
+A moment is a point in time: the start or the end of an event. A thread has moments only where it
+launches work, where a wait ends, where a batch arrives, where another thread takes over, and where
+a step begins or ends. Each device event has a moment at its end. A device event also has a moment
+at its start if another moment waits for this start. An arc leads from a moment, the source, to a
+later moment that waits for the source. There are these arcs:
 
-- A CPU moment follows the moment before it on its thread, after the CPU time between the two
+- From each CPU moment to the next CPU moment on its thread, with the CPU time between the two
   (`cpu_time`).
-- A device event starts after its launch plus the usual delay. It also starts after the end of its
-  predecessor on the stream plus the usual gap. If its stream waits for another stream, it starts
-  after that stream's work, too.
-- A wait ends after the device work that it waits for (`instrument.links.synchronisation`).
-- A launch waits while `FULL_QUEUE` earlier launches of its stream have not started on the device.
-- The main thread waits while the autograd engine's thread works, and goes on when the engine's
-  thread has ended its work. The main thread also waits for another thread if the main thread has no
-  events until just after that thread has ended its work. If that thread begins its work after a
-  pause, the thread has waited for the main thread.
-- Workers of a data loader run in other processes. So a batch arrives at the same time as in the
-  recording.
+- From the launch of a device event to the start of the event, with the usual delay.
+- From the end of a device event to the start of the next event on its stream, with the usual gap.
+- From the end of work on a stream to the start of work on another stream that waits for this end.
+- From the end of device work to the end of the CPU's wait for this work
+  (`instrument.links.synchronisation`).
+- From the start of device work to the end of the launch that comes `FULL_QUEUE` launches later on
+  the same stream. This launch waits until the launch queue has a free place.
+- From the end of a thread's work to the end of another thread's wait for this work. The main thread
+  waits while the thread of the autograd engine works. The main thread also waits for any other
+  thread if the main thread has no events until just after the other thread has ended its work. If
+  the other thread has paused before this work, the other thread has waited for the main thread.
+- From the start of the trace to the arrival of each batch from worker processes of a data loader.
+  So these batches arrive at the same times as in the recording.
 
 The usual delays and gaps are medians over the trace. A device event can start later or earlier than
-these delays and gaps explain. The difference is the residue of the event. Because of the residues,
-the model repeats the recording exactly. So this agreement is no proof that the model is right.
+these delays and gaps explain. The difference is the residue of the event. With the residues, the
+model always repeats the recording exactly. So this agreement does not show that the model is right.
 `Model.typical` leaves the residues out.
 
 Daydream (Zhu et al., USENIX ATC 2020) edits a dependency graph of kernels and launches in the same
@@ -64,38 +66,37 @@ from instrument.whatif.model import (
 )
 from instrument.whatif.program import NEVER, Program, in_order
 
-# The order of moments at the same time: starts of device events, ends of device events, ends of
+# Moments at the same time have this order: starts of device events, ends of device events, ends of
 # waits on the CPU, starts on the CPU, other ends on the CPU.
 _STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
-# A launch waits for a place in the queue only if the queue is full. With a faster CPU, the queue
-# can be full more often. So launches get an arc if a tenth of the queue was in use in the
-# recording.
+# A launch waits only if the launch queue is full. With a faster CPU, the queue can be full more
+# often. So a launch gets an arc even if only a tenth of the queue was in use in the recording.
 _FILLED = FULL_QUEUE // 10
-# A waiting thread goes on at most this long after the other thread has ended its work, or at most
-# this share of its wait later. On a loaded machine, threads wake up late.
+# A waiting thread goes on within this time after the other thread has ended its work, or within
+# this fraction of the wait if that is longer. On a loaded machine, threads wake up late.
 _WAKES_NS, _WAKES_SHARE = 200_000, 0.1
 # A thread without events waits for another thread only if the other thread works for at least this
-# share of that time.
+# fraction of the time without events.
 _WORKS_SHARE = 0.8
 _SHORTEST_SILENCE_NS = 50_000
-# The program waited for a batch if the call took longer than twice the shortest call plus this
-# time.
+# The program waited for a batch if the loader's call took longer than this time plus twice the
+# shortest such call.
 _READY_NS = 200_000
 # A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
 _LONGEST_DELAY_NS = 1_000_000
 # The largest number of pairs of a synchronisation and a stream.
 _MOST_PAIRS = 1 << 20
-# With fewer values than this, one exceptional value can change the median.
+# With fewer values than this, one exceptional value can decide the median.
 _FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
 class _Builder:
-    """The moments and arcs that were added so far while the model is built."""
+    """Collects the moments and arcs of a model."""
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
-        # The device row of each event; -1 for other events and for the position -1.
+        # The device row of each event; -1 for a CPU event. The last entry is for the position -1.
         self.row_of = np.full(len(links.events) + 1, -1)
         self.row_of[work.event] = np.arange(len(work.event))
         self.begin_ns, self.axis_span_ns = axis_of(self.events)
@@ -127,7 +128,7 @@ class _Builder:
         event: Ints | int = -1,
         typical_ns: Ints | int | None = None,
     ) -> None:
-        """Add arcs. `typical_ns` is their fixed time in `Model.typical`, by default `fixed_ns`."""
+        """Add arcs. In `Model.typical`, their fixed time is `typical_ns`, by default `fixed_ns`."""
         columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
         self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
         typical = fixed_ns if typical_ns is None else typical_ns
@@ -138,7 +139,7 @@ class _Builder:
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
 
     def wait(self, thread: Ints, start_ns: Ints, end_ns: Ints) -> None:
-        """Record intervals in which threads only wait. These intervals are not CPU time."""
+        """Add intervals in which threads only wait; these intervals do not count as CPU time."""
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
 
@@ -149,7 +150,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         links: the relations of the trace.
         work: the device work of the trace.
         meets: the device rows of collectives in which other ranks of the window take part; see
-            `window`. Each of them gets a moment at its start.
+            `window`. Each of these rows gets a moment at its start.
 
     Cost: a few hundred array operations on the launches, the waits, the device events and the call
     tree.
@@ -204,7 +205,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         step_end=ends,
     )
     _cpu_arcs(made, moments)
-    _ = made.links.launched  # every edit needs it, so it is computed once, here
+    _ = made.links.launched  # computed here once, because every edit needs it
     return _finish(made, moments, has_steps, step_of)
 
 
@@ -241,9 +242,8 @@ def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) ->
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
     """Make the program and its arcs.
 
-    The clocks of CPU and device can differ, so some arcs contradict the recorded times. Such arcs
-    are left out. If all arcs to a moment are left out, the moment happens at the same time as in
-    the recording.
+    If the clocks of CPU and device differ, some arcs contradict the recorded times. Such arcs are
+    left out. If all arcs to a moment are left out, the moment happens at the recorded time.
     """
     arcs = made.columns()
     kept = in_order(order, arcs.target, arcs.source)
@@ -259,7 +259,7 @@ def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs
 
 
 def _residues(found: Model) -> Ints:
-    """For each device event: its start minus the start that its arcs explain, in nanoseconds."""
+    """For each device event: its start minus the earliest start that its arcs allow, in ns."""
     arcs, moments, work = found.arcs, found.moments, found.work
     into = np.flatnonzero(
         np.isin(arcs.kind, (LAUNCH, STREAM, CROSS, ORIGIN))
@@ -275,7 +275,7 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event; for nodes of the call tree, the thread in the call tree."""
+    """The thread of each event; for a node of the call tree, its thread in this tree."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread
@@ -285,9 +285,12 @@ def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, 
     """Find the steps; if no step finished, the whole time of the main thread is one step.
 
     Returns:
-        Four values: the thread and the time of each step's start; the thread and the time of each
-            step's end; for each device row, the step that launched it, or -1; and whether a step
-            finished.
+        Four values:
+
+        1. The thread and the time of each step's start.
+        2. The thread and the time of each step's end.
+        3. For each device row, the step that launched this row; -1 if no step did.
+        4. Whether a step finished.
     """
     events, links = made.events, made.links
     index = links.steps
@@ -348,15 +351,15 @@ def _hand_overs(made: _Builder) -> None:
 def _hand_over(
     made: _Builder, main: int, bounds: Ints, other: int, busy: Intervals, *, is_engine: bool
 ) -> None:
-    """Connect the main thread with another thread for which it waits.
+    """Connect the main thread with another thread that the main thread waits for.
 
     `bounds` are the times at which events of the main thread start or end. `busy` holds the
     intervals in which the other thread works. The main thread waits between two consecutive bounds
-    if the other thread ends an interval of work between them, and is not at work at the second
+    if the other thread ends an interval of work between the bounds, and does not work at the second
     bound. If the other thread is not the autograd engine's, there are three more conditions:
 
     - The time between the bounds is at least 50 µs.
-    - From the first bound to the end of its work, the other thread works for most of the time.
+    - The other thread works for most of the time from the first bound to the end of its work.
     - The second bound comes just after the end of this work.
     """
     start, end = busy
@@ -416,7 +419,7 @@ def _loader_waits(made: _Builder) -> None:
 
 
 def loads_here(events: Events) -> Flags:
-    """A mask of the events of data loaders that load in the training process, found by name."""
+    """A mask of the events of data loaders without worker processes, recognised by name."""
     return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
 
 
@@ -438,13 +441,14 @@ def _next_batches(made: _Builder, calls: Ints) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """Calls that wait for the start or the end of device work: a row for each call and row of work.
+    """Calls that wait for device work; a call that waits for n device rows has n entries.
 
     Attributes:
         moment: the moment at the end of the call.
         call: the call.
-        row: the device row that the call waits for.
-        lag_ns: the time from the start or the end of the device work to the end of the call.
+        row: the device row that the call waits for: for its start if the launch queue is full, else
+            for its end.
+        lag_ns: the time from this start or end to the end of the call.
         usual_ns: the usual value of `lag_ns`.
     """
 
@@ -456,7 +460,7 @@ class _Waits:
 
 
 def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
-    """Add a moment at the end of each launch that may find a full queue.
+    """Add a moment at the end of each launch that may find a full launch queue.
 
     Such a launch waits for the start of earlier work of its stream.
     """
@@ -474,8 +478,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     later, earlier = known[FULL_QUEUE:], known[:-FULL_QUEUE]
     called, returned = events.start_ns[work.call[later]], events.end_ns[work.call[later]]
     started = work.start_ns[earlier]
-    # When a call begins, at least _FILLED launches are in the queue if the work of the launch that
-    # came _FILLED launches before it has not started.
+    # The queue holds at least _FILLED launches when a call begins if the launch that came _FILLED
+    # launches earlier has not started its work.
     nearer = known[FULL_QUEUE - _FILLED : len(known) - _FILLED]
     near = (stream[FULL_QUEUE:] == stream[:-FULL_QUEUE]) & (work.start_ns[nearer] > called)
     near &= started <= returned
@@ -491,8 +495,8 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
     own = np.minimum(usual, returned - called)
     blocked &= returned > called + own
     moments = made.add(_returns(called, returned), thread_of[call], returned, call)
-    # A call that did not wait in the recording may wait in a scenario. Its lag is at most the
-    # recorded time, so that the call does not wait if the scenario changes nothing.
+    # A call that did not wait in the recording may wait in a scenario. The lag of such a call is at
+    # most the recorded time, so that it does not wait in a scenario without edits.
     after = returned - started
     lag = int(np.median(after[blocked])) if blocked.any() else 0
     typical = np.minimum(after, lag)
@@ -501,9 +505,9 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The phase of each call's end (see `Moments`).
+    """The phase of each call's end (see `Moments.phase`).
 
-    If a call has no duration, the phase puts its end after its start.
+    If a call has no duration, this phase orders its end after its start.
     """
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 
@@ -521,8 +525,8 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
     np.maximum.at(work_end, of_wait, work.end_ns[row])
     waited = work_end > start
     duration = end - start
-    # For each call, the usual duration without a wait, and the usual time from the end of the work
-    # to the end of the call.
+    # For each call, two usual times: its duration without a wait, and its lag. The lag is the time
+    # from the end of the awaited work to the end of the call.
     own, lag = np.zeros(len(waits), np.int64), np.zeros(len(waits), np.int64)
     for each in np.unique(kind).tolist():
         same = kind == each
@@ -530,7 +534,7 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
         after = duration - np.clip(work_end - start, 0, duration)
         free = int(np.median(duration[ready])) if ready.any() else int(after[same].min())
         own[same] = np.minimum(duration[same], free)
-        # Only calls that took longer than a call without a wait show the lag.
+        # The lag comes only from calls that took longer than a call without a wait.
         held = same & waited & (duration > own)
         lag[same] = int(np.median(np.maximum((end - work_end)[held], 0))) if held.any() else 0
     waited &= duration > own
@@ -544,7 +548,6 @@ def _wait_moments(made: _Builder, thread_of: Ints) -> _Waits:
 
 
 def _unknown_wait_ns(made: _Builder) -> int:
-    """The total time of the calls that wait for unknown device work."""
     found = made.links.synchronisations
     unknown = np.setdiff1d(np.flatnonzero(found.kind != STREAM_WAIT), found.wait)
     return int(made.events.duration_ns[found.call[unknown]].sum())
@@ -553,10 +556,11 @@ def _unknown_wait_ns(made: _Builder) -> int:
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     """Return the edges from `row` to `wait`, and more edges to device synchronisations.
 
-    If a device synchronisation waited for some work, each later synchronisation of the device that
-    waits for no newer work of the stream gets an edge from the same work. Such an edge has no
-    effect until an edit lets the earlier synchronisation return at once. In a trace with very many
-    synchronisations and streams, no edges are added.
+    Two device synchronisations can follow each other without new work on a stream in between. The
+    trace then has an edge from the stream's last work to the first synchronisation only. This
+    function adds the edge to the second synchronisation. The added edge has no effect until an edit
+    lets the first synchronisation return at once. In a trace with very many synchronisations and
+    streams, no edges are added.
     """
     events, found, work = made.events, made.links.synchronisations, made.work
     on_device = found.kind[wait] == DEVICE_WAIT
@@ -568,8 +572,8 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     rank = np.empty(len(waits), np.int64)
     rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))
     by_end = np.argsort(work.end_ns[rows], kind="stable")
-    # For each synchronisation and stream, the last row that the synchronisation waits for. If it
-    # waits for no row of the stream, the nearest earlier synchronisation with such a row counts.
+    # For each synchronisation and stream, the last row that the synchronisation waits for. If there
+    # is no such row, the row of the nearest earlier synchronisation counts.
     own = np.full((len(waits), len(streams)), -1)
     own[rank[nth[by_end]], column[by_end]] = rows[by_end]
     last = np.maximum.accumulate(np.where(own >= 0, np.arange(len(waits))[:, None], 0), axis=0)
@@ -587,7 +591,7 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
 
 
 def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
-    """Add the arcs to each device event: from its launch, its predecessor, and other streams."""
+    """Add the arcs to each device event: from its launch, its own stream, and other streams."""
     events, work = made.events, made.work
     count = len(work.event)
     if not count:
@@ -598,7 +602,7 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
     before = np.full(count, -1)
     same = np.diff(stream[order]) == 0
     before[order[1:][same]] = order[:-1][same]
-    # With programmatic dependent launch, work can begin before its predecessor has ended.
+    # With programmatic dependent launch, work can begin before the work before it has ended.
     free_ns = np.append(work.end_ns, 0)[before]
     follows = (before >= 0) & (free_ns <= np.where(start_of >= 0, work.start_ns, work.end_ns))
     launched = launch_of >= 0
@@ -636,7 +640,7 @@ def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) 
         work.event[free],
     )
     lag = np.maximum(work.start_ns[later] - work.end_ns[earlier], 0)
-    # The lag is known only where nothing else explains the start.
+    # The lag is measured only where neither the launch nor the own stream explains the start.
     free_ns = np.where(follows, np.append(work.end_ns, 0)[before], NEVER)
     explained = np.maximum(np.where(launched, launch_ns + delay, NEVER), free_ns + gap)
     decides = (
@@ -665,19 +669,22 @@ def _stream_waits(made: _Builder) -> tuple[Ints, Ints]:
 def _usual_delays(
     made: _Builder, before: Ints, follows: Flags, waits: Flags, launch_ns: Ints
 ) -> tuple[Ints, Ints]:
-    """The usual delay and the usual gap before each device event starts.
+    """The usual delay and the usual gap of each device event.
 
-    The delay is the time from the launch to the start. The usual delay is a median for each name of
-    a launching call. This median is taken over the events whose stream was free at their launch and
-    that started within 1 ms after the launch.
+    The delay is the time from the launch of an event to its start. The usual delay is the median of
+    all events whose launching call has the same name, such as `cudaLaunchKernel`. This median is
+    over the events whose stream was free at the launch and that started at most 1 ms later.
 
-    The gap is the time from the end of the predecessor on the stream to the start. Each stream has
-    two usual gaps. One is for events with the same launching call as their predecessor, as in a
-    CUDA graph. The other is the median over the events that were launched at least the usual delay
-    before their predecessor ended, and over the events whose launch is not known.
+    The gap is the time from the end of the previous event on the stream to the start of the event.
+    Each stream has two usual gaps:
 
-    Events that wait for another stream are in no median. If an event began before its predecessor
-    ended, its gap is negative and stays as recorded.
+    - For events with the same launching call as the previous event, as in a CUDA graph: the median
+      of these events.
+    - For all other events: the median of the events that were launched early enough, at least the
+      usual delay before the previous event ended. Events whose launch is not known count too.
+
+    These medians leave out events that wait for another stream. If an event began before the
+    previous event ended, its gap is negative and stays as recorded.
     """
     events, work = made.events, made.work
     launched = work.call >= 0
@@ -698,9 +705,9 @@ def _usual_delays(
 def _medians(group: Ints, values: Ints, chosen: Flags) -> Ints:
     """For each row: the median of the chosen values in the group of the row.
 
-    If the group has fewer than `_FEW` chosen values, one exceptional value could change the median.
-    The result is then the smallest of these values. If the group has no chosen values, the result
-    is the median of the chosen values of all groups.
+    A group with fewer than `_FEW` chosen values gets the smallest of these values, because one
+    exceptional value could decide the median. A group without chosen values gets the median of the
+    chosen values of all groups.
     """
     rows = np.flatnonzero(chosen)
     if not len(rows):

@@ -3,7 +3,7 @@
 A faster kernel does not always make the step shorter: the kernel may run beside slower work. So the
 simulation lets each range, operator and kernel take 10, 25, 50 and 100 % less time, and compares
 the simulated step with the step before this change. Coz (Curtsinger and Berger, SOSP 2015) measures
-the same while the program runs, by slowing down the rest of the program. Here, one recording is
+such savings while the program runs, by slowing down the rest of the program. Here, one recording is
 enough.
 """
 
@@ -60,8 +60,8 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         window: the window.
         costs: the costs of each rank, after the edits of the scenario. The savings are relative to
             a step with these costs.
-        rows: how many ranges, how many operators and how many kernels of each rank are simulated.
-            They are those that take the most time, because these can save the most.
+        rows: how many ranges of each rank are simulated, and as many operators and kernels. The
+            ranges, operators and kernels with the most time are chosen: they can save the most.
 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """
@@ -98,14 +98,15 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     return Table.of(CAUSAL_PROFILE, cells)
 
 
-# A range, operator or kernel on all ranks. The key is the index of the rank's model.
+# The times of a range, operator or kernel on all ranks; the key is the index of the rank's model.
 _Chosen = dict[int, _Part]
 
 
 def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
     """The ranges, operators and kernels that take the most time on a rank.
 
-    The key is the kind and the name; the value is the part on each rank.
+    The key is the kind ("range", "operator" or "kernel") and the name; the value is the time on
+    each rank.
     """
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):
@@ -116,7 +117,7 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
 
 
 def _bounds(model: Model) -> Ints:
-    """For each thread: the positions of the starts and the ends of all steps on the axis."""
+    """For each thread, the starts and the ends of all steps, as positions on the axis."""
     moments, axis = model.moments, model.axis
     threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))
     bounds = moments.time_ns[np.stack([moments.step_start, moments.step_end])] + axis.begin_ns

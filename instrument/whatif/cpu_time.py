@@ -1,8 +1,9 @@
 """The time of all threads on one axis, and the CPU time between two positions on this axis.
 
-Each thread has its own part of the axis. Waits do not count as CPU time. An edit multiplies the CPU
-time in some intervals by a factor. For example, a range that is twice as fast has the factor 0.5 on
-its intervals.
+The parts of the threads follow each other on the axis: each thread has its own part, which is as
+long as the trace. So one number, a position, stands for a thread and a time. Waits do not count as
+CPU time. An edit multiplies the CPU time in some intervals by a factor: 0.5 makes a range twice as
+fast.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from instrument.links.intervals import Intervals, merged, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Ints
 
-# Each edit has intervals on the axis, and a factor that multiplies the CPU time in them. The
-# intervals of one edit are sorted and do not overlap. Where two edits overlap, both factors apply.
+# Each edit has intervals on the axis, and a factor that multiplies the CPU time in these intervals.
+# The intervals of one edit are sorted and do not overlap. Where two edits overlap, both factors
+# apply.
 Edits = Sequence[tuple[Intervals, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """The axis of a trace.
+    """The axis of a trace, and the waits on this axis.
 
     Attributes:
-        begin_ns: the time of the trace at which each thread's part of the axis starts.
+        begin_ns: the time in the trace at which each thread's part of the axis starts.
         span_ns: the length of each thread's part.
         waits: intervals on the axis in which a thread only waits.
     """
@@ -43,14 +45,14 @@ class CpuTime:
         return found
 
     def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
-        """For each position: the CPU time that its thread has used until then.
+        """For each position: the CPU time after edits that its thread has used until then.
 
-        Edits are applied. Waits do not count.
+        Waits do not count.
 
         Args:
             at: positions on the axis.
             edits: the edits. Where several edits overlap, their factors are multiplied.
-            inside: intervals on the axis. If they are given, only CPU time inside them counts.
+            inside: intervals on the axis. If given, only CPU time in these intervals counts.
 
         Cost: a sort of all intervals, and a binary search for each position.
         """
@@ -70,13 +72,13 @@ class CpuTime:
             found: NDArray[np.float64] = until_piece[k] - rate[k] * (pieces.end_ns[k] - position)
             return found
 
-        # There are few threads, so the start of each thread is computed once.
+        # Positions are many and threads are few, so the start of each thread is computed once.
         begins = until(threads * self.span_ns)
         return np.rint(until(at) - begins[at // self.span_ns]).astype(np.int64)
 
 
 def axis_of(events: Events) -> tuple[int, int]:
-    """The time at which each thread's part of the axis starts, and its length, in nanoseconds.
+    """The time at which each thread's part of the axis starts, and the length of a part, in ns.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.

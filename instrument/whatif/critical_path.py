@@ -53,8 +53,8 @@ _FAR = 2**62
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
-    The sum of all rows is the time from the end of the first step to the end of the last step. So
-    the time between steps counts too. If there is only one step, the sum is its duration. If no
+    The sum of all rows is the time from the end of the first step to the end of the last step, with
+    the time between steps. If there is only one step, the sum is the duration of this step. If no
     step finished, the whole window counts as one step.
     """
     weights = window.weights(costs)
@@ -79,7 +79,7 @@ def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _step_ends(window: Window, times: Ints) -> Ints:
-    """For each step, the last moment at which a rank ends the step; see `Model.ends_ns`."""
+    """For each step, the moment at which the last rank ends the step; see `Model.ends_ns`."""
     found: list[Ints] = []
     for model, first in zip(window.models, window.first_moment):
         moments, own = model.moments, times[first : first + len(model.moments.time_ns)]
@@ -125,7 +125,7 @@ class _Found:
         self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
 
     def _add_arc(self, arc: int, total_ns: int) -> None:
-        """Split the time of one arc into device work, unexplained time and a wait, and add them."""
+        """Add the time of one arc, split into device work, unexplained time and a wait."""
         model, arcs, events = self._model, self._model.arcs, self._model.links.events
         kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
         if row >= 0:
@@ -157,7 +157,8 @@ class _Found:
             source >= 0, np.append(places, 0)[source], end // axis.span_ns * axis.span_ns
         )
         chosen = joined(begin, end)
-        # `own` counts all time outside the path as a wait, so that only time on the path is left.
+        # The axis `own` counts all time outside the critical path as a wait, so that only the CPU
+        # time on the critical path is left.
         own = replace(axis, waits=joined(*concatenated([axis.waits, _outside(chosen)])))
         nodes = scopes.nodes
         bounds = (axis.place(nodes.thread, each) for each in (nodes.start_ns, nodes.end_ns))
@@ -171,13 +172,12 @@ class _Found:
 
 
 def _outside(chosen: Intervals) -> Intervals:
-    """All intervals of the axis that lie outside the chosen intervals."""
     starts, ends = chosen
     return np.concatenate([[0], ends]), np.append(starts, _FAR)
 
 
 def slack(window: Window, costs: Sequence[Costs]) -> Table:
-    """Return the slack of each range, the smallest slack first; see `SLACK`."""
+    """Return how much longer each range could take before a step takes longer; see `SLACK`."""
     weights = window.weights(costs)
     times = window.program.run(weights)
     late = window.program.slack(weights, times, _step_ends(window, times))
@@ -197,9 +197,9 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
 
 
 def _slack_of_paths(model: Model, late: Ints) -> Ints:
-    """For each path, the smallest slack of all calls of its range and of their device work.
+    """For each path of a range, the smallest slack of all its calls and of their device work.
 
-    `late` is the slack of each moment. The result is `_FAR` if no step depends on the range.
+    `late` is the slack of each moment. The slack is `_FAR` if no step depends on the range.
     """
     scopes, axis, places = model.links.scopes, model.axis, model.places
     nodes, paths = scopes.nodes, scopes.paths

@@ -3,6 +3,7 @@
 An edit multiplies CPU time by a factor, changes the duration of device work, or removes the arcs of
 waits. If the effect of an edit is uncertain, the edit has two forms. The expected form gives the
 estimate of the saving. The modest form assumes a smaller effect, and gives a bound of the saving.
+A selection holds the CPU time and the device work to change (`instrument.whatif.selection`).
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
     """Replace the durations of device work.
 
-    Under one assumption, the other ranks do not change (`others_stay`). A collective then has a
-    time before which it cannot end. This time moves by the change of the collective's duration.
+    If the scenario assumes that the other ranks do not change (`others_stay`), each collective has
+    an earliest end. If the duration of a collective changes, its earliest end moves by this change.
     """
     meets, row = model.ranks_arcs
     fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
@@ -47,10 +48,9 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
 
 
 def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
-    """Remove a selection.
+    """Remove the CPU time of a selection, the waits in this time, and the selected device work.
 
-    CPU time is removed with the waits in it. Device work is removed with its launches and with the
-    gaps before it.
+    The gaps before the device work are removed too, and the calls that launched only this work.
     """
     scaled = scale(model, costs, _with_launches(model, chosen), by=0.0)
     arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()
@@ -66,7 +66,7 @@ def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
 
 
 def _with_launches(model: Model, chosen: Selection) -> Selection:
-    """The selection, plus the CPU time of the calls that launched its device work."""
+    """The selection, plus the CPU time of its runtime calls."""
     launches = chosen.calls[model.links.call_tree.index]
     start, end = model.node_spans
     cpu = concatenated([chosen.cpu, (start[launches], end[launches])])
@@ -83,7 +83,7 @@ def asynchronous(model: Model, costs: Costs, calls: Ints) -> Costs:
 def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Let copies run entirely beside the computation.
 
-    In the modest form, the calls that launch the copies still wait for them.
+    In the modest form, the calls that launch the copies still wait for the copies.
     """
     arcs, rows = model.arcs, chosen.rows
     device_ns, fixed_ns = costs.device_ns.copy(), costs.fixed_ns.copy()
@@ -99,10 +99,10 @@ def overlap(model: Model, costs: Costs, chosen: Selection, *, modest: bool = Fal
 def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
     """Fuse the operators of the same name in each call of a range.
 
-    In each call of a range, the first operator of each name stays as it is. The other operators
-    lose their overhead: each becomes shorter by the shortest time of an operator of its name. The
-    time between the operators and the gaps between their kernels are removed. The modest form keeps
-    the time between the operators.
+    In each call of a range, the first operator of each name keeps its CPU time. The other operators
+    lose their overhead. The overhead is assumed to be the shortest CPU time of an operator of the
+    same name. The CPU time between the operators and the gaps between their kernels are removed.
+    The modest form keeps the CPU time between the operators.
     """
     tree, events = model.links.call_tree, model.links.events
     start, end = model.node_spans
@@ -127,11 +127,11 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
 
 
 def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False) -> Costs:
-    """Launch the device work of each call of some ranges with one launch of a CUDA graph.
+    """Replace each call of the selected ranges by one launch of a CUDA graph.
 
-    The CPU time of the ranges is removed with the waits in it. Each call of a range takes the time
-    of one graph launch instead. The gaps between the kernels are removed; the modest form keeps
-    them.
+    The CPU time of the ranges and the waits during this time are removed. Instead, each call takes
+    the time of one graph launch. The gaps between the kernels are removed; the modest form keeps
+    these gaps.
     """
     arcs = model.arcs
     cut = replace(costs, cpu=(*costs.cpu, (chosen.cpu, 0.0)))
@@ -139,7 +139,7 @@ def graph_launch(model: Model, costs: Costs, chosen: Selection, *, modest: bool 
     fixed_ns[(arcs.kind == WAIT) & np.append(chosen.calls, False)[arcs.event]] = NEVER
     added = cut.added_ns.copy()
     places = model.places
-    # The cost of the graph launch is added at the first launch of each interval.
+    # In each interval, the time of the graph launch is added before the first moment of a call.
     is_call = model.moments.call >= 0
     order = np.flatnonzero(is_call)[np.argsort(places[is_call], kind="stable")]
     first = np.searchsorted(places[order], chosen.cpu[0])
@@ -159,7 +159,7 @@ def bandwidth(model: Model, costs: Costs, chosen: Selection, *, factor: float) -
     """Multiply the bandwidth of the selected communication; waits for other ranks do not change.
 
     The transfer time of a collective is the shortest time of a kernel with the same name and size.
-    The rest of its time is a wait.
+    The rest of the collective's time is a wait for other ranks.
     """
     device_ns, rows = costs.device_ns.copy(), chosen.rows
     transfer = np.minimum(model.transfer_ns[rows], device_ns[rows])
@@ -172,9 +172,10 @@ def workers(
 ) -> Costs:
     """Load batches in worker processes.
 
-    A loader that loads in the training process loads in the workers instead. The time between two
-    batches is the loading time of a batch divided by the number of workers. The training process
-    spends no time on loading. The modest form assumes half as many workers, but at least one.
+    Loaders that load in the training process use worker processes instead. The time between two
+    batches is at least the loading time of a batch divided by the number of workers. The training
+    process spends no time on loading. The modest form assumes half as many workers, but at least
+    one.
     """
     helping = max(count / 2, 1) if modest else count
     fixed_ns = costs.fixed_ns.copy()
@@ -185,7 +186,7 @@ def workers(
 
 
 def balance(model: Model, costs: Costs, by: float) -> Costs:
-    """Multiply all CPU time and the time of all device work except communication by `by`."""
+    """Multiply all CPU time, and the time of all device work except communication, by `by`."""
     device_ns = costs.device_ns.copy()
     computes = model.work.kind != COMMUNICATION
     device_ns[computes] = np.rint(device_ns[computes] * by)
@@ -204,10 +205,10 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of arcs, without the gaps and the residues before the given device rows."""
+    """The fixed times of arcs, without gaps and positive residues before the given device rows."""
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
-    # Launch arcs keep their usual delay, because the first row still has to be launched.
+    # Launch arcs keep their usual delay, because the first device row still has to be launched.
     shortest = model.typical.fixed_ns
     fixed_ns[inside] = np.where(
         arcs.kind[inside] == STREAM, 0, np.minimum(fixed_ns[inside], shortest[inside])

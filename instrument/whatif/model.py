@@ -1,6 +1,6 @@
-"""`Model`: the moments of a recorded window; for each, the moments that it waits for, and how long.
+"""`Model`: the moments of a recorded window, and the arcs between them.
 
-A moment is the start or the end of an event. An arc says that a moment, the target, happens at
+A moment is the start or the end of an event. An arc says that one moment, the target, happens at
 least a given time after another moment, the source. A device row is a row of `Work`: a kernel, a
 copy or a memset. `builder` finds the moments and arcs in a trace.
 """
@@ -51,12 +51,13 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The moments of a window. CPU moments come first, then the ends of device events, then starts.
+    """The moments of a window. CPU moments come first, then ends, then starts of device events.
 
     Attributes:
         time_ns: the measured time, from the start of the trace.
-        phase: a number that orders moments at the same time: starts of device events, ends of
-            device events, ends of waits on the CPU, starts on the CPU, other ends on the CPU.
+        phase: a number that orders moments at the same time. The order is: starts of device events,
+            ends of device events, ends of waits on the CPU, starts on the CPU, other ends on the
+            CPU.
         thread: the thread of each CPU moment.
         call: the event of each CPU moment; -1 if there is none.
         end_of: the moment at the end of each device row.
@@ -83,7 +84,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
-    """What each moment waits for, as parallel columns.
+    """What each moment waits for: the arcs, as parallel columns.
 
     Attributes:
         target, source: moments; a source of -1 is the origin, whose time is 0.
@@ -106,13 +107,13 @@ class Arcs:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The times of a scenario. `Model.weights` computes the weights of the arcs from them.
+    """The times of a scenario, from which `Model.weights` computes the weights of the arcs.
 
     Attributes:
-        cpu: intervals on the axis of CPU time, and the factor that multiplies the time in them.
+        cpu: for each edit, intervals on the axis, and the factor for the CPU time in them.
         device_ns: the duration of each device row.
         fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
-        added_ns: CPU time to add between each CPU moment and the moment before it on its thread.
+        added_ns: for each CPU moment, the CPU time to add directly before this moment.
     """
 
     cpu: tuple[tuple[Intervals, float], ...]
@@ -132,8 +133,7 @@ class Model:
         program: the arcs in order.
         residue_ns: for each device row, how much later it started than its arcs explain; negative
             if it started earlier.
-        dropped: the number of arcs that are left out because the clocks of the trace contradict
-            them.
+        dropped: the number of arcs that are left out because they contradict the recorded times.
         has_steps: whether a step finished; otherwise the whole window counts as one step.
         step_of: for each device row, the step that launched it; -1 for none.
         unknown_wait_ns: the total time of the calls that wait for unknown device work.
@@ -161,17 +161,18 @@ class Model:
 
     @cached_property
     def measured(self) -> Costs:
-        """The costs of the recording; a simulation with them repeats the recording exactly."""
+        """The recorded costs; a simulation with these costs repeats the recording exactly."""
         row = self.arcs.row
         residue = np.where(row >= 0, np.append(self.residue_ns, 0)[row], 0)
-        # The arc from the start to the end of a device event has no time besides the duration.
+        # The residue of a device event delays its start. So the arc from its start to its end gets
+        # no residue.
         residue[self.arcs.kind == DEVICE] = 0
         fixed_ns = np.where(self.arcs.fixed_ns == NEVER, NEVER, self.arcs.fixed_ns + residue)
         return self._costs(fixed_ns)
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs: all residues are 0, and all waits end after the usual lag."""
+        """The usual costs: without residues, and each wait ends the usual time after its cause."""
         return self._costs(self._typical_ns)
 
     def _costs(self, fixed_ns: Ints) -> Costs:
@@ -191,8 +192,7 @@ class Model:
     def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
         """How much the weights change if the given CPU time and device rows take no time.
 
-        The result equals the weights after `edits.scale` by 0, minus the weights before. This
-        method is faster.
+        This method is faster than `edits.scale` by 0, and gives the same change of the weights.
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
@@ -211,7 +211,7 @@ class Model:
         `spent_ns` is the CPU time that the arc's thread has used until the target of the arc.
         """
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
-        # The arc to the first moment of a thread has all CPU time of the thread before this moment.
+        # The first arc of a thread has no source, so all CPU time until its target counts.
         return spent_ns - np.where(self._has_source, before, 0)
 
     @cached_property
@@ -231,7 +231,6 @@ class Model:
 
     @cached_property
     def _cpu_targets(self) -> Ints:
-        """The target of each CPU arc."""
         return self.arcs.target[self._cpu_arcs]
 
     @cached_property
@@ -274,9 +273,9 @@ class Model:
     def ends_ns(self, times: Ints, first: int = 0) -> Floats:
         """The time at which each step ends.
 
-        A step ends when the CPU has ended the step and the device has ended the work that the step
-        launched. The later of these two ends counts. The result has one row for each scenario if
-        there are several.
+        A step ends when both the CPU has ended the step and the device has ended the work that the
+        step launched, but not before the previous step. If there are several scenarios, the result
+        has one row for each.
 
         Args:
             times: the times of the moments.
@@ -292,13 +291,12 @@ class Model:
 
     @cached_property
     def _last(self) -> tuple[Ints, Ints, Ints]:
-        """The moments at the end of device work that can be the last work of its step to end.
+        """The ends of the device work that can be the last work of a step to end.
+
+        Work is left out if later work of the same step always starts after it on the same stream.
 
         Returns:
             The moments, sorted by step; the steps; and the index of the first moment of each step.
-
-        Work is left out if other work of the same step follows on its stream. But it is kept if the
-        work that follows can begin before it ends.
         """
         arcs = self.arcs
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)
@@ -318,7 +316,7 @@ class Model:
 
     @cached_property
     def ranks_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs of waits for other ranks, and the device rows of the collectives that wait."""
+        """The arcs of waits for other ranks, and for each arc, the device row of the collective."""
         arcs = np.flatnonzero(self.arcs.kind == RANKS)
         return arcs, self.moments.ended_row[self.arcs.target[arcs]]
 
@@ -326,8 +324,8 @@ class Model:
     def transfer_ns(self) -> Ints:
         """For each device row, the shortest duration of a row with the same name and size.
 
-        For a collective, this is the transfer time. The rest of its duration is a wait for other
-        ranks.
+        For a collective, this is the transfer time. The rest of the collective's duration is a wait
+        for other ranks.
         """
         events, event = self.links.events, self.work.event
         sizes = np.array([each.input_elements or 0 for each in events.details] + [0], np.int64)[
@@ -338,7 +336,7 @@ class Model:
 
     @cached_property
     def unexplained(self) -> float:
-        """The share of the window in which a device event was late for an unknown reason."""
+        """The part of the window, 0 to 1, in which device work was late for an unknown reason."""
         late = np.maximum(self.residue_ns, 0)
         starts, ends = joined(self.work.start_ns - late, self.work.start_ns)
         return float((ends - starts).sum() / self.span_ns) if self.span_ns else 0.0

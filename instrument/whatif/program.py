@@ -1,9 +1,9 @@
 """`Program`: moments in order, and the computation of when each moment happens.
 
 Each arc says that its target happens at least a given time, the weight of the arc, after its
-source. A moment happens as soon as all its arcs allow. To compute these times is the longest-path
-problem on a graph without cycles, also known as a max-plus program. One pass over the arcs, in the
-order of their targets, solves it.
+source. A moment happens as soon as all arcs to it allow. The times of all moments are the longest
+paths in a graph without cycles. One pass over the arcs, in the order of their targets, computes
+these times. This is also known as a max-plus program.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The longest path to a moment: its arcs, and when each of them begins and ends."""
+    """The longest path to a moment: the arcs on it, and when each of these arcs begins and ends."""
 
     arc: Ints
     begin_ns: Ints
@@ -33,7 +33,7 @@ class Path:
 
 
 class _Arcs(NamedTuple):
-    """Arcs in the order of a pass: the numbers of their targets, their sources, and their own."""
+    """Arcs in the order of a pass: for each, the moments `target` and `source`, and its number."""
 
     target: NDArray[np.int32]
     source: NDArray[np.int32]
@@ -75,17 +75,17 @@ class Program:
         Args:
             of_arcs: the weights of the arcs in nanoseconds.
             change: how much each weight changes.
-            shares: for each scenario, the part of `change` to add to the weights; less than a
-                nanosecond is cut off.
+            shares: for each scenario, the share of `change` to add to the weights. The product of
+                share and change is cut to whole nanoseconds.
 
-        Cost: that of `run` for each scenario; with the compiled module, more scenarios add about
-        2 ns for each arc.
+        Cost: that of `run`, and for each scenario after the first about 2 ns for each arc. Without
+        the compiled module, that of `run` for each scenario.
         """
         return _longest_paths(self._ordered, of_arcs, change, shares, self._earliest)
 
     @cached_property
     def _earliest(self) -> Ints:
-        """The time of each moment before any arc demands one."""
+        """The time of each moment before the pass: 0 without arcs to it, else far below 0."""
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
         return found
@@ -103,10 +103,10 @@ class Program:
     def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
-        If several arcs to a moment decide, the first one counts. An arc from the origin can decide,
-        for example if a batch arrives from another process. This arc is then on the path. Before
-        this arc, the path follows the latest other arc to the same moment. `times` is the result of
-        `run`.
+        The arc that reaches a moment last decides; if several do, the first of them counts. An arc
+        from the origin can decide, for example if a batch arrives from another process. Such an arc
+        is on the path, but has no source. So the path goes on with the arc that reaches the same
+        moment last among its other arcs. `times` is the result of `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]
@@ -126,12 +126,11 @@ class Program:
     def slack(self, of_arcs: Ints, times: Ints, ends: Ints) -> Ints:
         """How much later each moment could happen without delaying any of the moments `ends`.
 
-        If a moment can never delay any of `ends`, its slack is 2**60 or more. `times` is the result
-        of `run`.
-
-        The latest time of a moment is the smallest difference between the latest time of a target
-        and the weight of the arc to it. Its negative is a longest path on the reversed arcs.
+        If a moment cannot delay any of `ends`, its slack is 2**60 or more. `times` is the result of
+        `run`.
         """
+        # The latest allowed time of a moment is a minimum over the arcs from it: the latest allowed
+        # time of the target minus the weight. Its negative is a longest path on the reversed arcs.
         last = np.full(len(times), 2 * NEVER)
         last[ends] = -times[ends]
         none = np.zeros_like(of_arcs)
@@ -141,9 +140,10 @@ class Program:
 
 
 def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
-    """For each moment, the first of its arcs that reach it last; -1 if it has no arcs.
+    """For each moment, the arc that reaches it last; -1 if it has no arcs.
 
-    The arcs of a moment are neighbours.
+    If several arcs reach a moment last, the first of them counts. The arcs to a moment must follow
+    each other.
     """
     found = np.full(moments, -1)
     begin = np.flatnonzero(np.diff(target, prepend=-1))
@@ -156,7 +156,7 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 
 
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """The time of each moment: `earliest`, or later if an arc demands it; a row for each share."""
+    """The time of each moment, `earliest` or later; the result has a row for each share."""
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)
         found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 MOST_UNEXPLAINED = 0.05
 # If calls wait for unknown device work in a larger part of the window, the scenario has a note.
 _MOST_UNKNOWN = 0.05
-# If the saving and the change of the median step differ by a larger part of a step, the scenario
-# has a note.
+# If the difference between the saving and the change of the median step is a larger part of a step,
+# the scenario has a note.
 _UNLIKE = 0.02
-# A factor above the first is a mistake. A time below the second is far from the limit of 64 bits.
+# A factor above `_MOST_FACTOR` is a mistake. Times below `_LATEST_NS` are far from the limit of 64
+# bits.
 _MOST_FACTOR, _LATEST_NS = 1_000_000, 2**58
 # For each keyword, the function that selects the parts of a model that a glob matches.
 _SELECT = {
@@ -56,7 +57,7 @@ class _Variant:
     Attributes:
         costs: the costs of each rank.
         assumption: an index into `Window.assumptions`.
-        is_modest: whether edits with an uncertain effect have their modest form.
+        is_modest: whether edits with an uncertain effect have their modest form (see `edits`).
     """
 
     costs: tuple[Costs, ...]
@@ -68,19 +69,19 @@ class _Variant:
 class Scenario:
     """A recorded window, as it would have run with some edits.
 
-    `capture.whatif` is the window without edits. Each method returns a new scenario with one more
-    edit, so that edits compose: `capture.whatif.workers(4).scale(kernel="*conv*", by=0.5)`. Globs
+    `capture.whatif` is the window without edits. Each edit is a method that returns a new scenario,
+    so that edits can be chained: `capture.whatif.workers(4).scale(kernel="*conv*", by=0.5)`. Globs
     choose what to edit: `*` stands for any text, `?` for one character.
 
-    The simulation cannot know effects that the recording does not show, such as faster caches,
+    The simulation does not contain effects that the recording does not show, such as faster caches,
     other clock rates and contention for cores. A recorded step takes longer than a step without a
     profiler.
 
     Attributes:
         window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits, under each assumption and with the modest forms of the
-            edits; the first variant gives the estimate.
+        variants: the costs after the edits: under each assumption, and once with the modest forms
+            of the edits. The first variant gives the estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
 
@@ -109,10 +110,10 @@ class Scenario:
     def saving_ns(self) -> int:
         """How much shorter a step is with the edits, in nanoseconds; negative if it is longer.
 
-        All steps together become shorter by a share of their total time. The result is this share
-        of the median step (`baseline_ns`). It differs a little from `baseline_ns` minus `step_ns`,
-        because these two medians may be those of different steps. The first step does not count,
-        because no work of an earlier step is queued on the device when the first step begins.
+        If all steps together become shorter by 10 %, the saving is 10 % of the median step
+        (`baseline_ns`). The saving differs a little from `baseline_ns` minus `step_ns`, because
+        these two medians may be those of different steps. The first step does not count, because
+        no work of an earlier step is queued on the device when the first step begins.
         """
         return self._saved(0, self.steps)
 
@@ -144,9 +145,9 @@ class Scenario:
 
     @property
     def unexplained(self) -> float:
-        """The share of the window in which device work is late for an unknown reason.
+        """The part of the window, 0 to 1, in which device work is late for an unknown reason.
 
-        If the scenario has several ranks, the rank with the largest share counts.
+        If the scenario has several ranks, the rank with the largest part counts.
         """
         return max(each.unexplained for each in self.window.models)
 
@@ -196,7 +197,8 @@ class Scenario:
     def profile(self, rows: int = 12) -> Table:
         """How much shorter a step is if a range, an operator or a kernel is faster.
 
-        `rows` is how many of each are simulated; see `instrument.whatif.causal_profile`.
+        On each rank, `rows` ranges, `rows` operators and `rows` kernels are simulated; see
+        `instrument.whatif.causal_profile`.
         """
         from instrument.whatif.causal_profile import causal_profile
 
@@ -213,8 +215,8 @@ class Scenario:
     ) -> Scenario:
         """Let a part of the program take `by` times as long.
 
-        Give exactly one of the four globs. The waits of the CPU are not multiplied: how long they
-        take follows from the work that the CPU waits for.
+        Give exactly one of the four globs. The waits of the CPU are not multiplied: the duration of
+        a wait follows from the work that the CPU waits for.
 
         Args:
             range: ranges by name or path, with all that runs inside, their backward pass, and the
@@ -268,7 +270,7 @@ class Scenario:
         Args:
             range: as for `scale`.
             operator: as for `scale`.
-            kernel: as for `scale`; the calls that launch these kernels are removed too.
+            kernel: as for `scale`; calls that launch only these kernels are removed too.
             thread: as for `scale`.
             sync: calls that wait for the device, by their name or by an operator around them.
 
@@ -326,7 +328,7 @@ class Scenario:
         return self._with(f"range {range} fused", edits.fuse, chosen, modest)
 
     def graph_launch(self, *, range: str) -> Scenario:
-        """Launch each call of some ranges as one CUDA graph; see `edits.graph_launch`.
+        """Replace each call of some ranges by one launch of a CUDA graph; see `edits.graph_launch`.
 
         Raises:
             ConfigError: no range matches.
@@ -367,9 +369,9 @@ class Scenario:
         """Give each rank the same amount of work, so that no collective waits for a slower rank.
 
         The work of a rank is its time without the waits in collectives. If a rank has more work
-        than the average, its CPU and device times are multiplied so that it has the average. The
-        other ranks do not change: they would do the additional work in the time in which they now
-        wait.
+        than the average, its CPU and device times are multiplied so that its work becomes the
+        average. The other ranks do not change: they would do the additional work in the time in
+        which they now wait.
 
         Raises:
             CaptureError: the scenario has one rank, or its ranks have no collective in common.
@@ -428,7 +430,7 @@ class Scenario:
         """For each rank, what `find` returns; None if it finds nothing on this rank.
 
         Raises:
-            InstrumentError: `find` finds nothing on all ranks; the error is that of the first rank.
+            InstrumentError: `find` finds nothing on any rank; this is the error of the first rank.
         """
         found: list[Any | None] = []
         errors: list[InstrumentError] = []

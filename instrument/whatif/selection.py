@@ -1,6 +1,6 @@
 """`Selection`: the CPU time and the device work that an edit changes.
 
-Each function selects such parts by name, by position or by kind.
+Each function makes a selection by name, by position or by kind.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Selection:
     Attributes:
         cpu: the chosen CPU time, as intervals on the axis of CPU time.
         rows: a mask of the chosen device rows.
-        calls: a mask of the runtime calls among all events that lie in the chosen CPU time, or that
-            launched only chosen rows.
+        calls: a mask of events. It selects the runtime calls in the chosen CPU time, and all other
+            runtime calls that launched only chosen rows.
     """
 
     cpu: Intervals
@@ -113,7 +113,6 @@ def by_copy(model: Model, pattern: str) -> Selection:
 
 
 def _work_named(model: Model, pattern: str, word: str, kinds: Sequence[int]) -> Selection:
-    """Select device work of the given kinds by name."""
     events, event = model.links.events, model.work.event
     of_kind = np.isin(model.work.kind, kinds)
     names = {k: events.names[k] for k in np.unique(events.name[event[of_kind]]).tolist()}
@@ -146,7 +145,7 @@ def by_thread(model: Model, pattern: str) -> Selection:
         model.axis.place(threads, np.full(len(threads), model.axis.begin_ns + offset))
         for offset in (0, model.axis.span_ns - 1)
     )
-    # This is the device work of calls outside all operators.
+    # `direct` is the device work of calls outside all operators.
     direct = np.append(nodes, False)[tree.nodes_of(model.work.call)]
     return Selection(joined(begin, end), found.rows | direct, found.calls)
 
@@ -159,7 +158,6 @@ def of_events(model: Model, positions: Ints) -> Selection:
 
 
 def _of_mask(model: Model, chosen: Flags) -> Selection:
-    """Select events by a mask; see `of_events`."""
     events, tree = model.links.events, model.links.call_tree
     found = _below(model, chosen[tree.index])
     # Some events have no node, such as collections of Python's garbage collector.
@@ -172,7 +170,7 @@ def _of_mask(model: Model, chosen: Flags) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Select device work, and the calls that launched only this work; no CPU time is selected."""
+    """Select device work, and the calls that launched only this work, without their CPU time."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
     chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)
@@ -223,7 +221,7 @@ def launching(model: Model, pattern: str) -> Selection:
 
 
 def calls_named(model: Model, pattern: str) -> Ints:
-    """The calls that wait for the device, by their name or by the name of an operator around them.
+    """Find calls that wait for the device, by their name or the name of an operator around them.
 
     Raises:
         ConfigError: no waiting call matches.
@@ -242,8 +240,8 @@ def calls_named(model: Model, pattern: str) -> Ints:
 def short_name(name: str) -> str:
     """The name of a kernel without its return type, template arguments and parameters.
 
-    For other device work, what is in brackets is left out: `Memcpy HtoD (Pinned -> Device)` becomes
-    `Memcpy HtoD`.
+    The name of other device work loses the text in brackets: from `Memcpy HtoD (Pinned -> Device)`,
+    `Memcpy HtoD` is left.
     """
     text, found, end = _UNNAMED.sub("", name), "", 0
     opened: list[str] = []
@@ -267,7 +265,7 @@ def _below(model: Model, nodes: Flags) -> Selection:
     """Select nodes of the call tree, all that runs inside them, and their device work."""
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.at_or_inside(nodes), False)
-    # The time of a node contains the time of the nodes inside it.
+    # Only the outermost nodes are needed, because their time contains the time of inner nodes.
     top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
     thread = tree.thread[top]
     cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))

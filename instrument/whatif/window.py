@@ -1,8 +1,8 @@
 """`Window`: the models of one or several ranks as one program.
 
-A synchronising collective joins the ranks that take part. Its transfer begins when the last rank
-has begun its kernel, and all ranks end their kernels after the transfer. The rank that comes last
-does not wait. So the transfer time is the duration of the shortest of the collective's kernels. For
+A synchronising collective joins the ranks that take part. The transfer begins when the last rank
+has begun its kernel, and all ranks end their kernels after the transfer. The last rank does not
+wait for other ranks. So the transfer takes as long as the shortest of the collective's kernels. For
 Megatron on eight A100, the simulated ends of the collectives are within 25 µs of the measured ends.
 `instrument.runs.clock_skew` gives the differences between the ranks' clocks.
 """
@@ -26,7 +26,7 @@ from instrument.whatif.program import NEVER, Floats, Program, in_order
 
 @dataclass(frozen=True, slots=True)
 class Meetings:
-    """The collectives that join ranks: one row for each collective and each of its ranks.
+    """The collectives that join ranks, as columns with a row for each rank of each collective.
 
     Attributes:
         collective: the number of the collective, from 0.
@@ -92,7 +92,7 @@ class Window:
         return found
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
-        """The costs in which the kernels of joining collectives take only their transfer time."""
+        """The costs if the kernels of collectives that join ranks take only the transfer time."""
         if self.meetings is None:
             return tuple(costs)
         found = []
@@ -106,9 +106,9 @@ class Window:
         return tuple(found)
 
     def _transfers(self, rank: int) -> Flags:
-        """A mask of a rank's arcs from the start to the end of a joining collective's kernel.
+        """A mask of a rank's arcs from the start to the end of a kernel in `meetings`.
 
-        The collective decides when such a kernel ends, so these arcs are removed.
+        These arcs are removed, because such a kernel ends when the collective ends.
         """
         assert self.meetings is not None
         rows, arcs = self.meetings.row[self.meetings.rank == rank], self.models[rank].arcs
@@ -147,23 +147,23 @@ class Window:
         return program, late - self._transfer_ns[meetings.collective]
 
     def _order(self, times: Ints) -> Ints:
-        """All moments in order of time; moments of one rank at the same time keep their order."""
+        """All moments in order of time; at equal times, the moments of a rank keep their order."""
         place = np.zeros(len(times), np.int64)
         for model, begin in zip(self.models, self.first_moment):
             order = model.program.moment_order
             place[begin + order] = np.arange(len(order))
-        # Of moments at the same time, a collective comes last.
+        # A collective comes after all other moments at the same time.
         place[self.first_moment[-1] :] = np.iinfo(np.int64).max
         return np.lexsort((place, times))
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """For each rank, the number of its first arc; last, that of the collectives' first arc."""
+        """The number of each rank's first arc; at the end, that of the collectives' first arc."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """For each rank, the number of its first moment; last, that of the first collective."""
+        """The number of each rank's first moment; at the end, that of the first collective."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -221,8 +221,8 @@ class Window:
 
         Args:
             costs: the costs of each rank.
-            parts: CPU time and device rows of some ranks, as for `Model.change`; the key is the
-                index of the rank's model.
+            parts: the CPU time and the device rows of some ranks, as for `Model.change`; the key is
+                the index of the rank's model.
         """
         models = enumerate(zip(self.models, costs))
         own = [
@@ -275,7 +275,7 @@ class Window:
 
 
 def counted(steps: int) -> slice:
-    """Of a number of steps, all except the first; if there is only one step, this step."""
+    """The steps that count: all except the first; if there is only one step, this step."""
     return slice(1, None) if steps > 1 else slice(None)
 
 
