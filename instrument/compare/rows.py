@@ -159,10 +159,10 @@ _Row = dict[str, Any]
 def _aligned(
     before: Totals, old: Rows, after: Totals, new: Rows
 ) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
-    """Return the keys of both sides, and for each side the quantities of a mean step by key.
+    """Return the keys of both sides, and the quantities of a mean step for each side.
 
-    The quantities of both sides are lists in the order of the keys. A side without a key has None
-    there.
+    The quantities of each side are a list in the order of the keys. If a side lacks a key, the
+    entry is None.
     """
     keys = [*(old | new)]
     sides = []

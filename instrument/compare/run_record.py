@@ -42,10 +42,10 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the record of the run in a folder: from its windows or, without any, its timings file.
+    """Read the record of a run from its windows, or from its timings file if there are no windows.
 
-    Only the training windows of the lowest rank count, if they have at least two steps. Cost: all
-    traces below the folder are read.
+    Only training windows of the lowest rank count, and only windows with at least two steps. Cost:
+    all traces below the folder are read.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.
@@ -81,7 +81,7 @@ def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunReco
     counts = [line.get(STEP, {}).get("calls", 0) for line in intervals]
     if not any(counts):
         raise CaptureError(f"The run has recorded {_NO_STEPS}.")
-    # A range has no calls in a line that holds only its time on a device.
+    # An entry without "calls" holds only the time of the range on a device.
     steps = [
         {
             name: entry["calls"] * entry["mean_ns"] / count

@@ -2,15 +2,17 @@
 
 The check looks for each softmax between two batched matrix products on the same thread, outside
 `scaled_dot_product_attention`. At most 12 other operators (scaling, mask, dropout, reshaping) may
-run between the first product and the softmax, and at most 12 between the softmax and the second
+run between the first product and the softmax. The same holds between the softmax and the second
 product. If shapes were recorded, the shapes must fit: the softmax has the rows and columns of the
-first product's result. There is a finding if the softmax and these operators take at least 5 % of
-the step on the device, or on the CPU if nothing ran on a device. There is none if the simulation
-saves less than 1 % of the step.
+first product's result.
 
-The simulation removes these operators, because a fused kernel never writes the matrix of scores to
-memory. The matrix products stay. A fused backward would save more time, but the simulation does not
-change the backward.
+There is a finding if the softmax and these operators take at least 5 % of the step on the device.
+If nothing ran on a device, their CPU time counts. There is none if the simulation saves less than
+1 % of the step.
+
+The simulation removes the softmax and these operators, because a fused kernel never writes the
+matrix of scores to memory. The matrix products stay. A fused backward would save more time, but the
+simulation does not change the backward.
 
 The check does not find attention that torch.compile has fused. It cannot tell whether a fused
 kernel supports the mask of the program, or other operators on the scores.

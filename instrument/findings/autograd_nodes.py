@@ -19,8 +19,8 @@ from instrument.trace.events import Ints
 def makers(capture: Views) -> Ints:
     """The operators of the forward that made a node, sorted by thread, then by start.
 
-    An operator that made several nodes occurs once. The last operator of each thread is left out,
-    unless a backward ran its node.
+    An operator that made several nodes occurs once. The last operator of each thread counts only if
+    a backward ran its node.
     """
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]

@@ -9,9 +9,9 @@ There is a finding if the waits take at least 5 % of the time of the steps. With
 waits take 1 % or less. The threshold is higher because more worker processes also cost memory and
 CPU time.
 
-The check does not find waits for a loader of another library, unless the program gives the loader
-to a session. The trace does not show how long worker processes need for a batch, or what they wait
-for. So the saving is not known if worker processes already load the data.
+The check finds waits for a loader of another library only if the program gives the loader to a
+session. The trace does not show how long worker processes need for a batch, or what they wait for.
+So the saving is not known if worker processes already load the data.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 In a loop over rows, time steps or parameters, each operator has so little work that most of the
 time is the cost of the call. The check looks at the sequence of operators and ranges directly
-inside a range. A loop is a pattern of at most 16 operators and ranges. The pattern must repeat at
-least 32 times without a break: each time is a round. The median duration of the calls in the loop
-must be at most 50 µs. The check does not take the layers of a model for a loop: their patterns are
-longer, or the range of each layer has another name.
+inside a range. A loop is a pattern of at most 16 operators and ranges. The pattern must occur at
+least 32 times without a break. One occurrence is a round of the loop. The median duration of the
+calls in the loop must be at most 50 µs. The check does not take the layers of a model for a loop:
+their patterns are longer, or the range of each layer has another name.
 
 There is a finding if such loops take at least 5 % of the time of the steps. The short gaps between
 the operators count. There is none if the simulation saves less than 2 % of a step. In the
-simulation, one round does the work of all rounds. If the device is busy during the loop, the many
-launches cost nothing.
+simulation, one round does the work of all rounds. There is no saving if the device is busy during
+the loop, because the launches then cost nothing.
 
 The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
 in the backward follows from a loop in the forward, so one finding is enough.

@@ -274,7 +274,7 @@ def _frame_sources(events: Events) -> list[str | None]:
 
 
 def _text_sources(events: Events) -> list[str | None]:
-    """For each text in `events.texts`, the source line if the text is a call stack; else None."""
+    """The source line of each text that is a call stack with the user's code; None for others."""
     used = set(np.unique(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None

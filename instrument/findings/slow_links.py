@@ -8,10 +8,10 @@ because the others may have waited for slower ranks. Usual bandwidths are:
 - Links between the devices of one machine (NVLink, xGMI): 50 GB/s and more.
 - Networks for training: 12 to 50 GB/s for each device.
 
-So a bandwidth below 10 GB/s means that the data takes a slower way, such as through the memory of
-the CPU or over a slow network interface. There is a finding if the bandwidth is below 10 GB/s and
-exposed communication takes at least 5 % of the time of the steps. There is none if the simulation
-saves less than 1 %. The simulation assumes a link with 12 GB/s.
+So if the bandwidth is below 10 GB/s, the data takes a slower way. It goes, for example, through the
+memory of the CPU or over a slow network interface. There is a finding if the bandwidth is below
+10 GB/s and exposed communication takes at least 5 % of the time of the steps. There is none if the
+simulation saves less than 1 %. The simulation assumes a link with 12 GB/s.
 
 The check cannot see which link the data took. If this rank always waits for another rank, the time
 of the fastest collective contains this wait too.

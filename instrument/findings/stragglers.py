@@ -1,8 +1,8 @@
 """`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
 
 The check compares the ranks of one window by their own work: the time of their steps without the
-waits in communication. A straggler is a rank whose own work is above the median of the ranks by
-more than three robust standard deviations, and by more than 10 %
+waits in communication. A straggler is a rank with much more own work than the median rank: by more
+than three robust standard deviations, and by more than 10 %
 (`instrument.runs.rank_comparison.stragglers`). There is a finding if the other ranks wait in
 communication longer than the straggler, by at least 3 % of the step. There is none if the
 simulation saves less than 1 %.

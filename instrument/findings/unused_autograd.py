@@ -11,8 +11,9 @@ device is the bottleneck, the saving is 0. The graph also keeps activations in m
 does not show how much.
 
 There is a finding for each such range that takes at least 3 % of the time of the steps. If such
-ranges lie inside each other, only the outermost has a finding. A trace without any backward has one
-finding for the whole program, if making the nodes takes at least 1 % of the time of the steps.
+ranges lie inside each other, only the outermost has a finding. In a trace without any backward,
+there is one finding for the whole program. Making the nodes must then take at least 1 % of the time
+of the steps.
 
 A backward can run after the end of the window. So operators in the last finished step do not count
 if there are other steps. The check cannot run if most backward nodes of the window belong to a
