@@ -310,7 +310,7 @@ class Comparison:
         return ratios
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
-        """For each counter that all runs of one side recorded: its lowest and its highest value."""
+        """The lowest and the highest value of each counter that all runs of one side recorded."""
         runs = [record.counters for record in self._records(label)]
         found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
         return {

@@ -114,7 +114,7 @@ def _shares(value: Any) -> dict[str, float]:
 
 
 def stored_limits(stored: Counters) -> Budget:
-    """The limits for a test that sets none itself: the values of the counters in its baseline.
+    """The limits for a test that sets no limits itself: the values of the counters in its baseline.
 
     A counter that varies between the steps of the baseline gets no limit.
     """

@@ -130,7 +130,7 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
 
 
 def _resolution(events: Events) -> str | None:
-    """The resolution of the times in the trace; None if it has no events."""
+    """The resolution of the times in the trace; None if the trace has no events."""
     if not len(events):
         return None
     times = (events.start_ns, events.end_ns)
@@ -235,7 +235,7 @@ def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
 
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
-    """Yield a difference if the median kernel takes at least 3 % more or less time.
+    """Yield a difference if the median kernel is at least 3 % faster or slower after the change.
 
     Only kernels that run equally often on both sides are used. The factor of a kernel is its time
     after the change, divided by its time before. The sentence gives the median of the factors,

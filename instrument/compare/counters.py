@@ -84,7 +84,7 @@ _MOST_STEPS = 1_000
 
 
 class Count(NamedTuple):
-    """One counter in the whole step or in one range.
+    """The values of one counter, in the whole step or in one range.
 
     Attributes:
         total: the sum of all counted steps. For `peak_bytes`, the highest value of a step.
@@ -244,7 +244,7 @@ class Occurred:
         return events.among(OPERATOR) & named
 
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        """Make occurrences of CPU events at their starts; without weights, each counts as 1."""
+        """Make one occurrence of each CPU event, at the event's start; the default weight is 1."""
         ones = np.ones(len(event), np.int64)
         return Occurrences(
             event, self.views.events.start_ns[event], ones if weight is None else weight

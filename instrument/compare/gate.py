@@ -228,7 +228,7 @@ def judge(condition: Condition, before: Side, after: Side) -> Verdict:
     """Judge one condition.
 
     Raises:
-        ConfigError: the condition is on a range, and no range of either side matches it.
+        ConfigError: the condition is on a range, and no range of either side matches the condition.
     """
     if condition.range is not None:
         paths = [path for one in (before, after) for each in one.counters for path in each.ranges]
@@ -361,7 +361,7 @@ def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _times(condition: Condition, one: Side) -> list[int] | None:
-    """The time of the condition in each window, in ns per step; None if a window lacks it."""
+    """The time that the condition judges in each window, in ns per step; None if one is unknown."""
     if condition.range is None:
         return [*one.step_ns[:_MOST_WINDOWS]]
     found = []

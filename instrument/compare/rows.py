@@ -104,7 +104,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """The value of a counter per step: 0 if the row lacks it, None if it was not recorded."""
+    """A counter's value per step: 0 if the row lacks the counter, None if it was not recorded."""
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)

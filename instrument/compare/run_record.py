@@ -25,13 +25,13 @@ _NO_STEPS = (
 class RunRecord:
     """The medians over the recorded steps of one run.
 
-    The first step of each window, or the first line of a timings file, is left out. It contains
-    work that happens only once.
+    The first step of each window, or the first line of a timings file, is left out, because it
+    contains work that happens only once.
 
     Attributes:
         steps: the number of steps.
         step_ns: the median duration of a step.
-        ranges_ns: for each range, by its path: the median time that a step spends in it.
+        ranges_ns: the median time that a step spends in each range, by the path of the range.
         counters: the counters of the first window; empty for a timings file.
     """
 
@@ -76,7 +76,7 @@ def _of_windows(windows: Sequence[Views]) -> RunRecord:
 def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:
     """The medians over the lines of a timings file; each line holds mean times per step.
 
-    Here the time of a range includes the ranges inside it.
+    In these medians, the time of a range includes the ranges inside it.
     """
     counts = [line.get(STEP, {}).get("calls", 0) for line in intervals]
     if not any(counts):

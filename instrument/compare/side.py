@@ -30,8 +30,8 @@ class Side:
         name: the capture, run or path that the user gave, as text.
         totals: the sums for each phase and rank, over all windows.
         conditions: the conditions of each phase.
-        notes: a sentence for each capture that could not be read, and one that names the captures
-            of older runs.
+        notes: a sentence for each capture that could not be read, and a sentence that names the
+            captures of older runs.
         private: the words in these captures that a redacted report must hide.
     """
 

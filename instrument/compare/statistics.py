@@ -72,9 +72,9 @@ class Change:
     def verdict(self, margin: float) -> Verdict:
         """Return the verdict on the change.
 
-        "same" means that the interval lies within ± `margin`, as in an equivalence test. This is
-        stricter than two one-sided tests at 5 %, which use the 90 % interval. Otherwise, "slower"
-        and "faster" mean that the interval does not contain 0.
+        "same" means that the interval lies within ± `margin`, as in an equivalence test. This
+        condition is stricter than two one-sided tests at 5 %, which use the 90 % interval.
+        Otherwise, "slower" and "faster" mean that the interval does not contain 0.
         """
         if self.low is None or self.high is None:
             return "undecided"

@@ -84,7 +84,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
     """Compare the mean steps of two sides.
 
     Args:
-        rank: the rank of both sides; None if they hold several ranks.
+        rank: the rank of both sides; None for all captures together.
         before: the sums before the change.
         after: the sums after the change.
         paths: the new path of each renamed range, by its old path.

@@ -84,7 +84,7 @@ class _Layer(NamedTuple):
 
 
 class _Segments(NamedTuple):
-    """The segments of the steps. Each one has one kind of time and counts for one range.
+    """The segments of the steps. Each segment has one kind of time and counts for one range.
 
     Attributes:
         begin_ns, lasts_ns: the start and the duration of each segment.

@@ -106,7 +106,7 @@ class Check(NamedTuple):
         find: yields the findings of one capture. Its arguments are the capture and the capture's
             scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
         needs_device_work: whether only a trace with device work can show the problem. Without
-            device work, a check that finds nothing has not passed.
+            device work, a check that finds nothing does not count as passed.
     """
 
     code: str

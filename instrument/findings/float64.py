@@ -88,7 +88,7 @@ def _types_of_longest(capture: Views, operators: Ints) -> str:
 
 
 def _is_float64(types: bytes) -> bool:
-    """Whether the first input is a float64 tensor, or a list that begins with one."""
+    """Whether the first input is a float64 tensor, or a list that begins with such a tensor."""
     given = decoded(types)
     while isinstance(given, list) and given:
         given = given[0]

@@ -119,7 +119,7 @@ def _conversions(
 
 
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
-    """The outermost calls of the operators in `names` that copy data within one device, as nodes.
+    """The nodes of the outermost calls of the operators in `names` that copy within one device.
 
     Calls outside the measured steps are left out.
     """

@@ -89,7 +89,7 @@ _TITLES: dict[_Kind, str] = {
 def waits_for_data(capture: Views) -> Ints:
     """The positions of the calls that wait for a batch, on the threads of the steps.
 
-    A call inside another one is left out.
+    A call inside another such call is left out.
     """
     events, tree = capture.events, capture.links.call_tree
     chosen = is_loading(events)
@@ -125,7 +125,7 @@ def _kind(capture: Views) -> _Kind:
 
 
 def _loader(capture: Views) -> Loader | None:
-    """The settings of the window's loader; None if they are not recorded, or there are several."""
+    """The settings of the window's loader; None if they are unknown, or if it has several."""
     environment = capture.about.environment
     loaders = (environment.loaders if environment else None) or []
     phase = capture.about.window.phase or "train"

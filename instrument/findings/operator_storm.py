@@ -10,7 +10,7 @@ their patterns are longer, or the range of each layer has another name.
 There is a finding if such loops take at least 5 % of the time of the steps. The short gaps between
 the operators count. There is none if the simulation saves less than 2 % of a step. In the
 simulation, one round does the work of all rounds. There is no saving if the device is busy during
-the loop, because the launches then cost nothing.
+the whole loop, because the launches then cost nothing.
 
 The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
 in the backward follows from a loop in the forward, so one finding is enough.
@@ -64,10 +64,10 @@ class Storm:
     """The loops of one pattern in one range.
 
     Attributes:
-        path: the range, as an index into `links.scopes.paths`; -1 for none.
+        path: the range, as an index into `links.scopes.paths`; -1 outside of all ranges.
         events: the positions of all operators and ranges of the loops.
         loops: the number of loops.
-        rounds: how often the pattern repeats, in all loops together.
+        rounds: how often the pattern occurs, in all loops together.
         pattern: the names in one round.
         elapsed_ns: the time of all events and of the gaps between them. Of each gap, at most 50 µs
             count, because the program does something else in a longer gap.
