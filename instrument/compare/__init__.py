@@ -1,1 +1,1 @@
-"""Compare captures: what changed, what each step counts, and whether it stays within a budget."""
+"""Compare captures: what changed between them, and whether a step stays within a budget."""

@@ -27,12 +27,13 @@ LABELS: tuple[Label, Label] = ("A", "B")
 
 #: A step counts as the same if its time changes by at most this share.
 MARGIN = 0.02
-#: The default number of blocks: the fewest that can show a change in the step and 19 ranges.
+#: The default number of blocks. If the step and 19 ranges are compared, a change needs at least
+#: this many blocks to be significant.
 BLOCKS = 10
 #: The file in a run's folder that holds the program's output.
 OUTPUT_FILE = "output.txt"
-#: A range is compared if it takes at least this share of the step and is one of this many longest
-#: ranges. The number is limited: with more ranges, only clearer changes are significant.
+#: Only ranges that take at least this share of the step are compared, and of these only this many
+#: longest. With more ranges, only clearer changes would be significant.
 LEAST_SHARE, MOST_RANGES = 0.01, 19
 _SEED = 0
 _ENDS_S = 10.0
@@ -44,7 +45,7 @@ class Program:
 
     Attributes:
         label: "A" or "B".
-        name: what the user gave: a revision, overrides or a command.
+        name: what the user gave: a revision, overrides of Hydra, or a command.
         command: the command with its arguments. It runs without a shell.
         folder: the folder in which the command runs.
         environment: variables to set in addition to those of this process.
@@ -92,7 +93,7 @@ class RunError(CaptureError):
 
 
 def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
-    """Run A and B in blocks.
+    """Run A and B in blocks, and yield each block.
 
     Each block has the order A B B A or B A A B, drawn at random with a fixed seed.
 
@@ -200,7 +201,8 @@ class CounterValues:
 
     Attributes:
         name: the name of the counter; see `instrument.compare.counters.COUNTERS`.
-        a, b: the lowest and the highest value of the counter in a step of A, and in a step of B.
+        a: the lowest and the highest value of the counter in a step of A.
+        b: the lowest and the highest value of the counter in a step of B.
     """
 
     name: str
@@ -308,7 +310,7 @@ class Comparison:
         return ratios
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
-        """For each counter that all runs of one side recorded: its lowest and its highest value."""
+        """The lowest and the highest value of each counter that all runs of one side recorded."""
         runs = [record.counters for record in self._records(label)]
         found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
         return {

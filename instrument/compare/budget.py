@@ -29,8 +29,9 @@ class Budget:
     """The limits of a test.
 
     Attributes:
-        limits: the highest allowed value per step of each limited counter, by its name.
-        shares: the highest allowed share of the step's time in each limited range, by its name.
+        limits: the highest allowed value in a step for each limited counter, by the counter's name.
+        shares: the highest allowed share of the step's time for each limited range, by the range's
+            name.
     """
 
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class Excess(NamedTuple):
 
 
 def budget_of(given: Mapping[str, Any]) -> Budget:
-    """Check the arguments of `perf_budget`.
+    """Check the arguments of `perf_budget`, and return the limits.
 
     Raises:
         ConfigError: a counter does not exist or is a time, or a limit has a wrong type or value.
@@ -113,7 +114,7 @@ def _shares(value: Any) -> dict[str, float]:
 
 
 def stored_limits(stored: Counters) -> Budget:
-    """The limits for a test that sets none itself: the values of the counters in its baseline.
+    """The limits for a test that sets no limits itself: the values of the counters in its baseline.
 
     A counter that varies between the steps of the baseline gets no limit.
     """
@@ -126,8 +127,8 @@ def stored_limits(stored: Counters) -> Budget:
 def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Excess]:
     """Yield each counter and share that exceeds the budget.
 
-    A counter that varies between steps or is not known is yielded too. A counter that is not known
-    because there is no device is skipped.
+    A limited counter that varies between steps, or is not known, is yielded too. A counter that is
+    not known because there is no device is skipped.
     """
     for name, limit in budget.limits.items():
         count, text = counted.count(name), amount_of(name)
@@ -164,10 +165,10 @@ def share_of(capture: Views, name: str) -> float:
 def what_is_new(
     counter: str, occurred: Occurred, before: Counters | None, after: Counters
 ) -> list[str]:
-    """Make lines that name the ranges in which a counter is higher, and the additional calls there.
+    """Make lines that name the ranges in which a counter is higher than in `before`.
 
-    Below each call is the stack of its first occurrence. If the counter is higher in no range, or
-    if `before` is None, the lines name the calls of the whole step.
+    Below each range are the additional calls, each with the stack of its first occurrence. If no
+    range has a higher counter, or if `before` is None, the lines name the calls of the whole step.
     """
     text, lines = amount_of(counter), list[str]()
     ranges = [] if before is None else increased_ranges(before, after, counter)[:_SHOWN]

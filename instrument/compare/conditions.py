@@ -1,6 +1,7 @@
-"""The conditions under which captures were recorded, and how they differ between two sides.
+"""The conditions under which captures were recorded, and how the two sides of a comparison differ.
 
-Each difference is one sentence. If it makes a comparison misleading, its `misleads` is True.
+Each difference is one sentence. If the difference makes the comparison misleading, its `misleads`
+is True.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from instrument.trace.capture_json import Environment
 from instrument.trace.events import Events
 from instrument.units import few
 
-# Below the first share of equal calls, a sentence says that the programs differ. Below the second,
-# they count as two different programs. The second is small, because torch.compile replaces most
-# operators of a program.
+# If the share of equal calls is below the first limit, a sentence says that the programs differ.
+# Below the second limit, the comparison misleads. The second limit is small, because torch.compile
+# replaces most operators of a program.
 _FEW_COMMON, _OTHER_PROGRAM = 0.5, 0.05
 # Below this share of calls with equal input shapes, the inputs count as different.
 _OTHER_INPUTS = 0.25
@@ -31,8 +32,8 @@ _OTHER_INPUTS = 0.25
 # their time changes by at least this share, the cause is probably the clock rate.
 _ENOUGH_KERNELS, _OTHER_CLOCK = 10, 0.03
 _SIDES = ("BEFORE", "AFTER")
-# How many values are shown, and how many characters of each. The longest host name has 64. With a
-# lower limit, host names would be cut, and a redacted report would not find them.
+# How many values are shown, and how many characters of each value. The longest host name has 64. If
+# host names were cut, a redacted report would not find them, and so would not hide them.
 _SHOWN, _LONGEST = 4, 64
 
 
@@ -57,9 +58,8 @@ class Conditions:
             is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: the rows of the coverage table whose share is too low in a capture. The values are
-            the lowest shares of these rows in all captures, by the row's name; None if a share is
-            not known.
+        losses: the rows of the coverage table whose share is too low in a capture. A value is the
+            lowest share of its row in all captures; None if a share is not known.
         cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
             but had no CPU; 0 if it is not known.
     """
@@ -130,7 +130,7 @@ def _values(capture: Views) -> dict[str, Iterable[Any]]:
 
 
 def _resolution(events: Events) -> str | None:
-    """The resolution of the times in the trace; None if it has no events."""
+    """The resolution of the times in the trace; None if the trace has no events."""
     if not len(events):
         return None
     times = (events.start_ns, events.end_ns)
@@ -222,7 +222,7 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
 
 
 def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    """For each row, by its key: the number of its calls per step."""
+    """The number of calls per step of each row, by its key."""
     steps = max(len(totals.steps_ns), 1)
     return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
 
@@ -235,7 +235,7 @@ def _common(one: Mapping[Any, float], other: Mapping[Any, float]) -> float:
 
 
 def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
-    """Yield a difference if the median kernel takes at least 3 % more or less time.
+    """Yield a difference if the median kernel is at least 3 % faster or slower after the change.
 
     Only kernels that run equally often on both sides are used. The factor of a kernel is its time
     after the change, divided by its time before. The sentence gives the median of the factors,
@@ -270,8 +270,8 @@ def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
         if conditions.cpu_wait >= LEAST_SHARE:
             yield Unlike(
                 f"For {percent(conditions.cpu_wait)} of a window of {side}, the thread of the "
-                "steps was ready to run, but other work used the CPUs: its steps may be shorter on "
-                "a free machine.",
+                "steps was ready to run, but other work used the CPUs: the steps may be shorter on "
+                "an idle machine.",
                 misleads=False,
             )
 

@@ -84,7 +84,7 @@ _MOST_STEPS = 1_000
 
 
 class Count(NamedTuple):
-    """One counter in the whole step or in one range.
+    """The values of one counter, in the whole step or in one range.
 
     Attributes:
         total: the sum of all counted steps. For `peak_bytes`, the highest value of a step.
@@ -109,10 +109,11 @@ class Counters:
     Attributes:
         steps: the number of counted steps.
         counts: the count of each counter; None if the capture does not hold it.
-        ranges: for each path of a range, the counters that are not 0 there. A range includes the
-            ranges inside it.
-        calls: for each path of a range, how often a step calls each outermost operator there. Calls
-            in the ranges inside it do not count. Calls outside of all ranges have the path "".
+        ranges: for each path of a range, the counters that are not 0 in the range. A range includes
+            the ranges inside it.
+        calls: for each path of a range, how often a step calls each outermost operator in the
+            range. Calls in the ranges inside this range do not count. Calls outside of all ranges
+            have the path "".
     """
 
     steps: int
@@ -140,8 +141,8 @@ class Occurrences(NamedTuple):
     """The occurrences that one counter counts, as parallel columns.
 
     Attributes:
-        event: the position of the event in `capture.events`. For an allocation, the innermost call
-            around it; -1 outside of all calls.
+        event: the position of the event in `capture.events`. For an allocation, it is the position
+            of the innermost call around the allocation; -1 outside of all calls.
         time_ns: the time that decides to which step the occurrence belongs. For device work, it is
             the time of the launch.
         weight: the amount to add to the counter: 1, bytes or FLOPs.
@@ -157,7 +158,7 @@ class Occurrences(NamedTuple):
 
 
 class Occurred:
-    """Find the occurrences that each counter of a capture counts."""
+    """What the counters of a capture count: the occurrences of each counter."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
@@ -243,7 +244,7 @@ class Occurred:
         return events.among(OPERATOR) & named
 
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        """Make occurrences of CPU events at their starts; without weights, each counts as 1."""
+        """Make one occurrence of each CPU event, at the event's start; the default weight is 1."""
         ones = np.ones(len(event), np.int64)
         return Occurrences(
             event, self.views.events.start_ns[event], ones if weight is None else weight
@@ -276,7 +277,10 @@ class Occurred:
 
     @cached_property
     def _collectives(self) -> Occurrences:
-        """The operators of process groups, or else the events that record collectives."""
+        """The operators of process groups that start collectives.
+
+        If the trace has no such operators, the events that record collectives.
+        """
         events, tree = self.views.events, self.views.links.call_tree
 
         def starts_collective(name: str) -> bool:
@@ -445,7 +449,7 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """Replace the counters of graph breaks and recompilations, which then count for another period.
+    """Return the counters with the graph breaks and recompilations of another period.
 
     `dynamo` holds the counts of that period, with the keys of `environment.dynamo` in
     `capture.json`.

@@ -32,8 +32,8 @@ class Difference:
         given: the names of the two sides, such as two paths.
         before, after: the names of the captures of each side.
         what: "step", or "recording" if a side has no finished steps.
-        wholes: the mean step of all captures. If both sides have several ranks, the mean step of
-            each common rank follows.
+        wholes: the mean step of all captures. If both sides have several ranks, the mean steps of
+            the common ranks follow.
         ranges: the ranges, the largest change first; see `RANGES_COMPARED`.
         operators: the operators, and the calls of the device's runtime; see `OPERATORS_COMPARED`.
         shapes: the operators by their input shapes; empty if no shapes were recorded. See
@@ -101,8 +101,8 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     other side. Captures are read one after the other.
 
     Args:
-        before: the side before the change: a capture, a run, or the path or URL of a capture, a
-            trace, or a run's folder.
+        before: the side before the change. It is a capture, a run, or a path or URL. A path or URL
+            names a capture, a trace, or the folder of a run.
         after: the side after the change, in one of the same forms.
         force: compare the sides even if the comparison would mislead.
 

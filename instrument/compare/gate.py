@@ -36,8 +36,8 @@ Result = Literal["pass", "fail", "undecided"]
 
 #: Exit statuses of commands. Errors have the status 2.
 FAILED, UNDECIDED = 1, 3
-#: The names of a range's times, with their columns in `Capture.ranges`. "step" is the time of a
-#: step.
+#: The names of times in a condition: those of a range, with their columns in `Capture.ranges`, and
+#: that of the step.
 TIMES = {"total": "total_ns", "cpu": "cpu_ns", "device": "device_ns"}
 STEP = "step"
 #: With fewer windows on each side, the test in `is_higher` cannot find any change.
@@ -77,8 +77,9 @@ class Condition(NamedTuple):
         name: the counter, or a time.
         operator: ">", ">=", "<" or "<=".
         value: the limit. If `kind` is "percent", it is a share of the value before the change.
-        kind: what is compared with the limit: the value after the change, its difference from the
-            value before, or this difference as a share of the value before.
+        kind: what is compared with the limit. "value": the value after the change. "difference":
+            this value minus the value before. "percent": the difference as a share of the value
+            before.
     """
 
     text: str
@@ -102,7 +103,7 @@ class Verdict(NamedTuple):
         result: "fail" if the condition is true, "pass" if it is false, else "undecided".
         before, after: the values of both sides; None if they are not known or not needed.
         reason: why the condition is undecided, and what to record; "" if it is decided.
-        ranges: if a condition on the whole step fails, the innermost ranges in which its counter is
+        ranges: if a condition on the whole step fails, the innermost ranges in which the counter is
             higher than before; at most five.
     """
 
@@ -134,7 +135,7 @@ class Side:
     Attributes:
         counters: the counters of each window, or of a baseline.
         step_ns: the mean step of each window; empty for a baseline.
-        ranges_ns: for each window, the times of each range per step, by the range's path and a
+        ranges_ns: for each window, the times of the ranges per step, by the path of the range and a
             name in `TIMES`.
     """
 
@@ -146,9 +147,9 @@ class Side:
 def side(windows: Iterable[Views]) -> Side:
     """Return the counters and times of the windows of one side.
 
-    Only training windows are used. If there are none, the windows of other phases are used. Among
-    these, only the windows of the lowest rank are used, because the times of several ranks in one
-    window are not independent.
+    Only training windows are used; without training windows, those of other phases. Of several
+    ranks, only the lowest is used, because the times of several ranks in one window are not
+    independent.
     """
     found: dict[tuple[bool, int], list[tuple[Counters, int, dict[str, dict[str, int]]]]] = {}
     for window in windows:
@@ -227,7 +228,7 @@ def judge(condition: Condition, before: Side, after: Side) -> Verdict:
     """Judge one condition.
 
     Raises:
-        ConfigError: the condition is on a range, and no range of either side matches it.
+        ConfigError: the condition is on a range, and no range of either side matches the condition.
     """
     if condition.range is not None:
         paths = [path for one in (before, after) for each in one.counters for path in each.ranges]
@@ -360,7 +361,7 @@ def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _times(condition: Condition, one: Side) -> list[int] | None:
-    """The time of the condition in each window, in ns per step; None if a window lacks it."""
+    """The time that the condition judges in each window, in ns per step; None if one is unknown."""
     if condition.range is None:
         return [*one.step_ns[:_MOST_WINDOWS]]
     found = []

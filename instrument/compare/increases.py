@@ -34,9 +34,9 @@ class Call(NamedTuple):
 
     Attributes:
         name: the name of the operator, or of the counted event if no operator is around it.
-        before, after: the number of calls per step in the operator's range. `before` is None if it
-            is not known.
-        event: the position of the first call among the events.
+        before, after: the number of calls per step in the operator's range. `before` is None if
+            this number is not known.
+        event: the position of the first call in the table of events.
     """
 
     name: str
@@ -62,9 +62,8 @@ def calls_behind(
 ) -> list[Call]:
     """The calls that a counter counts in a range, or in the whole step if `path` is None.
 
-    Only the calls that are more frequent per step than in `before`, or whose number in `before` is
-    not known, are returned. If there are none, or if `before` is None, all calls are returned. The
-    call that adds most to the counter comes first.
+    A call is left out if it is as frequent per step in `before`, or more frequent. If this leaves
+    no call, all calls are returned. The call that adds most to the counter comes first.
     """
     found = occurred.of(counter)
     if found is None:

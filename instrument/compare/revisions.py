@@ -1,4 +1,4 @@
-"""Check out git revisions beside the user's working tree, and remove them again."""
+"""Check out git revisions beside the user's working tree, and remove these checkouts again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
         folder: a folder in the repository.
 
     Yields:
-        For each revision, the path of this folder in the revision's worktree.
+        For each revision, the path of `folder` in the revision's worktree.
 
     Raises:
         ConfigError: `folder` is not in a git repository, a revision does not exist or does not
@@ -53,7 +53,8 @@ def worktrees(revisions: Sequence[str], folder: Path) -> Iterator[list[Path]]:
 def python_path(tree: Path) -> str:
     """The `PYTHONPATH` with which a program imports the modules of a worktree.
 
-    Without it, a package in editable mode would be imported from the user's working tree.
+    Without this variable, a package in editable mode would be imported from the user's working
+    tree.
     """
     root = Path(_git(tree, "rev-parse", "--show-toplevel"))
     given = os.environ.get("PYTHONPATH")

@@ -104,7 +104,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """The value of a counter per step: 0 if the row lacks it, None if it was not recorded."""
+    """A counter's value per step: 0 if the row lacks the counter, None if it was not recorded."""
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)
@@ -159,10 +159,10 @@ _Row = dict[str, Any]
 def _aligned(
     before: Totals, old: Rows, after: Totals, new: Rows
 ) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
-    """Return the keys of both sides, and for each side the quantities of a mean step by key.
+    """Return the keys of both sides, and the quantities of a mean step for each side.
 
-    The quantities of both sides are lists in the order of the keys. A side without a key has None
-    there.
+    The quantities of each side are a list in the order of the keys. If a side lacks a key, the
+    entry is None.
     """
     keys = [*(old | new)]
     sides = []

@@ -25,13 +25,13 @@ _NO_STEPS = (
 class RunRecord:
     """The medians over the recorded steps of one run.
 
-    The first step of each window, or the first line of a timings file, is left out. It contains
-    work that happens only once.
+    The first step of each window, or the first line of a timings file, is left out, because it
+    contains work that happens only once.
 
     Attributes:
         steps: the number of steps.
         step_ns: the median duration of a step.
-        ranges_ns: for each range, by its path: the median time that a step spends in it.
+        ranges_ns: the median time that a step spends in each range, by the path of the range.
         counters: the counters of the first window; empty for a timings file.
     """
 
@@ -42,10 +42,10 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read the record of the run in a folder: from its windows or, without any, its timings file.
+    """Read the record of a run from its windows, or from its timings file if there are no windows.
 
-    Only the training windows of the lowest rank count, if they have at least two steps. Cost: all
-    traces below the folder are read.
+    Only training windows of the lowest rank count, and only windows with at least two steps. Cost:
+    all traces below the folder are read.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.
@@ -76,12 +76,12 @@ def _of_windows(windows: Sequence[Views]) -> RunRecord:
 def _of_timings(intervals: Sequence[Mapping[str, Mapping[str, int]]]) -> RunRecord:
     """The medians over the lines of a timings file; each line holds mean times per step.
 
-    Here the time of a range includes the ranges inside it.
+    In these medians, the time of a range includes the ranges inside it.
     """
     counts = [line.get(STEP, {}).get("calls", 0) for line in intervals]
     if not any(counts):
         raise CaptureError(f"The run has recorded {_NO_STEPS}.")
-    # A range has no calls in a line that holds only its time on a device.
+    # An entry without "calls" holds only the time of the range on a device.
     steps = [
         {
             name: entry["calls"] * entry["mean_ns"] / count

@@ -30,8 +30,8 @@ class Side:
         name: the capture, run or path that the user gave, as text.
         totals: the sums for each phase and rank, over all windows.
         conditions: the conditions of each phase.
-        notes: a sentence for each capture that could not be read, and one that names the captures
-            of older runs.
+        notes: a sentence for each capture that could not be read, and a sentence that names the
+            captures of older runs.
         private: the words in these captures that a redacted report must hide.
     """
 
@@ -58,8 +58,8 @@ class Side:
 def load(given: Comparable) -> Side:
     """Load and sum the captures of one side, one after the other.
 
-    Of the path of a folder with several runs, only the newest run is loaded. `notes` says so, and
-    names the captures that cannot be read.
+    If the path is a folder with several runs, only the newest run is loaded. `notes` names the
+    captures of older runs, and the captures that cannot be read.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -98,7 +98,7 @@ def _name(given: str | PathLike[str] | Run | Ranks) -> str:
 
 
 def _paths(given: str | PathLike[str] | Run | Ranks) -> tuple[list[Path | str], str]:
-    """The captures of a side, and a sentence that names those of older runs, or ""."""
+    """The captures of a side, and a sentence that names captures of older runs; or ""."""
     if isinstance(given, Run):
         return [path for window in given.windows for path in window.paths], ""
     if isinstance(given, Ranks):
@@ -124,7 +124,7 @@ def common_phase(before: Side, after: Side) -> str:
 
 
 def left_out(before: Side, after: Side, phase: str) -> Iterator[str]:
-    """Yield sentences on left-out captures and phases, and on numbers of ranks that differ."""
+    """Yield sentences on left-out captures and phases, and on different numbers of ranks."""
     yield from before.notes
     yield from after.notes
     phases = sorted({*before.conditions, *after.conditions} - {phase})

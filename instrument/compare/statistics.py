@@ -10,21 +10,21 @@ that is linear within a block cancels.
 
 The test is Wilcoxon's signed-rank test as a permutation test. If A and B do not differ, the
 log-ratio of each block is positive or negative with the same probability. This holds for any noise,
-because the order of each block is drawn at random. For up to 17 blocks, all 2**n patterns of signs
-are counted; for more blocks, 10,000 random patterns. The test uses ranks, so one disturbed block
-has a limited effect.
+because the order of each block is drawn at random. A pattern is one choice of a sign for each
+block. For up to 17 blocks, the test counts all patterns; for more blocks, 10,000 random patterns.
+The test uses ranks, so one disturbed block has a limited effect.
 
 Several quantities are compared at once: the step and its ranges. A pattern changes the sign of a
-block for all quantities together. The statistic of each quantity is compared with the largest
-statistic that any quantity has in each pattern (Westfall and Young, Resampling-Based Multiple
-Testing, 1993). So of 100 comparisons of a program with itself, at most 5 report any change. For
-each quantity, the blocks have the ranks 1 to n (equal values get different ranks), so each quantity
-has the same chance of the largest statistic.
+block for all quantities together. The largest statistic of all quantities is found for each
+pattern. The statistic of each quantity is compared with these largest statistics (Westfall and
+Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a program with itself, on
+average at most 5 report any change. For each quantity, the n blocks have the ranks 1 to n; equal
+values get different ranks. So each quantity has the same chance of the largest statistic.
 
-The estimate is that of Hodges and Lehmann: the median of the means of all pairs of blocks. The
-interval inverts the test: it contains the changes that the test would not reject. In 95 % of
-comparisons, all intervals contain the true changes (Hollander and Wolfe, Nonparametric Statistical
-Methods, section 3.3).
+The estimate of the change is that of Hodges and Lehmann: the median of the means of all pairs of
+blocks. The interval inverts the test: it contains the changes that the test would not reject. In
+95 % of comparisons, all intervals contain the true changes (Hollander and Wolfe, Nonparametric
+Statistical Methods, section 3.3).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Verdict = Literal["slower", "faster", "same", "undecided"]
 LEVEL = 0.05
 # The level of `is_higher`. It is exact, because three windows on each side can reach exactly 1/20.
 _LEVEL_OF_WINDOWS = Fraction(1, 20)
-# The largest number of blocks for which all patterns of signs are counted; the number of random
-# patterns for more blocks; and their seed.
+# Up to `_MOST_EXACT` blocks, all patterns of signs are counted. With more blocks, `_PATTERNS`
+# random patterns are made with the seed `_SEED`.
 _MOST_EXACT, _PATTERNS, _SEED = 17, 10_000, 0
 
 
@@ -72,9 +72,9 @@ class Change:
     def verdict(self, margin: float) -> Verdict:
         """Return the verdict on the change.
 
-        "same" means that the interval lies within ± `margin`, as in an equivalence test. This is
-        stricter than two one-sided tests at 5 %, which use the 90 % interval. Otherwise, "slower"
-        and "faster" mean that the interval does not contain 0.
+        "same" means that the interval lies within ± `margin`, as in an equivalence test. This
+        condition is stricter than two one-sided tests at 5 %, which use the 90 % interval.
+        Otherwise, "slower" and "faster" mean that the interval does not contain 0.
         """
         if self.low is None or self.high is None:
             return "undecided"
@@ -92,7 +92,7 @@ def changes(log_ratios: Floats) -> list[Change]:
     Cost: 0.1 s for 17 blocks and 20 quantities. Other numbers of blocks cost less.
     """
     blocks = len(log_ratios)
-    # Ties get different ranks. This is valid, because the ranks do not depend on the signs.
+    # Equal values get different ranks. This is valid, because the ranks do not depend on signs.
     ranks = 1 + np.argsort(np.argsort(np.abs(log_ratios), axis=0), axis=0)
     observed = np.abs((np.sign(log_ratios) * ranks).sum(axis=0))
     signed = np.where(log_ratios < 0, -ranks, ranks).astype(np.float64)
@@ -109,9 +109,9 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
     """Estimate how many more blocks an undecided change needs for a verdict.
 
     There is a verdict if the interval does not contain 0, or if it lies within ± `margin`. The
-    width of the interval shrinks with the square root of the number of blocks. The result is the
-    number of blocks after which the first of the two conditions holds. It assumes that the estimate
-    of the change stays the same, so it is rough.
+    interval shrinks with the square root of the number of blocks. The result is the number of
+    additional blocks until one of the two conditions holds. The result is rough: it assumes that
+    the estimate of the change stays the same.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -146,9 +146,9 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 def _orders(low: int, high: int) -> list[int]:
     """Return, for each value of the statistic of `is_higher`, how many orders give this value.
 
-    `low` and `high` are the sizes of two samples. An order says, for the values of both samples
-    from the lowest to the highest, to which sample each belongs. If the highest value belongs to
-    the second sample, it adds `low` pairs to the statistic; otherwise it adds none. Cost: the
+    `low` and `high` are the sizes of the first and the second sample. All values are sorted. An
+    order says for each value to which sample the value belongs. If the highest value belongs to the
+    second sample, this value adds `low` pairs to the statistic. Otherwise, it adds none. Cost: the
     square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
@@ -183,7 +183,7 @@ def _left_out(blocks: int, largest: Floats) -> int:
     """How many of the sorted means of pairs lie below the interval; as many lie above it.
 
     The number is negative if no result of this many blocks is significant. `largest` holds the
-    sorted largest statistics of all patterns.
+    largest statistic of all quantities for each pattern, sorted.
     """
     values, first = np.unique(largest, return_index=True)
     is_rare = len(largest) - first <= LEVEL * len(largest)

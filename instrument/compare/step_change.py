@@ -55,8 +55,8 @@ class Whole:
     Attributes:
         rank: the rank; None for all captures together.
         before, after: the steps of both sides.
-        parts: the parts of the mean step, the largest change first; see `PARTS`. Each time column
-            sums exactly to the property of the same name.
+        parts: the parts of the mean step, the largest change first; see `PARTS`. The columns
+            `before_ns`, `after_ns` and `change_ns` sum exactly to the properties of these names.
     """
 
     rank: int | None
@@ -84,7 +84,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
     """Compare the mean steps of two sides.
 
     Args:
-        rank: the rank of both sides; None if they hold several ranks.
+        rank: the rank of both sides; None for all captures together.
         before: the sums before the change.
         after: the sums after the change.
         paths: the new path of each renamed range, by its old path.
@@ -109,7 +109,7 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
 
 
 def mean_parts(totals: Totals) -> _Parts:
-    """The parts of the mean step in whole ns. They sum exactly to the mean step."""
+    """The parts of the mean step in whole ns. The parts sum exactly to the mean step."""
     count, every = max(len(totals.steps_ns), 1), [*totals.parts.values()]
     return dict(zip(totals.parts, divided(every, count, sum(every) // count)))
 

@@ -9,8 +9,8 @@ If several kinds apply at a moment, the first one in this list counts:
 - waiting for data: the thread of the step waits for a batch.
 - launch: the CPU is in a call that launches device work, or it has launched the next work, and the
   device has not begun this work.
-- other CPU: the thread of the step or of the autograd engine is in an operator, in a range, or in a
-  runtime call that does not wait for the device.
+- other CPU: the thread of the step or of the autograd engine is in an operator or a range. A
+  runtime call that does not wait for the device counts too.
 - idle: everything else. The CPU waits for a device that has no work, or the trace shows nothing.
 
 The kind decides for which range the moment counts:
@@ -61,17 +61,16 @@ SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
 _OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _LATEST = np.iinfo(np.int64).max
-# Negative codes of paths: a launch that is not in the trace, and the range that the CPU is in at
-# the same time. As in `Scopes`, -1 is no range.
+# Negative codes instead of the index of a path. `_NO_LAUNCH`: the launch is not in the trace.
+# `_ON_CPU`: the range in which the CPU is at that time. As in `Scopes`, -1 is no range.
 _NO_LAUNCH, _ON_CPU = -2, -3
 
 
 class _Layer(NamedTuple):
-    """Intervals of one kind of time. They do not overlap, and are sorted by start.
+    """Intervals of one kind of time. The intervals do not overlap, and are sorted by start.
 
-    `code` holds the range of each interval, as an index into the paths of the ranges, or as one of
-    the negative codes above. In the layer that `_engine` returns, it holds the thread of each
-    interval.
+    `code` holds the range of each interval: an index into the paths of the ranges, or one of the
+    negative codes above. For the result of `_engine`, `code` holds the thread of each interval.
     """
 
     kind: int
@@ -80,12 +79,12 @@ class _Layer(NamedTuple):
     code: Ints
 
     def at(self, time_ns: Ints) -> Ints:
-        """The index of the interval around each time; -1 for none. Intervals exclude their end."""
+        """The index of the interval around each time; -1 for none. Ends are excluded."""
         return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
 class _Segments(NamedTuple):
-    """The segments of the steps. Each one has one kind of time and counts for one range.
+    """The segments of the steps. Each segment has one kind of time and counts for one range.
 
     Attributes:
         begin_ns, lasts_ns: the start and the duration of each segment.
@@ -106,8 +105,8 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
     A key is the path of a range and one of `KINDS`.
 
-    The arguments and the cost are those of `split_parts`. These times, too, sum exactly to the
-    duration of the steps.
+    The arguments and the cost are those of `split_parts`. The times sum exactly to the duration of
+    the steps.
     """
     parts: dict[tuple[str, str], int] = {}
     for (path, kind), ns in split_parts(capture, span).items():
@@ -207,8 +206,8 @@ def _cuts(
 ) -> tuple[Ints, Ints]:
     """Cut the steps into segments with one range and one kind of time each.
 
-    `differs` marks the nodes whose range or kind of time is not that of their parent. Other nodes
-    need no cut. Returns the starts and the durations of the segments in ns.
+    `differs` marks the nodes whose range or kind of time differs from that of the parent. Other
+    nodes need no cut. Returns the starts and the durations of the segments in ns.
     """
     tree = links.call_tree
     threads = np.append(np.unique(layers[-1].code), _thread(links))
@@ -238,7 +237,7 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Return the communication on the CPU; it counts for the range that the CPU is in then."""
+    """Return the communication on the CPU; it counts for the range of the CPU at that time."""
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
@@ -258,7 +257,10 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 
 
 def _launches(capture: Views, span: Measured) -> list[_Layer]:
-    """Return two layers: calls that launch work, and delays until an idle device begins it."""
+    """Return two layers: calls that launch work, and delays between such a call and the work.
+
+    A delay counts only if no device works.
+    """
     events, links, work = capture.events, capture.links, capture.work
     if not len(work.event):
         return []
@@ -318,7 +320,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node on each thread at each time; -1 for none. Nodes exclude their end."""
+    """The innermost node on each thread at each time; -1 for none. Ends are excluded."""
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]

@@ -37,7 +37,7 @@ _OF_OPERATORS = (
 )
 # The counter that is a maximum, and not a sum.
 _PEAK = "peak_bytes"
-# The kinds of rows in the table of operators that are not operators.
+# These kinds of rows in the table of operators are not operators.
 _NO_OPERATORS = frozenset({"range", "step", "mark"})
 
 
@@ -71,8 +71,8 @@ class Totals:
             recorded.
         kernels: the quantities of kernels and copies, by name and kind.
         contents: the direct contents of each range, by its path.
-        counters: the counters of each range, by its path. They include the ranges inside it. The
-            key None holds the counters of whole steps. See `instrument.compare.counters`.
+        counters: the counters of each range, by its path. A range includes the ranges inside it.
+            The key None holds the counters of whole steps. See `instrument.compare.counters`.
         counted_steps: the number of steps that the counters count.
     """
 
@@ -165,7 +165,7 @@ def _add_contents(
 
 
 def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
-    """Add the contents of a range to those that it has in other captures."""
+    """Add the contents of a range to the contents that this range has in other captures."""
     calls = dict(contents.calls)
     for name, number in (found[path].calls if path in found else {}).items():
         calls[name] = calls.get(name, 0) + number
@@ -217,7 +217,7 @@ def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]
         own["step_ns"] = step_ns.pop(text, 0)
         if any(own.values()):
             found[text] = plus(found.get(text, {}), own)
-    # The rest has no path: time outside all ranges, loaders there, and work without a known launch.
+    # The remaining time is in no range, in a loader outside all ranges, or has no known launch.
     for text, total in step_ns.items():
         found[text] = plus(found.get(text, {}), {"step_ns": total})
     return found

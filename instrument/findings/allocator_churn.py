@@ -1,11 +1,12 @@
 """`allocator-churn`: the driver allocates and frees device memory again and again.
 
-torch keeps freed memory and uses it again, so after the first steps a program hardly calls
-cudaMalloc or cudaFree. The check looks for such calls in all finished steps except the first. Calls
-of HIP and of the driver count too, and so do allocations of pinned memory on threads that launch
-work. cudaFree also waits for the device. There is a finding if these calls take at least 2 % of the
-time of the steps and occur in at least two steps, unless the simulation without them saves less
-than 1 % of the step.
+torch keeps freed memory and uses it again. So after the first steps, a program hardly calls
+cudaMalloc or cudaFree. The check looks for such calls in all finished steps except the first, on
+the threads that launch device work. Calls of HIP and of the driver API count too, and so do
+allocations of pinned memory. cudaFree also waits for the device.
+
+There is a finding if these calls occur in at least two steps and take at least 2 % of the time of
+the steps. There is none if the simulation without these calls saves less than 1 % of the step.
 
 The trace does not show why the allocator freed memory. Causes can be torch.cuda.empty_cache(),
 sizes that change from step to step, or too little memory.
@@ -33,7 +34,7 @@ _LEAST_SHARE, _LEAST_STEPS = 0.02, 2
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if the driver allocates or frees memory in the steps."""
+    """Yield one finding if allocating and freeing device memory takes at least 2 % of the steps."""
     events, time = capture.events, measured(capture)
     launching = capture.work.call[capture.work.call >= 0]
     calls = np.flatnonzero(kinds_of(events) == ALLOCATION)
@@ -45,8 +46,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     if time.what != "step" or time.count < _LEAST_STEPS:
         raise NotRecorded(
-            "the trace has too few finished steps to distinguish repeated allocations from first "
-            "ones",
+            "the trace has too few finished steps to show whether allocations repeat",
             RECORD_STEPS,
         )
     if len(np.unique(step)) < _LEAST_STEPS:

@@ -2,15 +2,17 @@
 
 The check looks for each softmax between two batched matrix products on the same thread, outside
 `scaled_dot_product_attention`. At most 12 other operators (scaling, mask, dropout, reshaping) may
-run between the first product and the softmax, and at most 12 between the softmax and the second
-product. If shapes were recorded, they must fit: the softmax has the rows and columns of the result
-of the first product. There is a finding if the softmax and these operators take at least 5 % of the
-step on the device, or on the CPU if nothing ran on a device. There is none if the simulation saves
-less than 1 % of the step.
+run between the first product and the softmax. The same holds between the softmax and the second
+product. If shapes were recorded, the shapes must fit: the softmax has the rows and columns of the
+first product's result.
 
-The simulation removes these operators, because a fused kernel never writes the matrix of scores to
-memory. The matrix products stay. A fused backward would save more time, but the simulation does not
-change the backward.
+There is a finding if the softmax and these operators take at least 5 % of the step on the device.
+If nothing ran on a device, their CPU time counts. There is none if the simulation saves less than
+1 % of the step.
+
+The simulation removes the softmax and these operators, because a fused kernel never writes the
+matrix of scores to memory. The matrix products stay. A fused backward would save more time, but the
+simulation does not change the backward.
 
 The check does not find attention that torch.compile has fused. It cannot tell whether a fused
 kernel supports the mask of the program, or other operators on the scores.
@@ -76,9 +78,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _attention(capture: Views) -> tuple[Ints, Ints]:
-    """Return the softmax of each attention, and all operators between the products, as nodes.
+    """Return the softmax nodes of attention, and all nodes between the products with the softmax.
 
-    The products and the softmax are direct children of one node, at any depth of the call tree.
+    Both are nodes of the call tree. The products and the softmax have the same parent, at any
+    depth.
     """
     events, tree = capture.events, capture.links.call_tree
     softmax = events.named(_is_softmax)[tree.index]
@@ -117,10 +120,10 @@ def _is_softmax(name: str) -> bool:
 
 
 def _fits(events: Events, first: int, softmax: int, last: int) -> bool:
-    """Whether the shapes are those of attention; True if they were not recorded.
+    """Whether the shapes are those of attention; True if no shapes were recorded.
 
-    The first product returns a matrix of scores, the softmax keeps its shape, and the second
-    product reads it.
+    The first product returns a matrix. The inputs of the softmax and of the second product must
+    have the rows and columns of this matrix.
     """
     factors, scores, others = (_matrices(events, each) for each in (first, softmax, last))
     if len(factors) < 2 or not scores or not others:

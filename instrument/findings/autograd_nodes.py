@@ -1,9 +1,10 @@
 """The operators that make a node of the autograd graph, and the nodes that a backward runs.
 
 While gradients are recorded, torch writes a number into the event of every operator: the number
-that the next node of the thread will get. It does so even if the operator makes no node. So several
+that the thread's next node will get. Operators that make no node get a number too. So several
 operators in a row can have the same number. If the next operator of the thread has a higher number,
-the last operator in the row made the node. The event of the backward node has the same number.
+the last operator in the row made the node. The event in which the backward runs this node has the
+same number.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from instrument.trace.events import Ints
 def makers(capture: Views) -> Ints:
     """The operators of the forward that made a node, sorted by thread, then by start.
 
-    An operator that made several nodes occurs once. The last operator of each thread is left out,
-    unless a backward ran its node.
+    An operator that made several nodes occurs once. The last operator of each thread counts only if
+    a backward ran its node.
     """
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]
     is_last = np.append((thread[1:] != thread[:-1]) | (number[1:] > number[:-1]), True)
-    # An operator has the number of the next node. Only a higher number on the operator after it
-    # shows that it made this node, and after the last operator of a thread there is none.
+    # An operator made a node if the next operator of the thread has a higher number. The last
+    # operator of a thread has no next operator.
     next_is_same_thread = np.append(thread[1:] == thread[:-1], False)
     has_run = np.isin(number, ran(capture))
     found: Ints = numbered[is_last[: len(numbered)] & (next_is_same_thread | has_run)]

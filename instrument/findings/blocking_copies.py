@@ -1,17 +1,20 @@
 """`blocking-copies`: the CPU waits for copies to the device while the device computes nothing.
 
-The check looks at copies from the CPU to a device: the calls that launch them, and the calls inside
-the same operator that wait for them, such as cudaStreamSynchronize inside aten::to. It measures the
-CPU time of these calls during which no kernel runs. There is a finding if this time is at least 2 %
-of the time of the steps, unless the simulation saves less than 1 %. Many programs spend 1 % of the
-step this way, and can save little.
+The check looks at copies from the CPU to a device. It uses the calls that launch the copies, and
+the calls inside the same operator that wait, such as cudaStreamSynchronize inside aten::to. It
+measures the CPU time of these calls during which no kernel runs. There is a finding if this time is
+at least 2 % of the time of the steps. There is none if the simulation saves less than 1 %. Many
+programs spend 1 % of the step this way, and can save little.
 
-There are two causes. The driver copies pageable memory in pieces through a buffer of its own, and
-the call returns only after the last piece is copied. And torch waits for the copy if `non_blocking`
-is not set. In the simulation, these calls return at once, and the copies overlap with the
-computation.
+There are two causes:
 
-The check cannot see whether a kernel needs the copied data at once. If one does, overlap saves
+- The driver copies pageable memory in pieces through a buffer of its own. The call returns only
+  after the last piece is copied.
+- torch waits for the copy if `non_blocking` is not set.
+
+In the simulation, these calls return at once, and the copies overlap with the computation.
+
+The check cannot see whether a kernel needs the copied data at once. If a kernel does, overlap saves
 nothing. Copies to the CPU belong to the check `synchronizing-calls`.
 """
 
@@ -94,10 +97,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
-    """Return a mask of the copies that block the CPU, and the calls that wait for them.
+    """Return a mask of the copies that block the CPU, and the calls that wait for these copies.
 
-    A copy blocks in two cases: its call returns after the copy has ended, or another call inside
-    the same operator waits for the device.
+    A copy blocks in two cases:
+
+    - Its own call returns after the copy has ended, and is a waiting call or copies pageable
+      memory.
+    - Another call inside the same operator waits for the device.
     """
     events, tree = capture.events, capture.links.call_tree
     top = np.append(outermost_operators(events, tree), -1)
@@ -111,7 +117,7 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
 
 
 def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
-    """Make a row of evidence for each name: first those of the copies, then those of the calls."""
+    """Make one row of evidence for each name of a copy, then one for each name of a call."""
     events, work = capture.events, capture.work
     call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))
     moved = moved_bytes(events, copies, np.array([call_of[k] for k in copies.tolist()], np.int64))

@@ -1,10 +1,9 @@
 """`busy-cpus`: the thread of the steps was ready to run, but other work used the CPUs.
 
-A session on Linux records how long the thread that began the window was ready to run, but had no
-CPU, according to the scheduler. There is a finding if this is at least 10 % of the window. The
-scheduler does not say what used the CPUs: another program, other processes or threads of the job,
-or the quota of the process's cgroup. `thread-oversubscription` compares the job's own threads with
-the CPUs.
+On Linux, a session asks the scheduler how long the thread that began the window was ready to run,
+but had no CPU. There is a finding if this time is at least 10 % of the window. The scheduler does
+not say what used the CPUs: another program, other processes or threads of the job, or the quota of
+the process's cgroup. `thread-oversubscription` compares the job's own threads with the CPUs.
 
 No saving is simulated, because the trace does not show when the thread waited.
 """
@@ -22,7 +21,7 @@ from instrument.units import duration
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
-#: A window is disturbed if its thread waits for a CPU for this share of it.
+#: A window is disturbed if the thread of its steps waits for a CPU for this share of the window.
 LEAST_SHARE = 0.1
 
 
@@ -44,7 +43,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         "other work used the CPUs",
         change="Stop other programs on this machine, or give this job more CPUs or fewer threads "
         f"and processes. Then record again: the thread waited {duration(wait.waited_ns or 0)}, so "
-        "the steps may be shorter on a free machine.",
+        "the steps may be shorter on an idle machine.",
         verify="Record again on a machine without other programs: this finding is then gone.",
     )
 

@@ -1,4 +1,4 @@
-"""Find when torch.compile compiles in a window, which frames it compiles again, and why."""
+"""Find the compilations of torch.compile in a window, and why torch compiles code again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence
 from instrument.trace.events import ANNOTATION, OPERATOR, Ints
 
-# Torch opens these events around each compilation; the parts inside end with "(dynamo_timed)".
+# torch opens these events around each compilation. Inside are events of the parts of the
+# compilation, whose names end with "(dynamo_timed)".
 _AROUND = frozenset({"dynamo", "entire_frame_compile"})
 # For example, "entire_frame_compile_data: …, compile_id=0/2" is the third compilation of frame 0.
 _FRAME = re.compile(r"entire_frame_compile_data: .*compile_id=(?:!\d+/)?(\d+)/(\d+)")
@@ -22,7 +23,7 @@ _LONGEST_REASON = 200
 
 
 def reasons(name: str, counts: Mapping[str, int]) -> tuple[Evidence, ...]:
-    """Make a row of evidence, called `name`, for each of the most frequent reasons."""
+    """Make one row of evidence, with the name `name`, for each of the most frequent reasons."""
     # A text such as "(other reasons)" comes last.
     order = sorted(counts, key=lambda reason: (reason.startswith("("), -counts[reason]))
     return tuple(
@@ -32,7 +33,7 @@ def reasons(name: str, counts: Mapping[str, int]) -> tuple[Evidence, ...]:
 
 
 def compilations(capture: Views) -> Ints:
-    """The outermost events in which torch.compile compiles, on any thread, in order of start."""
+    """The outermost events in which torch.compile compiles, on any thread, sorted by start."""
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR)[tree.index]
     timed = events.named(is_compilation)[tree.index]
@@ -46,7 +47,7 @@ def compilations(capture: Views) -> Ints:
 
 
 def frames_compiled_again(capture: Views) -> Ints:
-    """Find the events, as positions, in which a frame is compiled again after a failed guard."""
+    """The positions of the events in which torch compiles a Python frame again."""
     events = capture.events
 
     def is_again(name: str) -> bool:

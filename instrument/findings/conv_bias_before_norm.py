@@ -1,19 +1,23 @@
-"""Find convolutions with a bias that the batch norm after them removes again.
+"""Find biases of convolutions that have no effect, because a batch norm follows.
 
-The check reads the shapes of operators (`record_shapes`). It looks for a convolution whose third
-input, the bias, has a shape. The next `aten::batch_norm` on the thread must have an input with the
-shape of the convolution's output. Between the two, only operators whose tensors have no dimensions
-may run, such as the one that counts batches. Batch norm subtracts the mean of each channel, so a
-bias has no effect.
+Batch norm subtracts the mean of each channel, and so the bias. The check reads the shapes of
+operators (`record_shapes`). It looks for a convolution whose third input, the bias, has a shape.
+The first input of the next `aten::batch_norm` on the thread must have the shape of the
+convolution's output. Between the two, only operators on tensors without dimensions may run, such as
+the addition that counts batches.
 
-The cost of the bias is visible only if the bias has operators of its own. With cuDNN, these are an
-addition in the forward, a sum in the backward, and the node that accumulates the sum. Some
-convolutions on the CPU have only the last two, because they start with the bias instead of zeros.
-MKL-DNN adds and sums inside the convolution, so the trace shows no cost. There is a finding if
-these operators take at least 1 % of the time of the steps, unless the simulation without them saves
-less than 0.5 %.
+The trace shows the cost of the bias only if the bias has operators of its own:
 
-The check finds no biases in compiled models, and none before norms other than batch norm.
+- With cuDNN, these are an addition in the forward, a sum in the backward, and the backward node
+  that accumulates the sum.
+- Some convolutions on the CPU have only the sum and the node. They start with the bias instead of
+  zeros, so they need no addition.
+- MKL-DNN adds and sums inside the convolution, so the trace shows no cost.
+
+There is a finding if these operators take at least 1 % of the time of the steps. There is none if
+the simulation without these operators saves less than 0.5 %.
+
+The check does not find biases in compiled models, or before norms other than batch norm.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ _LEAST_SHARE = 0.01
 _LEAST_SAVING = 0.005
 _CONVOLUTIONS = frozenset({"aten::conv1d", "aten::conv2d", "aten::conv3d"})
 _NORM = "aten::batch_norm"
-# The operators that add the bias in the forward, and those that sum its gradient in the backward.
+# The forward adds the bias with one of `_ADDS`. The backward sums its gradient with `_SUM` inside
+# `_BACKWARD`.
 _ADDS = frozenset({"aten::add_", "aten::reshape"})
 _BACKWARD = "aten::convolution_backward"
 _SUM = "aten::sum"
@@ -105,7 +110,7 @@ def _before_norm(capture: Views) -> Ints:
     outer = ~np.append(is_operator, False)[tree.parent] & is_operator
     index = tree.index[outer & ~is_backward(events)[tree.index]]  # sorted by thread and start
     found = []
-    waiting: tuple[int, list[int], int] | None = None  # a convolution, its output, its thread
+    waiting: tuple[int, list[int], int] | None = None  # a convolution, its output shape, its thread
     for event in index.tolist():
         name, thread = events.names[events.name[event]], int(events.thread[event])
         if waiting is None and name not in _CONVOLUTIONS:
@@ -126,7 +131,7 @@ def _before_norm(capture: Views) -> Ints:
 
 
 def _output(shapes: list[list[int] | None], values: list[Any]) -> list[int] | None:
-    """The shape of a convolution's output; None if it is not known, or there is no bias."""
+    """The shape of a convolution's output; None if it is unknown, or if there is no bias."""
     try:
         (batch, _, *sizes), (channels, _, *kernel), bias = (shape or [] for shape in shapes[:3])
         stride, padding, dilation = map(_numbers, values[3:6])
@@ -165,7 +170,7 @@ def _values(events: Events, event: int) -> list[Any]:
 
 
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
-    """The operators that add the biases of convolutions, and those that sum the biases' gradients.
+    """The additions of the biases, and the sums and accumulations of the biases' gradients.
 
     A backward node has the sequence number of its convolution.
     """

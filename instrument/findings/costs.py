@@ -22,7 +22,8 @@ def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
     """The cost of calls as a share of the measured steps; overlapping times count once.
 
     The cost is the time of the device work that the calls launched. In a trace without device work,
-    it is the CPU time of the calls. `nodes` are nodes of the call tree; none lies inside another.
+    it is the CPU time of the calls. `nodes` are nodes of the call tree; no node lies inside
+    another.
     """
     tree = capture.links.call_tree
     if not len(capture.work.event):
@@ -35,7 +36,7 @@ def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
 def evidence_of_nodes(
     capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for all calls of a name, the row with the highest cost first."""
+    """Make one row of evidence for each name of the calls, the row with the highest cost first."""
     events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
     text = ", ".join(filter(None, [what, detail]))

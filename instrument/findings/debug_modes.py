@@ -1,17 +1,17 @@
-"""Find anomaly detection that was left on: a mode of torch that is meant for debugging.
+"""Find anomaly detection, a debugging mode of torch, that was left on.
 
-The check reads `anomaly_mode` in `capture.json`. If this key is missing, the check looks for the
-effect of the mode: after each backward node, the engine searches the gradients for NaN with
-`aten::isnan`, directly inside the event of the node. The mode has two costs:
+The check reads `anomaly_mode` in `capture.json`. It also looks for the effect of the mode: after
+each backward node, the engine searches the gradients for NaN with `aten::isnan`, directly inside
+the event of the node. The mode has two costs:
 
 - In the backward, the engine searches each gradient, and waits for the device each time.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
-  about 100 µs. The trace has no event for this time: it is part of the operator's own time. So the
-  time is estimated: the 25th percentile of the own times of these operators, minus the median own
-  time of the operators that make no node. The simulation subtracts the estimated time from each
-  operator that makes a node.
+  about 100 µs. The trace has no event for this time: it is part of the operator's own time. The
+  check estimates this time from two own times: the 25th percentile for these operators, and the
+  median for operators that cannot make a node. The estimate is their difference. The simulation
+  subtracts the estimate from each operator that makes a node.
 
-There is a finding however little time the mode takes, because it is only meant for debugging.
+There is a finding even if the mode takes little time, because the mode is only for debugging.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FIRST = "aten::isnan"
 # If a larger share of the backward nodes searches for NaN, anomaly mode is on. A smaller share may
 # come from hooks of the user.
 _LEAST_SEARCHED = 0.5
-# At this percentile of the own times are operators that compute almost nothing, such as views.
+# An operator at this percentile of the own times computes almost nothing, such as a view.
 _CHEAP = 25
 
 
@@ -92,7 +92,7 @@ def _search(capture: Views) -> tuple[Ints, bool]:
 
 
 def _stacks(capture: Views) -> tuple[Ints, float]:
-    """The operators that store a Python stack, and the time that one stack takes."""
+    """The operators that store a Python stack, and the estimated time to store one stack."""
     events, tree = capture.events, capture.links.call_tree
     made = makers(capture)
     own_ns = tree.own(tree.total_ns)

@@ -3,16 +3,18 @@
 The check looks at gaps of at least 1 ms in which no device works. A gap counts from its start until
 the call that launches the next work has returned. The time of the data loader, compilation, garbage
 collection, allocations and the profiler does not count, because other findings cover it. For the
-same reason, a gap does not count if the CPU waits for the device when the gap begins. The cause is
-the operator or range in which the launching thread spent most of its own time during the gaps.
-There is a finding if the gaps take at least 5 % of the time of the steps, unless the simulation
-saves less than 1 %.
+same reason, a gap does not count if the CPU waits for the device when the gap begins.
+
+The check names a cause: an operator or a range. On the thread that launches the next work, the
+cause has the most own time during the gaps. There is a finding if the gaps take at least 5 % of the
+time of the steps. There is none if the simulation saves less than 1 %.
 
 The simulation removes the calls that return during the gaps and launch nothing. The saving is
-unknown if most of the time of the gaps lies in calls that also launch work, or outside all calls.
+unknown if these calls take less than half of the time of the gaps. The rest of the time lies in
+calls that also launch work, or outside all calls.
 
-Without Python frames, the check cannot see what Python code does outside operators and ranges. It
-cannot see other processes for which this process waits.
+The check cannot see what Python code does outside operators and ranges. It cannot see other
+processes for which this process waits.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     causes = _causes(capture, long)
     only_cpu, only_cpu_ns = _only_cpu(capture, long)
-    # The scenario shortens only calls that launch nothing. If these explain little of the gaps, it
-    # would show a saving that is too small.
+    # The scenario shortens only calls that launch nothing. If these calls explain little of the
+    # gaps, the scenario's saving would be too small.
     explained = only_cpu_ns >= _EXPLAINED * idle_ns
     saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if explained else None
     if not is_worth(saving, LEAST_SAVING):
@@ -113,7 +115,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _threads(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each gap, the thread that launches the work after it.
+    """For each gap, the thread that launches the work after the gap.
 
     For a gap after the last device work, it is the thread of the last launch.
     """
@@ -155,7 +157,7 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 
 
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each node of the call tree, its time in the gaps that end with a launch of its thread.
+    """For each node of the call tree, its time in the gaps that its thread ends with a launch.
 
     Cost: a sweep over all gaps, and for each thread a sweep over its gaps and its nodes.
     """

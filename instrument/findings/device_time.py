@@ -31,7 +31,7 @@ _EXPLAINED = (
     interruptions.ALLOCATION,
     interruptions.PROFILER,
 )
-#: If an edit saves a smaller share of the step, it is not worth a change of the program.
+#: If the simulated change saves a smaller share of the step, most checks yield no finding.
 LEAST_SAVING = 0.01
 
 
@@ -41,9 +41,9 @@ class LaunchGaps:
 
     Attributes:
         start_ns: the start of each gap.
-        queued_ns: when the call that launched the work after the gap returned, or the end of the
-            gap if that is earlier. For a gap after all work, it is the end of the gap.
-        call: the CPU call that launched the work after the gap; -1 for a gap after all work.
+        queued_ns: the time when the call that launches the next work has returned, but not later
+            than the end of the gap. For a gap after all device work, the end of the gap.
+        call: the CPU call that launches the next work; -1 for a gap after all device work.
         wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
             interruptions that other findings cover.
         waiting: the intervals that `wait_ns` measures, for all gaps, including gaps that `only`
@@ -83,8 +83,8 @@ def has_device_work(capture: Views) -> bool:
 def launch_gaps(capture: Views) -> LaunchGaps:
     """Find the gaps in which the devices wait for launches; see `LaunchGaps`.
 
-    A gap that begins while the CPU waits for the device is left out, because this synchronisation
-    is its cause. A gap whose launch is not in the trace is left out too.
+    A gap that begins while the CPU waits for the device is left out, because its cause is that
+    wait. A gap whose launch is not in the trace is left out too.
     """
     events, time = capture.events, measured(capture)
     found = gaps(events, capture.work, time.start_ns, time.end_ns)
@@ -131,7 +131,7 @@ def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
 def by_operator(
     capture: Views, calls: Ints, time_ns: Ints, detail: str, most: int = 5
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each operator that contains some of the given calls.
+    """Make one row of evidence for each operator around the given calls.
 
     `time_ns` is a time for each call, and `detail` says what this time is. Calls outside all
     operators are grouped by their own names.

@@ -1,8 +1,8 @@
 """`diagnose`: run all checks on the captures of a run, and sort the findings by their savings.
 
-Several windows and ranks are diagnosed as one run. Findings of several captures with the same code
-and range become one finding: the one with the largest saving. Its title says in how many windows
-and on which ranks it was found.
+Several windows and ranks are diagnosed as one run. If several captures have findings with the same
+code and range, only the finding with the largest saving is kept. Its title says in how many windows
+and on which ranks the check found the problem.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.whatif.scenario import Scenario
 
-#: Every kind of problem that `diagnose` looks for. Of findings with an unknown saving, those of
-#: earlier checks come first: so unmarked time comes after what explains it.
+#: The checks that `diagnose` runs on each capture. Findings with an unknown saving keep this order.
+#: So unmarked time comes after the findings that explain it.
 CHECKS: tuple[Check, ...] = (
     loader_wait.CHECK,
     synchronizing_calls.CHECK,
@@ -89,9 +89,9 @@ CHECKS: tuple[Check, ...] = (
     recording_overhead.CHECK,
     unmarked_time.CHECK,
 )
-#: Every kind of problem that `diagnose` looks for by comparing the ranks of a window.
+#: The checks that `diagnose` runs on the ranks of each window.
 RANKS_CHECKS: tuple[RanksCheck, ...] = (stragglers.CHECK,)
-# The code under which a failure to compare the ranks is noted, for all checks in RANKS_CHECKS.
+# If the ranks cannot be compared, this code stands for all checks in RANKS_CHECKS.
 _RANKS = "ranks"
 _LONGEST_ERROR = 100
 
@@ -105,13 +105,13 @@ class Diagnosis:
         findings: the problems, the largest saving first; those with an unknown saving come last.
         passed: the codes of the checks that could run on all captures and found nothing.
         not_checked: sentences on the checks that could not run. There is one sentence for each
-            thing to record, with the codes of the checks that need it. One sentence lists all
-            checks that need device work, if a capture has none.
+            thing to record, with the codes of the checks that need it. If no capture has device
+            work, one sentence lists the checks that need device work.
         notes: sentences on how far the savings can be trusted.
-        step_ns: the median recorded step of the capture in which it is longest; None if no step
-            could be simulated.
-        unexplained: the largest share of the time of a capture in which device work began late for
-            an unknown reason; None if no step could be simulated.
+        step_ns: the median recorded step. Of several captures, the longest median counts. None if
+            no step could be simulated.
+        unexplained: the share of the time in which device work began late for an unknown reason. Of
+            several captures, the largest share counts. None if no step could be simulated.
     """
 
     captures: tuple[str, ...]
@@ -144,8 +144,8 @@ def diagnose(
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
     If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
-    which captures were left out. If the captures are an iterator, and their events have not been
-    read yet, this needs the memory of only one capture.
+    which captures were left out. If nothing else refers to the captures, the events of only one
+    capture are in memory at a time.
 
     Args:
         captures: one capture, or several.
@@ -155,7 +155,7 @@ def diagnose(
     Cost: for each capture, about the time of reading it, plus the time of the simulations.
 
     Raises:
-        CaptureError: there is no capture, or one holds no trace.
+        CaptureError: there is no capture, or a capture holds no trace.
         TraceError: a trace cannot be read.
     """
     given = [captures] if isinstance(captures, Views) else captures
@@ -171,12 +171,15 @@ def diagnose_all(
     checks: Iterable[Check] = CHECKS,
     ranks_checks: Iterable[RanksCheck] = RANKS_CHECKS,
 ) -> Diagnosis:
-    """Diagnose all captures as one run, whatever their runs are.
+    """Diagnose all captures as if they were of one run.
 
-    Captures are read one after the other, so an iterator needs the memory of only one capture. If a
-    check fails with an unexpected error, it counts as not checked, and the other checks still run.
-    If the simulation fails, the findings have no savings. If the summary of a rank fails, this rank
-    is not compared. The diagnosis says what failed, and why.
+    Captures are read one after the other, so an iterator needs the memory of only one capture. The
+    diagnosis says what failed, and why:
+
+    - If a check fails with an unexpected error, the check counts as not checked. The other checks
+      run.
+    - If the simulation fails, the findings have no savings.
+    - If the summary of a rank fails, this rank is not compared.
 
     The arguments and the errors are those of `diagnose`.
     """
@@ -205,11 +208,11 @@ class _Seen:
         self.checks, self.ranks_checks = checks, ranks_checks
         self.captures: list[str] = []
         self.problems: dict[tuple[str, str | None, int], _Problem] = {}
-        # By remedy (or message, if there is none), code, and what is missing: in how many captures.
+        # The number of captures, by remedy (or else message), then by code and what is missing.
         self.missing: dict[str, dict[tuple[str, str], int]] = {}
         self.passed: set[str] = set()
         self.has_device_work = False
-        self.runs: dict[tuple[Any, int | None], int] = {}  # by steps and rank: how many captures
+        self.runs: dict[tuple[Any, int | None], int] = {}  # captures by steps and rank
         self.summaries: list[tuple[Path | str, RankSummary]] = []
         self.notes: dict[str, None] = {}
         self.step_ns: int | None = None
@@ -222,7 +225,7 @@ class _Seen:
             CaptureError: the capture holds no trace.
             TraceError: the trace cannot be read.
         """
-        capture.events  # noqa: B018 - without a trace, each check would only say so
+        capture.events  # noqa: B018 - raises if the capture holds no trace
         self.captures.append(capture.name)
         window, rank = self._window(capture)
         whatif = self._scenario(capture)
@@ -236,7 +239,7 @@ class _Seen:
                 self.summaries.append((place, summarize(capture)))
 
     def _find(self, check: Check, capture: Capture, whatif: Scenario) -> Iterator[Finding]:
-        """The findings of one check; note whether the capture has device work."""
+        """Yield the findings of one check, and note whether the capture has device work."""
         yield from check.find(capture, whatif)
         self.has_device_work |= len(capture.work.event) > 0
 
@@ -348,7 +351,7 @@ class _Seen:
         )
 
     def _with_place(self, problem: _Problem) -> Finding:
-        """The largest finding of a problem, with the windows and ranks in its title.
+        """The finding of a problem with the largest saving, with windows and ranks in its title.
 
         Its phase is None if all captures are of one phase.
         """
@@ -369,7 +372,10 @@ class _Seen:
         )
 
     def _not_checked(self) -> Iterator[str]:
-        """One sentence for each remedy, with the codes of its checks, or else for each message."""
+        """One sentence for each remedy, with the codes of the checks that need it.
+
+        For a failure without a remedy, the sentence is the failure's message.
+        """
         of = len(self.captures)
         for remedy, counts in self.missing.items():
             captures: dict[str, int] = {}
@@ -387,7 +393,7 @@ class _Seen:
 
 
 class _Refused:
-    """The scenario of a capture that cannot be simulated: each edit raises the error."""
+    """The scenario of a capture that cannot be simulated: each edit raises the reason."""
 
     def __init__(self, error: CaptureError) -> None:
         self._error = error
@@ -397,7 +403,7 @@ class _Refused:
 
 
 def _failure(what: str, error: Exception) -> CaptureError:
-    """The error that says why a part of a diagnosis failed; it also covers unexpected errors.
+    """The error that says why a part of a diagnosis failed, made from any exception.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -414,9 +420,9 @@ def _failure(what: str, error: Exception) -> CaptureError:
 
 
 def _not_seen(codes: list[str]) -> list[str]:
-    """A sentence on the checks that need device work; no sentence if there are none."""
-    listed = ", ".join(codes)
-    return [f"Without device work, these cannot occur or be seen: {listed}."] if codes else []
+    """A sentence on the checks that need device work; none if there are no such checks."""
+    sentence = "Without device work, these problems do not occur or cannot be seen"
+    return [f"{sentence}: {', '.join(codes)}."] if codes else []
 
 
 def _saving_ns(finding: Finding) -> float:

@@ -1,8 +1,8 @@
 """A diagnosis as text, as JSON and as Markdown.
 
 Names of ranges, operators, kernels and files come from a trace, which may come from a stranger.
-Text and Markdown show them with unprintable characters escaped. In Markdown, they also cannot
-become markup: links, mentions of people, emoji, formulas or HTML.
+Text and Markdown escape the unprintable characters of these names. In Markdown, the names cannot
+become markup either: links, mentions of people, emoji, formulas or HTML.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ VERSION = 1
 
 _PASSED = "Passed, or costs too little to matter: "
 _SHOWN_EVIDENCE, _LONGEST_NAME = 4, 44
-# In names of kernels, a token has at least 2.5 bytes, so 4,800 bytes are fewer than 2,000 tokens.
+# In names of kernels, a token of a language model has at least 2.5 bytes. So 4,800 bytes are fewer
+# than 2,000 tokens.
 _MARKDOWN_BYTES, _MARKDOWN_LIST, _MARKDOWN_TEXT, _MARKDOWN_EVIDENCE = 4_800, 900, 300, 3
 
 
@@ -69,7 +70,7 @@ def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
-    """Return the sentence for a diagnosis without findings; its full stop is left out.
+    """Return the sentence for a diagnosis without findings, without a full stop.
 
     If device work often began late for an unknown reason, the sentence says so, because the checks
     cannot explain these delays.
@@ -125,9 +126,10 @@ def finding_as_dict(finding: Finding) -> dict[str, Any]:
 
 
 def as_markdown(diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as Markdown of at most 2,000 tokens, for a pull request or an agent.
+    """Return a diagnosis as Markdown, for a pull request or an agent.
 
-    The largest findings come first. If not all findings fit, a line says how many are left out.
+    The text has at most 2,000 tokens of a language model. The largest findings come first. If not
+    all findings fit, a line says how many are left out.
     """
     parts = [_markdown_heading(diagnosis)]
     parts += [] if diagnosis.findings else [f"{nothing_found(diagnosis)}."]

@@ -28,12 +28,12 @@ def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
 
 
 def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario | None:
-    """Return the simulation in which each of some operators takes `each_ns` less time.
+    """Return the simulation in which each of the given operators takes about `each_ns` less time.
 
-    One factor multiplies the times of all operators of a name, so that an operator with the median
+    All operators of a name are scaled by one factor. With this factor, the operator with the median
     duration takes `each_ns` less. An operator that took longer, for example because it waited for a
-    CPU, loses more time. Only the ten names with the most operators are shortened. The result is
-    None if the capture cannot be simulated.
+    CPU, loses more time. Only the ten names with the most operators are scaled. The result is None
+    if the capture cannot be simulated.
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
@@ -49,7 +49,7 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps that CPU events take, or that of their device work if it is larger.
+    """The larger of two shares of the steps: that of CPU events, and that of their device work.
 
     Overlapping times on several threads or streams count once.
     """

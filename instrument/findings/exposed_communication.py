@@ -1,13 +1,13 @@
 """`exposed-communication`: the step waits for collectives that no computation hides.
 
 The check measures the time in the steps in which communication runs and no kernel computes. In a
-trace without device work, it measures collectives of gloo and MPI during which no thread runs an
-operator. There is a finding if this time is at least 5 % of the time of the steps, unless the
-simulation saves less than 1 %. The simulation removes all communication, so overlap and smaller
-messages cannot save more than the saving shown.
+trace without device work, it measures the time in which collectives of gloo or MPI run, and no
+thread runs an operator. There is a finding if this time is at least 5 % of the time of the steps.
+There is none if the simulation saves less than 1 %. The simulation removes all communication, so
+overlap and smaller messages cannot save more than the saving shown.
 
-The trace of one rank does not show how much of the time is transfer, and how much is waiting for
-slower ranks. The check `stragglers` compares the ranks for this.
+The trace of one rank does not show how much of this time data moves, and how much of it the rank
+waits for slower ranks. The check `stragglers` compares the ranks for this.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.05
 _MOST_ROWS = 5
-# For each library: a pattern of event names that occur only if it communicates, and the advice.
+# For each library: a pattern of event names that only its communication has, and the advice.
 _CHANGES = (
     (
         re.compile(r"DistributedDataParallel"),
@@ -117,8 +117,7 @@ def _change(capture: Views) -> str:
 def _launches(capture: Views, chosen: Ints) -> Ints:
     """The communication events whose range and source line can be known.
 
-    They can be known for communication on the CPU, and for communication whose launch is in the
-    trace.
+    These are the communication on the CPU, and the communication whose launch is in the trace.
     """
     device, node = capture.links.launched
     known = np.isin(chosen, device[node >= 0]) | ~np.isin(chosen, device)
@@ -126,7 +125,6 @@ def _launches(capture: Views, chosen: Ints) -> Ints:
 
 
 def _row(row: Any) -> Evidence:
-    """Return a row of `capture.collectives` as evidence."""
     message = row.largest_message_bytes
     speed = row.largest_message_bus_bytes_per_second
     parts = [

@@ -30,7 +30,7 @@ class NotRecorded(CaptureError):  # noqa: N818
         self.missing, self.remedy = missing, remedy
 
 
-# Remedies of several checks.
+# Remedies that several checks have in common.
 RECORD_SHAPES = "record with profiler.record_shapes=true"
 RECORD_STEPS = "record with profiler.active=4 or more"
 RECORD_DEVICE = "record with a device among profiler.activities"
@@ -38,13 +38,13 @@ RECORD_AGAIN = "record with a session of this version of instrument"
 
 
 class Evidence(NamedTuple):
-    """Events of one name that show a problem, as one row.
+    """Events of one name that show a problem, as one table row.
 
     Attributes:
         name: the name of the events, such as "aten::item".
-        calls: how often they occurred in the window.
-        total_ns: their time in the window; None if this time has no meaning.
-        start_ns: the start of the longest one, on the trace's own clock; None if it is not known.
+        calls: how often the events occurred in the window.
+        total_ns: the time of the events in the window; None if this time has no meaning.
+        start_ns: the start of the longest event, on the trace's own clock; None if it is not known.
         detail: further facts, such as a size or a shape; empty if there are none.
     """
 
@@ -60,16 +60,20 @@ class Finding:
     """A problem in a capture.
 
     Attributes:
-        code: the kind of the problem, such as "loader-wait"; the file in `instrument.findings` that
-            finds it has the same name with underscores.
-        title: the problem with its number, such as "80 % of the step waits for data".
+        code: the kind of the problem, such as "loader-wait". The file in `instrument.findings` that
+            finds the problem has the same name with underscores.
+        title: the problem in one sentence with its number, such as "80 % of the step waits for
+            data".
         change: what to write, as a sentence or a line of PyTorch.
-        verify: a shell command for this capture, usually one that `show_command` makes. The same
-            command for a capture of the changed program shows whether the change helped.
+        verify: how to check that the change helped. Usually, it is a shell command that
+            `show_command` makes: run it for this capture, and for a capture of the changed program.
+            Else it is a sentence.
         saving: the simulation of the step without the problem; None if it cannot be simulated.
             `saving.saving_ns` is how much shorter a step would be.
-        range: the path of the range where the problem is; None if it is in no single range.
-        source: the file and line, such as "train.py:31"; None if the trace has no Python stacks.
+        range: the path of the range where the problem is; None if the problem is in no range, or in
+            several.
+        source: the file and line, such as "train.py:31"; None if the line is not known, or if there
+            are several.
         evidence: the events that show the problem, the most important first.
         coverage: the rows of `capture.coverage` that the finding depends on.
         share: the share of the step that the title names; None if the title names no share. For
@@ -102,7 +106,7 @@ class Check(NamedTuple):
         find: yields the findings of one capture. Its arguments are the capture and the capture's
             scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
         needs_device_work: whether only a trace with device work can show the problem. Without
-            device work, finding nothing does not count as passed.
+            device work, a check that finds nothing does not count as passed.
     """
 
     code: str

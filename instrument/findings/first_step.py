@@ -4,16 +4,16 @@ The check compares the first finished step of the window with the median of the 
 must be at least three other steps. There is a finding if the first step takes at least twice this
 median, and at least 10 ms longer. A smaller difference does not disturb the measurement.
 
-To find the cause, the check compares additional times: the time that something takes in the first
-step, minus its median time in the other steps. It first compares the kinds of
-`capture.interruptions`, such as compilation or the loader. The cause is the kind with the most
-additional time, if this is at least 20 % of the additional time of the step. Otherwise, the cause
-is an operator, a call or a range, by the same rule. If cuDNN searches for its fastest algorithms
-(`torch.backends.cudnn.benchmark` in `capture.json`), the time of a convolution counts as this
-search.
+To find the cause, the check compares additional times. The additional time of an operator, for
+example, is its time in the first step, minus its median time in the other steps. The check first
+compares the kinds of `capture.interruptions`, such as compilation or the loader. The cause is the
+kind with the most additional time. The cause must have at least 20 % of the additional time of the
+step. If no kind has so much, the same rule selects an operator, a call or a range. If cuDNN
+searches for its fastest algorithms (`torch.backends.cudnn.benchmark` in `capture.json`), the time
+of a convolution counts as this search.
 
 There is no saving: the simulation leaves the first step out, and in a long run the first step
-hardly matters. But all sums over the steps of the window contain it.
+hardly matters. But all sums over the steps of the window contain the first step.
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 
 
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
-    """Return the kind of interruption that takes the most additional time in the first step.
+    """The cause of `more_ns`, the additional time of the first step.
 
-    If no kind takes enough of it, return the operator, call or range that takes the most. The
-    result is None if this is not enough either.
+    It is the kind of interruption with the most additional time, or else the operator, call or
+    range with the most. The result is None if this time is less than 20 % of `more_ns`.
     """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
@@ -138,10 +138,11 @@ def _names(capture: Views) -> Iterator[_Cause]:
 
 
 def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int) -> Ints:
-    """For each group of events, its additional time in the first step; see `_additional`.
+    """For each event name, the additional time of its events in the first step.
 
-    Most names occur in few of the steps, so a table of all names and steps would be nearly empty.
-    Only the steps in which a group has events are stored; its time in all others is 0.
+    `groups` holds the events of each name. Most names occur in few steps, so a table of all names
+    and steps would be nearly empty. The function stores only the steps in which a name occurs. In
+    all other steps, the time of the name is 0.
     """
     pairs, of_pair = groupby(groups.of * steps + step)
     group, at, sums = pairs // steps, pairs % steps, of_pair.sum(time_ns)
@@ -149,11 +150,11 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     of_later = Groups(group[later], groups.count)
     in_order = of_later.sorted_by(sums[later])
     ordered = np.append(sums[later][in_order.order], 0)
-    less = of_later.number(sums[later] < 0)  # overlaps make the own time of some events negative
+    less = of_later.number(sums[later] < 0)  # events that overlap can have negative own times
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """Sort the times of each group in the later steps, and return those at index `rank`."""
+        """For each name, the time at index `rank` of its sorted times in the later steps."""
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)
         found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]

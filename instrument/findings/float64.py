@@ -4,7 +4,7 @@ A model that is float64 by accident is common: numpy's arrays are float64, and `
 keeps their type. The check reads the input types of operators (`record_shapes`). An operator counts
 if its first input is a float64 tensor. So an operator on a float32 tensor and a Python number, such
 as `x * 2.0`, does not count. There is a finding if such operators take at least 10 % of the time of
-the steps, unless the simulation saves less than 3 % of a step.
+the steps. There is none if the simulation saves less than 3 % of a step.
 
 The simulation lets these operators take half the time: float32 has half the bytes, and twice as
 many numbers fit into a register of the CPU. Operators on small tensors gain less than this.
@@ -80,7 +80,7 @@ def _in_float64(capture: Views) -> Ints:
 
 
 def _types_of_longest(capture: Views, operators: Ints) -> str:
-    """The input types of the operator with the most time."""
+    """The input types of the longest operator."""
     events = capture.events
     longest = operators[np.argmax(events.duration_ns[operators])]
     types = decoded(events.texts[events.types[longest]])
@@ -88,7 +88,7 @@ def _types_of_longest(capture: Views, operators: Ints) -> str:
 
 
 def _is_float64(types: bytes) -> bool:
-    """Whether the first input is a float64 tensor, or a list that begins with one."""
+    """Whether the first input is a float64 tensor, or a list that begins with such a tensor."""
     given = decoded(types)
     while isinstance(given, list) and given:
         given = given[0]

@@ -1,13 +1,15 @@
 """Find steps that wait for Python's garbage collector.
 
-The check reads the events "Python GC" of the trace, which torch records with Python stacks and its
-experimental option `record_python_gc_info`. Without these events, it reads the collector's time in
-`capture.json`, which shows how long the collector ran in the window, but not when.
+The check reads the events "Python GC" of the trace. torch records these events together with Python
+stacks if its experimental option `record_python_gc_info` is on. Without these events, the check
+reads the collector's time in `capture.json`, which shows how long the collector ran in the window,
+but not when.
 
 The collector visits every object that can be part of a cycle, and all threads wait for it. There is
-a finding if the collector takes at least 2 % of the time of the steps, or of the window if the
-trace has no such events. In usual training, it takes well under 1 %, because a step keeps few new
-objects, and Python starts a full collection only after many new objects.
+a finding if the collector takes at least 2 % of the time of the steps. If the trace has no such
+events, the collector's time is compared with the window. In usual training, the collector takes
+well under 1 %, because a step keeps few new objects. Python starts a full collection only after
+many new objects.
 
 The check cannot see why the collector ran. If the trace has Python frames, the finding
 distinguishes collections that the program started with `gc.collect()` from those that Python

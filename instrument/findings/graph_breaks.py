@@ -1,8 +1,8 @@
 """Find functions that torch.compile could not compile as one graph.
 
 The check reads the graph breaks that torch.compile counted in the window, with their reasons, from
-`capture.json`. torch counts a break when it compiles. So breaks of a compilation before the window
-are not found.
+`capture.json`. torch counts a break when it compiles, so the check does not find the breaks of
+earlier compilations.
 
 One break is enough for a finding. A break ends a compiled graph: the code between two graphs runs
 in Python, and no kernel is fused from operators of both graphs. No saving is simulated, because a

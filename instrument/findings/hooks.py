@@ -1,18 +1,22 @@
 """Find hooks on modules and tensors that take time in each step, such as those of a debugging tool.
 
-The check finds hooks by their Python frames in the trace. torch calls a hook of a module's forward
-directly from `inner` in torch/nn/modules/module.py, as it calls the forward itself. It calls a hook
-of a module's backward from torch/utils/hooks.py, and a hook of a tensor directly from the autograd
-engine. The time of a hook is the time of its frame, with everything that the hook calls, and with
-the device work that it launches. Hooks of torch itself, such as those of FSDP, do not count.
+The check finds hooks by their Python frames in the trace, because torch calls hooks from known
+places:
+
+- The function `inner` in torch/nn/modules/module.py calls a module's forward and its hooks.
+- torch/utils/hooks.py calls the hooks of a module's backward.
+- The autograd engine calls the hooks of a tensor directly.
+
+The time of a hook is the time of its frame, with everything that the hook calls, and with the
+device work that the hook launches. Hooks of torch itself, such as those of FSDP, do not count.
 
 `hooks` in `capture.json` is the number of hooks. If it is 0, the check finds nothing, and needs no
 Python frames.
 
 There is a finding if hooks take at least 2 % of the time of the steps. The check cannot see hooks
 in a backward on the engine's own threads, because torch records no frames there. It cannot see
-hooks of modules whose `forward` was replaced by a function of another name. It leaves out the calls
-that torch makes only because a module has hooks, which take a few µs each.
+hooks of modules whose `forward` was replaced by a function of another name. It leaves out torch's
+own calls around hooks, which take a few µs each.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.02
 _FORWARD = "): forward"
-# A module that has hooks runs them and its forward in this function.
+# In this function, a module with hooks runs its hooks and its forward.
 _WITH_HOOKS = re.compile(r"(.*[/\\])?torch[/\\]nn[/\\]modules[/\\]module\.py\(\d+\): inner")
 _BACKWARD = re.compile(
     r"(.*[/\\])?torch[/\\]utils[/\\]hooks\.py\(\d+\): .*|<built-in method run_backward of .*"
@@ -86,7 +90,7 @@ def _count(capture: Views) -> int | None:
 
 
 def _calls(capture: Views) -> Ints:
-    """The frames of hooks. The frame of a hook that another hook calls is left out."""
+    """The Python frames of hooks. The frame of a hook that another hook calls is left out."""
     events, frames = capture.events, capture.links.frames
     is_forward = events.named(lambda name: name.endswith(_FORWARD))[frames.index]
     has_forward = np.zeros(len(frames) + 1, np.bool_)

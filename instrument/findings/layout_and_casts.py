@@ -1,7 +1,7 @@
 """`layout-and-casts`: copies that only change the layout or the type of tensors take time.
 
 The check looks for three kinds of work. There is a finding for each kind that takes at least the
-given share of the step, unless the simulation saves less than 1 %:
+given share of the step. There is none if the simulation saves less than 1 %:
 
 - Layout, 5 %: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
   convolution.
@@ -13,7 +13,7 @@ Some casts and copies are needed, and healthy programs spend up to 6 % of the st
 Work of the data loader does not count. The simulation removes the kernels, casts or copies that
 count.
 
-The check cannot see which of the copies are needed, or conversions inside other kernels.
+The check does not know which copies are needed. It does not see conversions inside other kernels.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _conversions(
 
 
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
-    """The outermost calls of the operators in `names` that copy data within one device, as nodes.
+    """The nodes of the outermost calls of the operators in `names` that copy within one device.
 
     Calls outside the measured steps are left out.
     """

@@ -3,16 +3,15 @@
 The check reads torch's own ranges around `DataLoader.__next__`, and the range `data` that
 `session.steps` and the integrations open around the wait for a batch. Only waits on the threads of
 the steps count, because the steps do not wait for a thread that loads in the background. If a
-device was recorded, only the part of a wait during which the device is idle counts: a busy device
-needs no data.
+device was recorded, a wait counts only while the device is idle: a busy device needs no data.
 
 There is a finding if the waits take at least 5 % of the time of the steps. With enough workers, the
 waits take 1 % or less. The threshold is higher because more worker processes also cost memory and
 CPU time.
 
-The check does not find waits for a loader of another library, unless the program gives the loader
-to a session. The trace does not show how long worker processes need for a batch, or what they wait
-for. So the saving is not known if worker processes already load the data.
+The check finds waits for a loader of another library only if the program gives the loader to a
+session. The trace does not show how long worker processes need for a batch, or what they wait for.
+So the saving is not known if worker processes already load the data.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 0.05
 _DATA, _SINGLE = "data", "_SingleProcess"
-# The least number to propose if the number of CPUs is not known, and the largest if it is known.
+# The check proposes at least the first number of workers if the number of CPUs is unknown, and at
+# most the second if it is known.
 _USUAL_WORKERS, _MOST_WORKERS = 4, 16
-# If one of several waits takes at least this part of all waiting time, it is a wait for the workers
-# to start.
+# If one of several waits takes at least this part of all waiting time, the workers start then.
 _IN_ONE_WAIT = 0.5
 
 # Where batches are loaded: by a DataLoader in the training process, by a DataLoader in worker
@@ -90,7 +89,7 @@ _TITLES: dict[_Kind, str] = {
 def waits_for_data(capture: Views) -> Ints:
     """The positions of the calls that wait for a batch, on the threads of the steps.
 
-    A call inside another one is left out.
+    A call inside another such call is left out.
     """
     events, tree = capture.events, capture.links.call_tree
     chosen = is_loading(events)
@@ -104,7 +103,7 @@ def waits_for_data(capture: Views) -> Ints:
 
 
 def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:
-    """The time in which the steps waited, and in which the device, if recorded, was idle."""
+    """The time of the waits inside the steps, without the time in which a device worked."""
     events, device = capture.events, capture.links.launches.device
     timeline = sweep(
         [
@@ -126,7 +125,7 @@ def _kind(capture: Views) -> _Kind:
 
 
 def _loader(capture: Views) -> Loader | None:
-    """The settings of the window's loader; None if they are not recorded, or there are several."""
+    """The settings of the window's loader; None if they are unknown, or if it has several."""
     environment = capture.about.environment
     loaders = (environment.loaders if environment else None) or []
     phase = capture.about.window.phase or "train"
@@ -135,13 +134,16 @@ def _loader(capture: Views) -> Loader | None:
 
 
 def _workers(capture: Views, present: int | None) -> int:
-    """The number of workers to try: the CPUs of the machine, divided by the ranks on it."""
+    """The number of workers to try: the CPUs for each rank, but at most 16.
+
+    If the number of CPUs is not known: twice the present number of workers, but at least 4.
+    """
     own = _cpus(capture)
     return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)
 
 
 def _cpus(capture: Views) -> int | None:
-    """The CPUs of the machine, divided by the ranks on it; None if they are not known."""
+    """The CPUs for each rank: those of the machine, divided by its ranks; None if not known."""
     environment = capture.about.environment
     threads = environment.threads if environment else None
     if threads is None or threads.cpus is None:
@@ -178,12 +180,11 @@ def _saving(
 
 
 def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:
-    """Return the advice of the finding."""
     pinned = loader is None or loader.pin_memory is False
     pin = ", pin_memory=True" if pinned and len(capture.links.launches.device) else ""
     if kind == "iterator":
         return (
-            "Load beside training: give the data as a Dataset to torch.utils.data.DataLoader("
+            "Load in worker processes: give the data as a Dataset to torch.utils.data.DataLoader("
             f"dataset, num_workers={workers}, persistent_workers=True{pin})"
             f"{_fewer_threads(capture, workers)}."
         )
@@ -196,8 +197,8 @@ def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, wor
     is_start = len(waits) > 2 and lasts.max() >= _IN_ONE_WAIT * lasts.sum()
     if is_start and loader is not None and loader.persistent_workers is False:
         return (
-            "DataLoader(..., persistent_workers=True): one wait takes most of the time, as it does "
-            "when the workers of an epoch start."
+            "DataLoader(..., persistent_workers=True): one wait takes most of the time, probably "
+            "because the workers start again in each epoch."
         )
     if loader is not None and loader.workers is not None and loader.workers >= workers:
         return (

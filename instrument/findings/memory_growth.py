@@ -7,13 +7,14 @@ needed: if batches differ in size, memory may grow for a step or two. The median
 least 256 KiB, because 100,000 such steps add 24 GiB.
 
 The evidence lists the operators whose memory was allocated after the first step and is still in use
-at the end of the last step. Its last row is the owner of the most memory at the peak.
+at the end of the last step. The last row of the evidence is the owner of the most memory at the
+peak.
 
 No saving is simulated: growing memory does not slow the steps, but in the end the run fails.
 
-The check does not find memory on the CPU that no tensor uses. For example, a kept loss keeps the
-nodes of its graph, about 500 bytes each. The backward has freed the tensors that the nodes saved,
-and no memory event shows the nodes themselves.
+The check does not find memory on the CPU that no tensor uses. For example, a loss that the program
+keeps holds the nodes of its graph, about 500 bytes each. The backward has freed the tensors that
+the nodes saved, and no memory event shows the nodes themselves.
 """
 
 from __future__ import annotations
@@ -88,9 +89,8 @@ def _holders(capture: Views, device: str, by: By) -> list[tuple[str, int, int]]:
     """The operators or ranges that hold more memory after the last step than after the first step.
 
     Returns:
-        A tuple for each of them: its name, the additional bytes, and the additional allocations.
-            The one with the most additional bytes comes first. The list is empty if the trace has
-            no addresses.
+        Tuples of the name, the additional bytes and the additional allocations, the most additional
+            bytes first. The list is empty if the trace has no addresses.
     """
     memory, steps = capture.memory, capture.links.steps
     if by not in memory.kinds:

@@ -2,15 +2,15 @@
 
 In a loop over rows, time steps or parameters, each operator has so little work that most of the
 time is the cost of the call. The check looks at the sequence of operators and ranges directly
-inside a range. A loop is a pattern of at most 16 of them that repeats at least 32 times without a
-break. The median duration of the calls in it must be at most 50 µs. The check does not take the
-layers of a model for a loop: their patterns are longer, or the range of each layer has another
-name.
+inside a range. A loop is a pattern of at most 16 operators and ranges. The pattern must occur at
+least 32 times without a break. One occurrence is a round of the loop. The median duration of the
+calls in the loop must be at most 50 µs. The check does not take the layers of a model for a loop:
+their patterns are longer, or the range of each layer has another name.
 
-There is a finding if such loops, with the short gaps between the operators, take at least 5 % of
-the time of the steps, unless the simulation saves less than 2 % of a step. In the simulation, one
-round does the work of all rounds. If the device is busy during the loop, the many launches cost
-nothing.
+There is a finding if such loops take at least 5 % of the time of the steps. The short gaps between
+the operators count. There is none if the simulation saves less than 2 % of a step. In the
+simulation, one round does the work of all rounds. There is no saving if the device is busy during
+the whole loop, because the launches then cost nothing.
 
 The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
 in the backward follows from a loop in the forward, so one finding is enough.
@@ -50,7 +50,7 @@ _LEAST_SHARE, _LEAST_SAVING = 0.05, 0.02
 _LONGEST_PATTERN, _LEAST_REPEATS = 16, 32
 _TINY_NS = 50_000
 _SHOWN = 5
-# Calling an operator takes 2 to 20 µs while it is recorded, however little it does.
+# A recorded call of an operator takes 2 to 20 µs, even if the operator does almost nothing.
 _CALL_NS = 20_000
 # If the loop takes at least this part of its range, the scenario shortens the whole range.
 _MOST_OF_RANGE = 0.5
@@ -64,10 +64,10 @@ class Storm:
     """The loops of one pattern in one range.
 
     Attributes:
-        path: the range, as an index into `links.scopes.paths`; -1 for none.
+        path: the range, as an index into `links.scopes.paths`; -1 outside of all ranges.
         events: the positions of all operators and ranges of the loops.
         loops: the number of loops.
-        rounds: how often the pattern repeats, in all loops together.
+        rounds: how often the pattern occurs, in all loops together.
         pattern: the names in one round.
         elapsed_ns: the time of all events and of the gaps between them. Of each gap, at most 50 µs
             count, because the program does something else in a longer gap.
@@ -161,16 +161,17 @@ def storms(capture: Views, span: Measured) -> list[Storm]:
 
 
 def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
-    """The time of the calls of one loop and of the short gaps between them."""
+    """The time of the calls of one loop, and at most 50 µs of each gap between them."""
     gaps = np.clip(start_ns[1:] - np.maximum.accumulate(end_ns)[:-1], 0, _TINY_NS)
     starts, ends = merged(start_ns, end_ns)
     return int((ends - starts).sum() + gaps.sum())
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
-    """The operators and ranges that lie in no operator, in order; and the parent of each of them.
+    """The nodes that can be part of a loop, and the parent of each node.
 
-    Operators and ranges inside a backward node are left out.
+    These are the operators and ranges of the steps that are inside neither an operator nor a
+    backward node. Nodes with the same parent follow each other in order of start.
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
@@ -182,13 +183,13 @@ def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
     chosen = ~inside & ~is_call & ~steps & ~backward & (span.holds(tree.start_ns) >= 0)
     nodes = np.flatnonzero(chosen)
     order = np.argsort(tree.parent[nodes], kind="stable")  # children in order of start
-    # Roots of different threads have the same parent, -1.
+    # All roots have the parent -1, so a negative number for each thread distinguishes the threads.
     parent = np.where(tree.parent[nodes] >= 0, tree.parent[nodes], -1 - tree.thread[nodes])
     return nodes[order], parent[order]
 
 
 def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
-    """Return for each loop its first place, the place after its end and its pattern's length.
+    """Return for each loop its first place, the place after its end, and the length of its pattern.
 
     A place is an index into `name`. No two loops share a place. If patterns of several lengths fit,
     the shortest is used.
@@ -210,12 +211,13 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 
 
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
-    """Simulate the step if one round did the work of all rounds of its loop.
+    """Simulate the step as if one round of each loop did the work of all rounds.
 
-    The first `_CALL_NS` of the time of a call are the overhead of the call; only one round keeps
-    it. If the median call takes longer, the rest of its time is work, which stays for all rounds.
-    If the loops take at least half of their range, the whole range is scaled. This also saves the
-    backward, and the time between the calls. Otherwise, only the time inside the calls is saved.
+    The first `_CALL_NS` of the time of a call are the overhead of the call. Only one round keeps
+    this overhead. If the median call takes longer, the rest of its time is work, which stays for
+    all rounds. If the loops take at least half of their range, the whole range is scaled. This also
+    saves the backward, and the time between the calls. Otherwise, only the time inside the calls is
+    saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

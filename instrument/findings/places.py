@@ -1,9 +1,9 @@
-"""Find the range, the file and line, and the step of events, and make evidence from events.
+"""Find the range, the source line and the step of events, and make evidence from events.
 
 Events are given as positions in `capture.events`, as everywhere in this package.
 
-The line of a source comes from the trace. In a trace with Python frames, it is the first line of
-the function; torch does not record the line of the call.
+The source line comes from the trace. In a trace with Python frames, it is the first line of the
+function; torch does not record the line of the call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runt
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
 _PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]|.*[/\\]python\d(?:\.\d+)?[/\\]")
-# Files that a user does not change. Kineto removes the folders of sys.path from file names.
+# Packages that a user does not change. Kineto removes the folders of sys.path from file names.
 _LIBRARIES = frozenset(
     {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
 )
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[Place]:
-    """Group events by their range and source, the group with the most time first.
+    """Group events by their range and source line, the place with the most time first.
 
     Args:
         capture: the capture.
@@ -81,7 +81,7 @@ def places(capture: Views, events: Ints, weight_ns: Ints | None = None) -> list[
 def common_place(
     capture: Views, events: Ints, weight_ns: Ints | None = None
 ) -> tuple[str | None, str | None]:
-    """Return the range and the source to which at least 90 % of the events' time belongs.
+    """Return the range and the source line to which at least 90 % of the events' time belongs.
 
     Of several such ranges, the innermost is returned. A value is None if there is no such range or
     source.
@@ -128,14 +128,14 @@ def range_of(capture: Views, event: int) -> str | None:
 def nodes_of(links: Links, events: Ints) -> Ints:
     """The node of the call tree for each event, or the innermost node around it; -1 for none.
 
-    The node of a device event is the one that launched it.
+    The node of a device event is the node that launched the event.
     """
     table, tree = links.events, links.call_tree
     if not len(tree) or not len(events):
         return np.full(len(events), -1)
     node = tree.nodes_of(events)
     calls = table.among(is_runtime)[events]
-    if calls.any():  # a call may lie on another thread than its operator
+    if calls.any():  # a runtime call may lie on another thread than its operator
         called = events[calls]
         made = Launches(called, launching_operator(table, called), called)
         node[calls] = launching_nodes(table, tree, made)
@@ -205,8 +205,8 @@ def has_sources(capture: Views) -> bool:
 def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, int]:
     """The time that a thread spent in each function of the user within the given spans, in ns.
 
-    A function's time includes what it calls in torch and other libraries. Empty if the trace has no
-    Python frames as events.
+    A function's time includes what it calls in torch and other libraries. The result is empty if
+    the trace has no events of Python frames.
     """
     frames, table = capture.links.frames, capture.events
     own = frames.thread == thread
@@ -216,7 +216,7 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
     begin, end = cuts[:-1], cuts[1:]
     inside_ns = within(merged(*spans), begin, end)
     begin, inside_ns = begin[inside_ns > 0], inside_ns[inside_ns > 0]
-    middle = begin + 1  # the end of a frame belongs to the frame, as its start does
+    middle = begin + 1  # at `begin`, a frame that ends there would still count
     name = _users_frame_at(capture.links, np.full(len(begin), thread, np.int32), middle)
     names, groups = groupby(name)
     totals: dict[str, int] = {}
@@ -228,7 +228,10 @@ def time_by_source(capture: Views, thread: int, spans: Intervals) -> dict[str, i
 
 
 def _source_of_frames(links: Links, events: Ints) -> Ints:
-    """For each event, the innermost frame of the user's code, as the index of its name; or -1."""
+    """For each event, the innermost frame of the user's code, as the index of the frame's name.
+
+    The index is -1 if there is no such frame.
+    """
     table = links.events
     known = np.flatnonzero(events >= 0)
     found = np.full(len(events), -1)
@@ -252,7 +255,7 @@ def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
 def _source_of_texts(links: Links, events: Ints) -> Ints:
     """For each event, the call stack of the event or of the nearest operator around it.
 
-    A call stack is an index into `events.texts`; -1 if there is none, or none with the user's code.
+    A call stack is an index into `events.texts`; -1 if there is no call stack with the user's code.
     """
     table, tree = links.events, links.call_tree
     if not (table.call_stack >= 0).any():
@@ -266,12 +269,12 @@ def _source_of_texts(links: Links, events: Ints) -> Ints:
 
 
 def _frame_sources(events: Events) -> list[str | None]:
-    """For each event name, the source if it is a frame of the user's code; else None."""
+    """For each event name, the source line if the name is a frame of the user's code; else None."""
     return [users_source(name) for name in events.names]
 
 
 def _text_sources(events: Events) -> list[str | None]:
-    """For each argument text, the source if it is a call stack with the user's code; else None."""
+    """The source line of each text that is a call stack with the user's code; None for others."""
     used = set(np.unique(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None
@@ -305,13 +308,13 @@ def users_source(frame: str) -> str | None:
 class Measured:
     """The time that shares in titles refer to: all finished steps except the first.
 
-    The first step contains work that happens only once. It counts only if the window has no other
-    step.
+    The first step contains work that happens only once. The first step counts only if the window
+    has no other step.
 
     Attributes:
         what: "step", or "recording" if no step was finished.
-        start_ns, end_ns: the start and end of each step, sorted; those of the recording if there is
-            no step.
+        start_ns, end_ns: the start and end of each step, sorted. If there is no step, the start and
+            end of the recording.
     """
 
     what: Literal["step", "recording"]
@@ -329,23 +332,23 @@ class Measured:
         return len(self.start_ns)
 
     def share(self, time_ns: int) -> float:
-        """A time inside the steps as a fraction of all of them; 0 if they took no time."""
+        """A time inside the steps as a share of `total_ns`; 0 if `total_ns` is 0."""
         return time_ns / self.total_ns if self.total_ns else 0.0
 
     def within(self, start_ns: Ints, end_ns: Ints) -> Ints:
-        """How much of each interval lies in the steps."""
+        """How much of each interval lies in the steps, in ns."""
         return within(merged(self.start_ns, self.end_ns), start_ns, end_ns)
 
     def covered(self, start_ns: Ints, end_ns: Ints) -> float:
-        """The part of the steps in which at least one of the intervals lies, as a fraction.
+        """The share of the steps' time in which at least one of the intervals lies.
 
-        Intervals of several streams or threads may overlap, but that time counts once. So the
-        result is at most 1.
+        Where intervals overlap, such as those of several streams or threads, the time counts once.
+        So the result is at most 1.
         """
         return self.share(int(self.within(*merged(start_ns, end_ns)).sum()))
 
     def holds(self, time_ns: Ints) -> Ints:
-        """The number of the step around each point in time, from 0; -1 for none."""
+        """The index of the step around each point in time; -1 for none."""
         return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
@@ -362,7 +365,7 @@ def measured(capture: Views) -> Measured:
 def evidence(
     capture: Views, events: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for all events of a name; the rows with the most time come first.
+    """Make one row of evidence for each event name; the rows with the most time come first.
 
     Every row gets the same `detail`. At most `most` rows are returned.
     """
@@ -381,8 +384,8 @@ def evidence_by_name(
         capture: the capture.
         name: for each event, the name of its row, as an index into `events.names`.
         events: the positions of the events.
-        time_ns: the time of each event. The names with the most time come first, and `start_ns` of
-            a row is that of its event with the most time.
+        time_ns: the time of each event. The names with the most time come first. In each row,
+            `start_ns` is the start of the event with the most time.
         most: the largest number of rows.
         detail: the detail of every row.
     """
@@ -414,9 +417,9 @@ def percent(share: float) -> str:
 def evidence_span(capture: Views, finding: Finding, evidence: Evidence) -> tuple[int, int] | None:
     """Find the event that starts at `evidence.start_ns`, and return its start and end.
 
-    The result is None if no event starts then, or if the evidence of the finding is in another
-    capture. If several events start then, those whose name begins with the name of the evidence are
-    preferred. Of these, the longest is chosen.
+    If several events start then, events whose name begins with the name of the evidence are
+    preferred. Of these, the longest is chosen. The result is None if no event starts then, or if
+    the evidence of the finding is in another capture.
     """
     if evidence.start_ns is None or finding.capture not in (None, capture.name):
         return None

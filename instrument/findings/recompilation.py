@@ -3,8 +3,8 @@
 The check reads torch's events around each compilation in all finished steps except the first. The
 first step of a window may compile code that every run compiles once; the check `first-step` reports
 this. A compilation in a later step usually is a recompilation: a guard has failed, because a shape,
-a number or an object has changed. torch numbers the compilations of each frame from 0 and writes
-the number into the trace. A compilation with a number above 0 is a recompilation.
+a number or an object has changed. torch numbers the compilations of each Python frame from 0 and
+writes the number into the trace. A compilation with a number above 0 is a recompilation.
 
 There is a finding if compilations take at least 1 % of the time of the steps. The limit is low
 because a warm program compiles nothing.

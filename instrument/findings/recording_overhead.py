@@ -6,8 +6,8 @@ are at least 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds 
 with many small operators, and can double a step of a millisecond. The share of small operators is
 then too large, and the share of long kernels too small.
 
-No saving is simulated, because the step without recording is as long as before the window. The
-check needs `capture.json` and at least 10 steps before the window.
+No saving is simulated, because the steps before the window already show the step without recording.
+The check needs `capture.json` and at least 10 steps before the window.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ def find(capture: Views, _: Scenario) -> Iterator[Finding]:
 
 
 def _change(capture: Views) -> str:
-    """Name the options that recorded more than the events, if there are any."""
     events = capture.events
     recorded = {
         "with_stack": len(capture.links.frames) > 0 or (events.call_stack >= 0).any(),
@@ -79,7 +78,6 @@ def _change(capture: Views) -> str:
 
 
 def _recorded_steps(capture: Views) -> int:
-    """The number of recorded steps."""
     return capture.about.window.steps or len(capture.links.steps)
 
 

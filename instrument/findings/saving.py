@@ -18,7 +18,7 @@ def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
     """
     try:
         scenario = edit()
-        scenario.saving_ns  # noqa: B018 - raises where the simulation is refused
+        scenario.saving_ns  # noqa: B018 - raises if the step cannot be simulated
     except InstrumentError:
         return None
     return scenario

@@ -2,12 +2,16 @@
 
 The check reads the bus bandwidth of collectives on devices with messages of at least 4 MiB. For
 such messages, latency hardly matters. Only the collective with the highest bandwidth counts,
-because the others may have waited for slower ranks. PCIe 3.0 with 16 lanes moves about 12 GB/s.
-Links between the devices of one machine (NVLink, xGMI) move 50 GB/s and more, and networks for
-training 12 to 50 GB/s for each device. So a bandwidth below 10 GB/s means that the data takes a
-slower way, such as through the memory of the CPU or over a slow network interface. There is a
-finding if the bandwidth is below 10 GB/s and exposed communication takes at least 5 % of the time
-of the steps, unless the simulation saves less than 1 %. The simulation assumes a link with 12 GB/s.
+because the others may have waited for slower ranks. Usual bandwidths are:
+
+- PCIe 3.0 with 16 lanes: about 12 GB/s.
+- Links between the devices of one machine (NVLink, xGMI): 50 GB/s and more.
+- Networks for training: 12 to 50 GB/s for each device.
+
+So if the bandwidth is below 10 GB/s, the data takes a slower way. It goes, for example, through the
+memory of the CPU or over a slow network interface. There is a finding if the bandwidth is below
+10 GB/s and exposed communication takes at least 5 % of the time of the steps. There is none if the
+simulation saves less than 1 %. The simulation assumes a link with 12 GB/s.
 
 The check cannot see which link the data took. If this rank always waits for another rank, the time
 of the fastest collective contains this wait too.

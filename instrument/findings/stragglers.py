@@ -1,8 +1,8 @@
 """`stragglers`: ranks that the others wait for in collectives, and the range that makes them slow.
 
 The check compares the ranks of one window by their own work: the time of their steps without the
-waits in communication. A straggler is a rank whose own work is above the median of the ranks by
-more than three robust standard deviations, and by more than a tenth
+waits in communication. A straggler is a rank with much more own work than the median rank: by more
+than three robust standard deviations, and by more than 10 %
 (`instrument.runs.rank_comparison.stragglers`). There is a finding if the other ranks wait in
 communication longer than the straggler, by at least 3 % of the step. There is none if the
 simulation saves less than 1 %.
@@ -35,7 +35,7 @@ _MOST_SIMULATED, _MOST_ROWS = 32, 5
 
 
 def find(ranks: Ranks) -> Iterator[Finding]:
-    """Yield one finding if, in each step, ranks wait for slower ranks."""
+    """Yield one finding if other ranks wait for a straggler for at least 3 % of the step."""
     table = ranks.ranks
     step_ns = {row.rank: row.step_ns for row in table}
     late = [row for row in ranks.stragglers if _waited_ns(row) >= _LEAST_SHARE * step_ns[row.rank]]
@@ -74,13 +74,13 @@ def _excess(row: Any) -> str:
 
 
 def _waited_ns(row: Any) -> int:
-    """How much longer the other ranks wait in communication than a straggler, per step."""
+    """How much more time per step the other ranks wait in communication than a straggler waits."""
     others_ns: int = row.others_exposed_communication_ns or 0
     return others_ns - int(row.exposed_communication_ns)
 
 
 def _is_in_range(row: Any) -> bool:
-    """Whether one range takes much of the additional time of a straggler."""
+    """Whether one range explains much of the additional time of a straggler."""
     excess_ns = row.own_ns - row.median_own_ns
     return row.range is not None and row.range_excess_ns >= _OF_EXCESS * excess_ns
 

@@ -1,14 +1,14 @@
 """`synchronizing-calls`: the CPU waits for the device, and the device is idle afterwards.
 
 `.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
-`torch.cuda.synchronize()` return after the device has finished its work. Only then can the CPU
-launch more work, and the device is idle until it does. The check finds the runtime calls that wait
+`torch.cuda.synchronize()` return only after the device has finished its work. Then the device is
+idle until the CPU has launched more work. The check finds the runtime calls that wait
 (`instrument.links.synchronisation`). It measures the idle time of the device that begins inside
 such a call and ends when the next launch has returned.
 
-There is a finding if this idle time is at least 3 % of the time of the steps, unless the simulation
-without these waits saves less than 1 % of a step. So a wait is no problem while the device is busy,
-however long it takes.
+There is a finding if this idle time is at least 3 % of the time of the steps. There is none if the
+simulation without these waits saves less than 1 % of a step. So a wait counts only if the device is
+idle afterwards, even if the wait is long.
 
 Copies to the device belong to the check `blocking-copies`. The check needs device work in the
 trace, and does not find waits inside other calls, such as `cudaFree`.
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE, _LEAST_SAVING = 0.03, 0.01
 _SHOWN = 5
 _TO_DEVICE = "HtoD"
-# What a user writes, for each operator that waits.
+# For each operator that waits: the code that calls it.
 _WRITTEN = {
     "aten::item": ".item(), float(), int(), an if on a tensor, or printing one",
     "aten::_local_scalar_dense": ".item(), float(), int(), an if on a tensor, or printing one",
@@ -125,8 +125,8 @@ def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
     """For each call, the idle time of the device that begins inside it, within the steps.
 
     The idle time ends when the call that launches the next work returns. Time in which the CPU
-    waits for the loader does not count. A gap does not count either if the launch of the next work
-    is unknown.
+    waits for the loader does not count. Idle time does not count either if the launch of the next
+    work is unknown.
     """
     events, found = capture.events, capture.links.launches
     start_ns, end_ns = events.start_ns[found.device], events.end_ns[found.device]
@@ -152,7 +152,7 @@ def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
 
 
 def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
-    """Make one row for each operator and place, the row with the most idle time first."""
+    """Make one row for each operator, range and source line; the most idle time comes first."""
     events, paths = capture.events, capture.links.scopes.paths.texts
     names, operator = _operators(capture, calls)
     path, (source, sources) = range_codes(capture, calls), source_codes(capture, calls)
@@ -183,7 +183,7 @@ def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
     Operators outside the innermost range around the call do not count.
 
     Returns:
-        The distinct names, and for each call the index of its name.
+        The distinct names, and for each call the index of the name.
     """
     events, tree = capture.events, capture.links.call_tree
     is_operator = called_operators(events) & ~is_backward(events)

@@ -1,12 +1,16 @@
 """`tensor-cores`: matrix products and convolutions that run on the slow units of the device.
 
-The check reads the names of the kernels of cuBLAS, cuDNN and CUTLASS. A name can say that the
-kernel multiplies float64, that it multiplies float32 without tensor cores (such as volta_sgemm), or
-that the sizes of its matrices are not aligned to 16 bytes (such as …_align1). There is a finding if
-such kernels take at least 10 % of the time of the steps (5 % for kernels that are not aligned), and
-if the tensor cores of the device multiply at least twice as fast in a lower precision
-(`instrument.analysis.peak_rates`). There is none if the simulation saves less than 1 %. The
-simulation lets these kernels take half the time. This is a cautious guess, because the peak rates
+The check reads the names of the kernels of cuBLAS, cuDNN and CUTLASS. It looks for names of three
+kinds of kernel. There is a finding for each kind that takes at least the given share of the time of
+the steps:
+
+- Kernels that multiply float64, 10 %.
+- Kernels that multiply float32 without tensor cores, such as volta_sgemm, 10 %.
+- Kernels that multiply matrices whose sizes are not aligned to 16 bytes, such as …_align1, 5 %.
+
+For the first two kinds, the device must multiply at least twice as fast in a lower precision
+(`instrument.analysis.peak_rates`). There is no finding if the simulation saves less than 1 %. The
+simulation lets the kernels take half the time. This is a cautious guess, because the peak rates
 differ by factors of 3 to 16.
 
 The check cannot see whether the training still converges in a lower precision. It does not know the
@@ -49,7 +53,7 @@ class _Kind(NamedTuple):
         does: what the kernels do, for the title.
         precision: the precision in which they multiply; None if this can be any.
         least_share: there is a finding if such kernels take at least this share of the step.
-        change: the advice of the finding.
+        change: the advice of the finding; "" if it depends on the device.
     """
 
     name: re.Pattern[str]
@@ -150,7 +154,7 @@ def _device(capture: Views, kernels: Ints) -> Device | None:
 
 
 def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
-    """Whether the device multiplies at least twice as fast in a lower precision."""
+    """Whether a lower precision is at least twice as fast; True for kinds of any precision."""
     if kind.precision is None:
         return True
     device = _device(capture, kernels)

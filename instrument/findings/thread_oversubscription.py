@@ -3,12 +3,12 @@
 The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
 have them. Each process of the job on this machine has `intra_op` threads for large operators, and
 the worker processes of its loaders. There is a finding if all these threads and workers are at
-least 1.25 times as many as the CPUs: the threads of one operator wait for each other, so a thread
+least 1.25 times as many as the CPUs. The threads of one operator wait for each other, so a thread
 without a CPU stops all of them.
 
-Threads without work do not compete for CPUs. So the `intra_op` threads count only if operators that
-are long enough to be divided among threads (50 µs on the CPU) take at least 5 % of the steps.
-Otherwise, each process counts as one thread, plus its workers.
+Threads without work do not compete for CPUs. So the `intra_op` threads count only if long operators
+take at least 5 % of the steps. Long operators take 50 µs or more on the CPU, so torch may divide
+them among threads. Otherwise, each process counts as one thread, plus its workers.
 
 No saving is simulated, because a trace does not show how long a thread waits for a CPU.
 
@@ -72,7 +72,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 def _divided(capture: Views) -> tuple[Ints, float]:
     """The operators that may be divided among threads, and the share of the steps that they take.
 
-    These are the operators whose own time on the CPU is 50 µs or longer.
+    These are the operators of torch whose own time on the CPU is 50 µs or longer, and that launch
+    no device work.
     """
     events, tree, steps = capture.events, capture.links.call_tree, measured(capture)
     own_ns = tree.own(tree.total_ns)
@@ -85,7 +86,7 @@ def _divided(capture: Views) -> tuple[Ints, float]:
 
 
 def _workers(environment: Environment) -> int:
-    """The number of worker processes of a phase, for the phase with the most of them."""
+    """The number of loader workers of a phase, for the phase with the most workers."""
     of_phase: dict[str | None, int] = {}
     for loader in environment.loaders or ():
         of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)

@@ -1,16 +1,20 @@
 """`unmarked-time`: time of the steps that lies in no range, so that no table can assign it.
 
-The time of a step is marked in three cases: a range is open on the thread of the step, the autograd
-engine runs the backward of a range on any of its threads, or the step waits for the loader. All
-other time is unmarked. Part of the unmarked time also lies outside all operators on the thread of
-the step and on the engine's threads. This is the time of Python code, or of code that torch does
-not record.
+The time of a step is marked in three cases:
+
+- A range is open on the thread of the step.
+- The autograd engine runs the backward of a range on any of its threads.
+- The step waits for the loader.
+
+All other time is unmarked. Part of the unmarked time also lies outside all operators on the thread
+of the step and on the engine's threads. This part is the time of Python code, or of code that torch
+does not record.
 
 There is a finding if at least a fifth of the time of the steps is unmarked. Losses, metrics and
 logging between the ranges rarely take more.
 
-With Python stacks, the evidence names the functions that run outside all operators, and the title
-names the one that takes most of this time.
+With Python stacks, the evidence names the functions that run outside all ranges and operators. The
+title names a function that takes at least half of this time.
 
 There is no saving: marking code makes nothing faster, but it shows what takes the time.
 """
@@ -134,7 +138,7 @@ def _calls(capture: Views, span: Measured, source: str) -> int:
 
 
 def _outermost_outside(capture: Views, span: Measured) -> Ints:
-    """The positions of the operators in no range and in no other operator, within the steps."""
+    """The outermost operators within the steps that are in no range, as positions."""
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
     is_operator = called_operators(events)[tree.index]

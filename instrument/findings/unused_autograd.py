@@ -1,4 +1,4 @@
-"""Find ranges that build a graph for a backward that never comes, such as a validation.
+"""Find ranges that build an autograd graph that no backward uses, such as a validation.
 
 The check uses torch's numbers of backward nodes. If the number grows from operator to operator,
 these operators make nodes. The check finds ranges whose operators make nodes, if no backward of the
@@ -10,12 +10,13 @@ without gradients). The simulation subtracts this time from the operators that m
 device is the bottleneck, the saving is 0. The graph also keeps activations in memory, but the trace
 does not show how much.
 
-There is a finding for each such range that takes at least 3 % of the time of the steps. Of ranges
-inside each other, only the outermost has a finding. A trace without any backward has one finding
-for the whole program, if making the nodes takes at least 1 % of the time of the steps.
+There is a finding for each such range that takes at least 3 % of the time of the steps. If such
+ranges lie inside each other, only the outermost has a finding. In a trace without any backward,
+there is one finding for the whole program. Making the nodes must then take at least 1 % of the time
+of the steps.
 
-A backward can run after the end of the window. So calls in the last finished step do not count if
-there are other steps. And the check cannot run if most backward nodes of the window belong to a
+A backward can run after the end of the window. So operators in the last finished step do not count
+if there are other steps. The check cannot run if most backward nodes of the window belong to a
 forward before the window.
 """
 
@@ -55,8 +56,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     numbers = ran(capture)
     if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
         raise NotRecorded(
-            "the backward in this window belongs to a forward before the window, so the backward "
-            "of the forward in this window may come later",
+            "the window contains the backward of an earlier forward, so the backward of its own "
+            "forward may come after the window",
             "record more steps, with a larger profiler.active",
         )
     has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)

@@ -1,14 +1,17 @@
 """Find gradients that are filled with zeros, although they could be set to None.
 
 The check looks for fills inside the range "Optimizer.zero_grad#…", which torch opens. With
-`set_to_none=True`, the default, there are no fills. Existing gradients have two costs: they are
-filled with zeros, and the next backward adds the new gradient to each of them instead of storing
-it. So the simulation removes the fills, and the additions in the nodes that accumulate gradients.
-It removes only the additions of the first backward after the fills: one addition for each filled
+`set_to_none=True`, the default, there are no fills. With `set_to_none=False`, the gradients stay,
+which has two costs. They are filled with zeros, and the next backward adds the new gradient to each
+of them instead of storing the new gradient.
+
+The simulation removes the fills, and the additions in the nodes that accumulate gradients. It
+removes only the additions of the first backward after the fills: one addition for each filled
 gradient. Later backward passes, as in gradient accumulation, must add.
 
-There is a finding if this work takes at least 1 % of the time of the steps, unless the simulation
-saves less than 0.5 %. It saves nothing if the device does this work while nothing waits for it.
+There is a finding if this work takes at least 1 % of the time of the steps. There is none if the
+simulation saves less than 0.5 %. It saves nothing if the device does this work while nothing waits
+for the device.
 
 The check does not find `module.zero_grad(set_to_none=False)`, which opens no range. If one call
 fills all gradients, the trace does not show their number, so the additions are left out. The check
@@ -90,15 +93,15 @@ def _inside(
 def _additions(capture: Views, fills: Ints) -> Ints:
     """The additions that would not run if gradients were set to None instead of filled.
 
-    These are the first n additions after each group of n fills, but only those before the next
-    group of fills.
+    If n fills follow each other, these are the first n additions after them, but only those before
+    the next fill.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)
     single = fills[events.named(_FILL.__eq__)[fills]]
     if not len(adds) or not len(single):
         return adds[:0]
-    # The fills between the same two additions are one group.
+    # The fills between the same two additions follow each other: they are one group.
     before = np.searchsorted(events.start_ns[adds], events.start_ns[single])
     first, count = np.unique(before, return_counts=True)
     number = np.arange(len(adds))

@@ -547,7 +547,7 @@ def test_the_command_reads_all_captures_of_a_folder(
 
 
 NOT_SEEN = (
-    "Without device work, these cannot occur or be seen: synchronizing-calls, launch-bound, "
+    "Without device work, these problems do not occur or cannot be seen: synchronizing-calls, launch-bound, "
     "device-idle, blocking-copies, slow-links, tensor-cores, allocator-churn."
 )
 

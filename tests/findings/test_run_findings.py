@@ -372,7 +372,7 @@ def test_a_program_without_any_backward(tmp_path: Path) -> None:
 def test_the_backward_of_an_earlier_forward(tmp_path: Path) -> None:
     events = [made("aten::mm", 10 + 50 * k, 30, 100 + k) for k in range(20)]
     events += [node("MmBackward0", 1200 + 40 * k, 30, 90 - k) for k in range(10)]
-    with pytest.raises(NotRecorded, match="a forward before the window"):
+    with pytest.raises(NotRecorded, match="the backward of an earlier forward"):
         check(builders.capture(tmp_path, [*steps(4), *events]), "unused-autograd")
 
 
