@@ -215,7 +215,7 @@ def _launches(capture: Views) -> Part | None:
     elif 2 * at_end > total - covered:
         why += (
             f"; {at_end} of these came after the last launch that has device work. The recording "
-            "ended before the device had done their work, or the profiler's buffer was full: "
+            "ended before the device had done this work, or the profiler's buffer was full: "
             "synchronize before the end of the window, or record fewer steps."
         )
     else:
