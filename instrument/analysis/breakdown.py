@@ -45,8 +45,8 @@ class Work:
         event: the positions of the device events in `Events`.
         kind: indexes into `KINDS`.
         start_ns, end_ns: when the device events started and ended.
-        call: the position in `Events` of the runtime call that launched each device event; -1 if
-            the trace does not have this call.
+        call: the position in `Events` of the runtime or driver call that launched each device
+            event; -1 if the trace does not have this call.
         operator: the position in `Events` of the operator or annotation that launched each device
             event, found by its external id; -1 if it is not known. See `Launches`.
     """

@@ -422,8 +422,8 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
     The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while the only operators that run are those that start a collective, run it or wait for it. The
-    result is empty if no collective ran on the CPU.
+    while no thread runs an operator, except operators that start a collective, run it or wait for
+    it. The result is empty if no collective ran on the CPU.
     """
     events = links.events
     if not is_on_cpu(events).any():

@@ -126,7 +126,7 @@ class _Calls:
     Attributes:
         node: the node of the call in the call tree.
         flops: the least number of operations that the call needs.
-        moved_bytes: the least number of bytes that the call reads and writes; or `UNKNOWN`.
+        moved_bytes: the least number of bytes that the call reads and writes, or `UNKNOWN`.
         dtype: an index into `dtypes`.
         precision: an index into `precisions`.
         device: an index into `rates`; `_SEVERAL` if the call used several devices; `_NO_DEVICE` if
@@ -164,7 +164,8 @@ class _Calls:
 def efficiency(links: Links, work: Work, given: PeakFlops | None = None) -> EfficiencyTable:
     """Return the efficiency of the operators and of the steps; see `EfficiencyTable`.
 
-    `given` is the value of `profiler.peak_flops`, which replaces the FLOP/s of `peak_rates`.
+    `given` is the value of `profiler.peak_flops`. It replaces the FLOP/s in the built-in table of
+    devices; see `peak_rates`.
 
     Cost: the formulas are evaluated once for each distinct combination of operator and arguments.
     In addition, there are some passes over the call tree.

@@ -372,7 +372,6 @@ class MemoryView:
         return f"{self.devices!r}\n{_MORE}"
 
     def _repr_html_(self) -> str:
-        """The table of devices, for a notebook."""
         devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
         return render("report/templates/memory_view.html", devices=devices, note=note)
 

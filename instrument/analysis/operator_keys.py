@@ -75,9 +75,9 @@ class Calls:
 
     @cached_property
     def _recursive(self) -> Ints:
-        """The calls whose name and kind is that of a call inside a call of the same name and kind.
+        """All calls with a name and kind that is recursive: one such call is inside another.
 
-        All other calls are outermost in every grouping, so `outermost` need not look at them.
+        All other calls are outermost in every grouping.
         """
         groups = groupby(self.name * len(KINDS) + self.kind)[1]
         inner = ~_outermost(groups.of, self.node, self.after)

@@ -182,8 +182,9 @@ class OperatorTable(GroupableTable):
         The operator with the most device time comes first, or with the most CPU time if the trace
         has no device events.
 
-        A call is counted if a formula gives the FLOPs of this call, of a call inside it, or of a
-        call around it. All other calls are listed. If they are nested, only the outermost is.
+        The FLOPs of a call are counted if a formula gives them for this call, for a call inside it,
+        or for a call around it. All other calls are listed. If they are nested, only the outermost
+        call is listed.
 
         Most of the listed operators compute nothing (views, allocations) or little (elementwise
         operators). If `has_rule` is true, FLOPs are really missing: there is a formula for the

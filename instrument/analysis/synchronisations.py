@@ -40,7 +40,7 @@ SYNCHRONISATIONS: Schema = schema(
 
 
 def synchronisations(links: Links) -> Table:
-    """Return one row for the calls with the same name, operator, range and streams.
+    """Return the calls that wait: one row for each name, operator, range and awaited stream.
 
     See `SYNCHRONISATIONS`. The row with the longest time comes first. The time is `stream_wait_ns`
     if a stream waits, and else `cpu_ns`. `instrument.links.synchronisation` finds the work that the

@@ -58,7 +58,7 @@ class Clock:
     at_ns: int = 0
 
     def ahead_ns(self, time_ns: int) -> int:
-        """How far this clock is ahead of the lowest rank's clock when it shows `time_ns` itself."""
+        """How far this clock is ahead of the lowest rank's clock, at `time_ns` of this clock."""
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:

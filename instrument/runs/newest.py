@@ -75,8 +75,8 @@ def newest_run(
     of this rank last. Such a process belongs to the newest run if both conditions hold:
 
     - Its job has as many ranks as the job of the newest process.
-    - Its last capture began at most `TOGETHER_S` before the first capture of the newest process, or
-      later.
+    - Its last capture began after the first capture of the newest process, or at most `TOGETHER_S`
+      earlier.
 
     All captures of a process belong to the same run: a process may train and then validate. A
     capture without a run id or without a start, such as a trace file, counts as newest.
@@ -110,7 +110,7 @@ def newest_run(
 
 
 def left_out(older: Iterable[str]) -> str:
-    """Return a sentence which says that the captures `older` of older runs are left out."""
+    """Return the sentence on captures of older runs that are left out; `older` are their names."""
     names = [*map(printable, older)]
     are = "is" if len(names) == 1 else "are"
     return (

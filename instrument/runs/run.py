@@ -228,7 +228,7 @@ def captures_below(folder: Path) -> Iterator[Path]:
 
 
 def paths_at(path: Path | str) -> Sequence[Path | str]:
-    """Return the captures at or below a path or URL; the traces in a folder without captures.
+    """Return the captures at or below a path or URL, or the traces of a folder without captures.
 
     Raises:
         CaptureError: there are no captures and no traces.

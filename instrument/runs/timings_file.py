@@ -104,7 +104,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """Return for each line of a timings file: by range, the summary since the line before.
+    """Return a dict for each line of a timings file: by range, the summary since the line before.
 
     Raises:
         CaptureError: the file cannot be read.
@@ -113,7 +113,6 @@ def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Yield the valid lines of a timings file."""
     if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
         raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
     try:
