@@ -39,11 +39,16 @@ _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 class Work:
     """The kernels, copies and memsets of the devices, as parallel columns.
 
-    `event` is the position of the device event in `Events`, and `kind` an index into `KINDS`.
-    `call` is the position of the CPU call that launched the work; -1 if the trace does not hold
-    this call. `operator` is the position of the operator that launched the work, according to the
-    trace; -1 if the trace does not hold this operator. See `Launches`. Other device events are
-    left out: counters, synchronisations, and annotations on the timelines of devices.
+    The other device events are left out: counters, synchronisations and annotations.
+
+    Attributes:
+        event: the positions of the device events in `Events`.
+        kind: indexes into `KINDS`.
+        start_ns, end_ns: when the device events started and ended.
+        call: the position in `Events` of the runtime or driver call that launched each device
+            event; -1 if the trace does not have this call.
+        operator: the position in `Events` of the operator or annotation that launched each device
+            event, found by its external id; -1 if it is not known. See `Launches`.
     """
 
     event: Ints
@@ -55,7 +60,7 @@ class Work:
 
     @property
     def launch(self) -> Ints:
-        """The CPU event that launched each row: `call`, else `operator`; -1 if neither is known."""
+        """The launch of each device event: `call`, else `operator`; -1 if neither is known."""
         return np.where(self.call >= 0, self.call, self.operator)
 
     def of(self, *kinds: int) -> Intervals:
@@ -79,17 +84,13 @@ BREAKDOWN: Schema = schema(
 
 
 def check_names(communication: str) -> None:
-    """Check that `communication` is a regular expression.
-
-    Raises:
-        ConfigError: `communication` is not a regular expression.
-    """
+    """Raise a `ConfigError` if `communication` is not a regular expression."""
     try:
         re.compile(communication)
     except re.error as error:
         raise ConfigError(
             f"communication is {communication!r}, which is not a regular expression ({error}); "
-            "give one for kernel names, such as 'nccl|my_all_reduce'."
+            "give a regular expression for kernel names, such as 'nccl|my_all_reduce'."
         ) from None
 
 
@@ -127,10 +128,7 @@ def device_work(
 
 
 def launched_ns(events: Events, work: Work) -> Ints:
-    """The time at which the CPU launched each row of `work`.
-
-    If the launch is not in the trace, the result is the time at which the work began.
-    """
+    """When the CPU launched each device event, or when the event began if its launch is unknown."""
     launch = work.launch
     return np.where(launch >= 0, events.start_ns[launch], work.start_ns)
 
@@ -138,7 +136,7 @@ def launched_ns(events: Events, work: Work) -> Ints:
 def breakdown(work: Work) -> Table:
     """Return one row for the whole trace; see `BREAKDOWN`.
 
-    A time in which several devices work counts once.
+    Time is not summed over devices: a second in which two devices work counts as one second.
     """
     found = by_group(work, np.zeros(len(work.event), np.int64), 1)
     return Table.of(
@@ -147,10 +145,12 @@ def breakdown(work: Work) -> Table:
 
 
 def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
-    """The columns of `BREAKDOWN` for each group of device events.
+    """The columns of `BREAKDOWN` with one value for each group of device events.
 
-    `group` holds the number of the group of each device event. Events with the number -1 are left
-    out. `groups` is how many groups there are.
+    Args:
+        work: the device events.
+        group: for each device event, the number of its group; -1 leaves the event out.
+        groups: the number of groups.
     """
     chosen = [np.flatnonzero(np.isin(work.kind, kinds) & (group >= 0)) for kinds in _LAYERS]
     layers = [(work.start_ns[index], work.end_ns[index]) for index in chosen]
@@ -162,16 +162,15 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """Three lists of intervals: those of compute, of communication and of copies."""
+    """The intervals of compute (with memsets), of communication and of copies, for `sweep`."""
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
     """For each column of `BREAKDOWN`, a mask of the time segments that the column counts.
 
-    The columns `idle_ns` and `total_ns` have no mask. `active` is `Timeline.active`: it has one row
-    for each layer, and each row has one flag for each segment of time. The first three rows must
-    belong to the layers that `layers_of` returns.
+    The result has no masks for `idle_ns` and `total_ns`. `active` is `Timeline.active` of a
+    timeline whose first three lists of intervals are those of `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {
@@ -185,7 +184,7 @@ def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
 
 
 def with_idle(found: dict[str, Ints], total: Ints) -> dict[str, Ints]:
-    """Insert the idle time and the total into the columns, in the order of `BREAKDOWN`."""
+    """Add the columns `idle_ns` and `total_ns`, at their places in `BREAKDOWN`."""
     names = list(found)
     idle = total - sum(found[name] for name in names[:3])
     return {

@@ -31,8 +31,8 @@ from instrument.links.step_index import finished_steps, step_at, step_number
 from instrument.trace.columns import ints
 from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints, is_step
 
-# No rank can finish such a collective before the last rank has joined the collective. So the
-# collective ends at about the same moment on all ranks.
+# Every rank waits in such a collective until the last rank has joined it. So the collective ends at
+# about the same moment on all ranks.
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 # Where a collective ran.
 DEVICE, CPU = "device", "CPU"
@@ -55,7 +55,7 @@ _KINDS = (
 #: The kinds of collectives.
 KINDS = tuple(kind for kind, _ in _KINDS)
 _PATTERNS = tuple((kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in _KINDS)
-# torch's names of element types, by the bytes that an element takes.
+# The size of an element in bytes, and the element types of this size by torch's names.
 _SIZES = {
     1: "Byte Char Bool QInt8 QUInt8",
     2: "Short Half BFloat16 UInt16",
@@ -65,7 +65,7 @@ _SIZES = {
 }
 _ELEMENT_BYTES = {name: size for size, names in _SIZES.items() for name in names.split()}
 _FLOAT8 = "Float8_"
-_MOST_BYTES = 2**43  # 9 TB
+_MOST_BYTES = 2**43  # 9 TB; torch recorded a wrong size if a message is larger
 # torch's description of a process group that was made without a description.
 _NO_DESCRIPTION = "undefined"
 _UNKNOWN = -1
@@ -151,7 +151,7 @@ def bandwidths(
 ) -> tuple[int | None, int | None]:
     """Return the algorithm bandwidth and the bus bandwidth in bytes per second.
 
-    Each of them is None if it is not known.
+    A bandwidth that is not known is None.
     """
     if size is None or not duration_ns:
         return None, None
@@ -167,8 +167,7 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
 
     Input and output are equal for most kinds. In an all-gather, the output is larger than the
     input. In a reduce-scatter, the input is larger than the output. The result is None for a
-    barrier, if the size is not known, and if torch recorded an impossible size, such as a negative
-    one.
+    barrier, for an unknown size, and for an impossible size, such as a negative size.
     """
     known = (details.input_elements, details.output_elements)
     name = details.element_type or ""
@@ -182,12 +181,16 @@ def message_bytes(kind: str | None, details: Details) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Kernels or annotations of collectives, as parallel columns.
+    """Events of collectives, as parallel columns.
 
-    `event` is the position of the kernel or annotation in `Events`. `record` is the position of the
-    CPU event in which torch recorded the collective; -1 if there is no such event. `range` is the
-    position of the collective's annotation; -1 if there is no annotation. `step` is an index into
-    the finished steps; -1 if no finished step launched the collective.
+    Attributes:
+        event: the position in `Events` of a kernel, an annotation or a record of a collective.
+        record: the position of the collective's record, which is the CPU event in which torch
+            recorded the collective; -1 if there is no record.
+        range: the position of the annotation around the launch; -1 if there is no annotation.
+        step: the index of the finished step that launched the collective; -1 if there is none.
+        exposed_ns: see `COLLECTIVE_CALLS`.
+        runs_on: `DEVICE`, `CPU`, or None if the collectives have only a record.
     """
 
     event: Ints
@@ -202,12 +205,12 @@ def collective_calls(links: Links, work: Work) -> Table:
     """Return one row for each collective, in order of its end; see `COLLECTIVE_CALLS`.
 
     torch records each collective as a CPU event, which is called its record here. Kernels with the
-    same record are one collective. Collectives that have a record and no kernel come last: their
-    group has one rank, or the devices were not recorded.
+    same record are one collective. Collectives with a record and without a kernel come last. They
+    have no kernel if, for example, their process group has one rank, or no device was recorded.
 
-    Limit: a coalesced group of collectives runs as one kernel. torch records each collective of the
-    group, but the kernel belongs to none of these records. So each collective of the group has a
-    row without a time, and the kernel has a row without a size.
+    Limit: coalesced collectives run as one kernel. torch records each of these collectives, but the
+    kernel belongs to none of the records. So each coalesced collective has a row without a time,
+    and the kernel has a row without a size.
 
     Cost: a sort of the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
@@ -249,7 +252,7 @@ def _on_cpu(links: Links, steps: Ints) -> _Found:
 
 
 def _recorded_only(events: Events, steps: Ints, used: Ints) -> _Found:
-    """The collectives of which the trace has only torch's record, and no kernel.
+    """The collectives that have a record and no kernel.
 
     `used` holds the positions of the records that have a kernel; -1 is ignored.
     """
@@ -267,7 +270,7 @@ def _is_collective_record(details: Details) -> bool:
 
 
 def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each span from `start_ns` to `end_ns`, how many ns of it are outside of all intervals."""
+    """How many ns of each span from `start_ns` to `end_ns` are outside of all intervals."""
     return end_ns - start_ns - within(merged(*intervals), start_ns, end_ns)
 
 
@@ -335,8 +338,8 @@ def _names(
 ) -> tuple[list[str], list[str | None]]:
     """The name and the kind of each collective.
 
-    The kind comes from torch's record, or else from the annotation, or else from the kernel's name.
-    The kind is computed only once for each combination of record, annotation and kernel name.
+    The kind comes from the first of these texts that contains a kind: torch's record, the name of
+    the annotation, the name of the kernel. Each combination of these texts is searched only once.
     """
     groups = group_rows(of, ranges, events.name[event])
     first = groups.sorted_by().row(0)
@@ -360,8 +363,8 @@ def collectives(calls: Table) -> Table:
     """Return one row for each process group and kind of collective; see `COLLECTIVES`.
 
     The row with the longest total time comes first. The kernel of a collective starts when the rank
-    is ready, and ends when all ranks are done. So its time includes waiting for other ranks, and
-    the bandwidths are lower bounds; `Ranks.collectives` removes the waiting.
+    is ready, and ends when all ranks are done. So the kernel's time includes waiting for other
+    ranks, and the bandwidths are lower bounds. `Ranks.collectives` has times without the waiting.
     """
     key, distinct = intern(zip(*(calls.column(name) for name in _OF_GROUP)))
     groups = Groups(key, len(distinct))
@@ -409,7 +412,7 @@ def collectives(calls: Table) -> Table:
 def _rates(
     distinct: Sequence[Any], groups: Groups, size: Ints, duration: Ints, where: Flags
 ) -> list[tuple[int | None, int | None]]:
-    """The bandwidths of each group. `where` selects the rows that count."""
+    """The two bandwidths of each group; see `bandwidths`. `where` is a mask of the calls to sum."""
     kind, count = (_OF_GROUP.index(name) for name in ("kind", "group_size"))
     sums = zip(groups.sums(size, where), groups.sums(duration, where))
     return [bandwidths(each[kind], each[count], *both) for each, both in zip(distinct, sums)]
@@ -419,8 +422,8 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
     The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while no thread runs an operator; operators that start a collective, run it or wait for it do
-    not count. The result is empty if no process group worked on the CPU.
+    while no thread runs an operator, except operators that start a collective, run it or wait for
+    it. The result is empty if no collective ran on the CPU.
     """
     events = links.events
     if not is_on_cpu(events).any():

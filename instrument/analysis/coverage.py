@@ -1,9 +1,9 @@
-"""How complete a capture is: what it shows of the work that ran, and what is missing.
+"""How complete a capture is: which fraction of the work that ran it shows, and what is missing.
 
-A profile loses things without an error: launches from before the recording, device work that the
+A profile can lack data without an error: launches from before the recording, device work that the
 profiler dropped, threads that the profiler did not record. Each row of `capture.coverage` measures
-one such loss. `incomplete` finds the losses that matter to a view, and `line` states these losses
-in one line. Each row is computed separately, so a view computes only the rows that it depends on.
+one such loss. `incomplete` finds the losses that matter to a view, and `line` lists them in one
+line. Each row is computed separately, so a view computes only the rows that it depends on.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COVERAGE: Schema = schema(
     total_ns="the time of which `share` is a fraction; None for rows that do not measure time",
     why="what is missing, the likely cause, and what to do; None if nothing is missing",
 )
-#: A loss is reported if less than this share is covered.
+#: A row of the coverage is reported as a loss if its `share` is below this fraction.
 ENOUGH = 0.95
 # The first steps of a run are slow. So recorded steps are compared with the steps before the window
 # only if at least this many steps ran before the window.
@@ -60,10 +60,10 @@ ENOUGH_STEPS = 10
 
 # The category of the counters that Kineto's range profiler records instead of kernels.
 _COUNTERS = frozenset({"cuda_profiler_range"})
-# Kineto's log messages about lost records; see `operator<<` of its `ErrorCounts`, and
-# `CuptiActivityApi`. Two of Kineto's counts are no losses: "Out-of-range" counts records from
+# Kineto's log messages about lost records; see `operator<<` of Kineto's `ErrorCounts`, and
+# `CuptiActivityApi`. Three other counts of Kineto are not read. "Out-of-range" counts records from
 # before and after the window, and "Blocklisted runtime" counts calls that Kineto leaves out on
-# purpose. The count "CPU GPU out-of-order" is not read, because `_in_order` measures this itself.
+# purpose. `_in_order` computes what "CPU GPU out-of-order" counts.
 _STOPPED_EARLY = re.compile(r"stopped early\? = [1t]|stopped by \w+ profiler|max GPU buffer count")
 _DISCARDED = re.compile(r"(?:Invalid ext correlations|Unexpected CUDA events) = (\d{1,15})")
 _DROPPED = re.compile(r"Dropped (\d{1,15}) activity records")
@@ -72,7 +72,7 @@ _COUNTS = "Record counts:"
 
 
 class Part(NamedTuple):
-    """A row of the coverage without the cell `name`; see `COVERAGE`."""
+    """The cells of a coverage row, except `name`; see `COVERAGE`."""
 
     share: float | None
     covered_ns: int | None = None
@@ -87,15 +87,15 @@ def is_copy(name: str) -> bool:
 
 
 def is_launch(name: str) -> bool:
-    """Whether a runtime call of this name must cause device work.
+    """Whether each runtime call of this name causes device work.
 
-    False for a memset, because a memset of 0 bytes causes no device work.
+    False for memsets, because a memset of 0 bytes causes no device work.
     """
     return launches_kernel(name) or is_graph_launch(name) or is_copy(name)
 
 
 def coverage(capture: Views) -> Table:
-    """Return a row for each kind of loss that applies to the capture; see `COVERAGE`.
+    """Return the coverage rows that apply to the capture; see `COVERAGE`.
 
     Cost: the computation of the range tree, and about 0.4 µs per event.
     """
@@ -103,9 +103,9 @@ def coverage(capture: Views) -> Table:
 
 
 def part(capture: Views, name: str) -> Part | None:
-    """Return the row `name` of the coverage; None if the row does not apply to the capture.
+    """Return the coverage row `name` of a capture; None if the row does not apply to the capture.
 
-    Each row of a capture is computed only once.
+    The capture keeps the computed rows.
     """
     known = capture.coverage_parts
     if name not in known:
@@ -114,11 +114,10 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the rows of the coverage that tell of a loss.
+    """Return the coverage rows whose `share` is below `ENOUGH`, or unknown with a reason in `why`.
 
-    A row tells of a loss if its share is below `ENOUGH`, or cannot be known. Rows whose `is_loss`
-    is False are never returned. `names` are the names of the rows to compute. For the losses that
-    matter to one view, give `VIEWS[view].coverage`.
+    Rows whose `Row.is_loss` is False are never returned. `names` are the rows to compute. For the
+    losses that matter to one view, give `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
@@ -143,7 +142,7 @@ def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str,
 
 
 def range_advice(capture: Views) -> str:
-    """Return one sentence of advice on how to get more of the time into ranges."""
+    """Return one sentence: why little time is in ranges, or how to get more time into ranges."""
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."
@@ -162,15 +161,15 @@ def _table(capture: Views, names: Iterable[str]) -> Table:
 
 
 def _percent(share: float) -> str:
-    """Write a share below `ENOUGH` (95 %) as text. The text is at most "94.9%", never "95.0%"."""
+    """Return a share below `ENOUGH` (95 %) as text, at most "94.9%": 0.9499 is not rounded up."""
     return f"{min(share, ENOUGH - 0.001):.1%}"
 
 
 def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
     """The cells of a row that measures time; None if the total is 0.
 
-    `why` is the end of a sentence about the missing time. The text in the cell begins with this
-    time, such as "1 ms of 2 ms ", and ends with `why`.
+    `why` is the end of a sentence. This function puts the missing time before it, as in "1 ms of
+    2 ms device time has no launch".
     """
     if total_ns <= 0:
         return None
@@ -183,8 +182,8 @@ def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
 def _count(covered: int, total: int, why: str) -> Part | None:
     """The cells of a row with counts instead of times; None if the total is 0.
 
-    `why` is the end of a sentence about what is missing. The text in the cell begins with the
-    missing number, such as "1 of 2 ", and ends with `why`.
+    `why` is the end of a sentence. This function puts the missing number before it, as in "1 of 2
+    launches have no device work".
     """
     if not total:
         return None
@@ -194,7 +193,7 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """Count the launches that have device work. The time of the missing work is not known."""
+    """The share of launches that have device work: a count, as missing work has no known time."""
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None
@@ -216,7 +215,7 @@ def _launches(capture: Views) -> Part | None:
     elif 2 * at_end > total - covered:
         why += (
             f"; {at_end} of these came after the last launch that has device work. The recording "
-            "ended before the device had done their work, or the profiler's buffer was full: "
+            "ended before the device had done this work, or the profiler's buffer was full: "
             "synchronize before the end of the window, or record fewer steps."
         )
     else:
@@ -228,7 +227,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work `profiler.activities` selects for recording."""
+    """A mask of the calls whose device work was to be recorded, by `profiler.activities`."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():
@@ -245,10 +244,9 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
 
 
 def _captures(events: Events, time_ns: Ints) -> Flags:
-    """For each point in time, whether the capture of a CUDA graph was in progress on any thread.
+    """For each point in time, whether a CUDA stream capture was in progress on any thread.
 
-    If the trace has the end of a capture but not its beginning, the capture began before the
-    recording.
+    A stream capture whose end alone is in the trace began before the recording.
     """
     calls = events.among(is_runtime)
     begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]
@@ -339,14 +337,14 @@ def _in_order(capture: Views) -> Part | None:
     called, returned = events.start_ns[call], events.end_ns[call]
     stream = groupby(events.thread[work.event[known]])[1].of
     order = np.lexsort((start, stream))
-    # The calls are numbered by start. With the stream in the key, one running maximum serves all
-    # streams.
+    # The calls are numbered in order of start. `stream * count` is added to the numbers, so each
+    # stream's numbers are larger than those of earlier streams, and one running maximum is enough.
     count = len(known)
     by_call = np.argsort(called, kind="stable")
     number = np.empty(count, np.int64)
     number[by_call] = np.arange(count)
     latest = np.maximum.accumulate(stream[order] * count + number[order])
-    before = np.append(-1, latest[:-1]) - stream[order] * count  # negative: no earlier call
+    before = np.append(-1, latest[:-1]) - stream[order] * count  # negative: first of its stream
     overtakes = np.zeros(count, np.bool_)
     overtakes[order] = (before >= 0) & (called[by_call[before]] > returned[order])
     bad = overtakes | (start < called)
@@ -477,7 +475,7 @@ def _owned(capture: Views) -> Part | None:
 def _nested(capture: Views) -> Part | None:
     events = capture.events
     tree = nest(events, events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime))
-    # Two events that overlap only in part are successive children of the same parent.
+    # An event that overlaps earlier events only in part is the next sibling of one of them.
     _, overlapping = tree.overlapping_siblings()
     total = int(tree.total_ns.sum())
     covered = total - int(tree.total_ns[overlapping].sum())

@@ -1,7 +1,7 @@
 """The rows of `capture.coverage`: their names, what they measure, and which of them are losses.
 
-This module does not import numpy, because `VIEWS` refers to these rows, and `VIEWS` must be
-importable without numpy.
+This module does not import numpy, because `analysis/views.py` imports this module and must load
+without numpy.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A row of the coverage.
+    """What one row of the table `capture.coverage` measures.
 
     Attributes:
-        doc: what the share is, and when the row is left out.
-        is_loss: whether something is missing from the capture if the share is below 1. If False,
-            the row describes the program or the recording, and never causes a warning.
+        doc: the text for the documentation: which fraction the cell `share` holds, and for which
+            traces the table does not have this row.
+        is_loss: whether a `share` below 1 means that the capture lacks something. If False, the row
+            describes the program or the recording, and never causes a warning.
     """
 
     doc: str
@@ -130,8 +131,8 @@ ROWS = {
     ),
 }
 
-# Groups of rows. Every view depends on `_FILE`, and every view of device work on `_DEVICE`. The
-# other groups matter to views that assign work to operators, and to views of steps or ranges.
+# Groups of coverage rows, by the views that depend on them: every view (`_FILE`), views of device
+# work (`_DEVICE`), views that assign work to operators (`_OWNERS`), and views of steps or ranges.
 _FILE = (VALID, READ, PLANNED)
 _DEVICE = (LAUNCHES, RECORDS)
 _OWNERS = (LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS)
@@ -140,15 +141,12 @@ _RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
 
 
 def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:
-    """The names of the rows in the given groups, in the order of the table.
-
-    The rows in `_FILE` are always added, because they concern every trace file.
-    """
+    """The names of the coverage rows in `_FILE` and in the given groups, in the table's order."""
     chosen = {*_FILE, *(name for group in groups for name in group)}
     return tuple(name for name in ROWS if name in chosen)
 
 
-#: The rows that each kind of view depends on.
+#: The coverage rows that each kind of view depends on.
 DEVICE = rows_for(_DEVICE)
 LAUNCHING = rows_for(_DEVICE, (LAUNCHED,))
 ORDERED = rows_for(_DEVICE, (LAUNCHED, IN_ORDER))

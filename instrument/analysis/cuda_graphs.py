@@ -1,6 +1,7 @@
-"""Two tables of CUDA graphs: a row for each graph with its replays, and a row for each node.
+"""Two tables of CUDA graphs: one has a row for each graph, the other for each node of a graph.
 
-A node has the operator and the range of the launch that was captured into the node.
+A node is made by a launch during stream capture. The node's operator and range are those of this
+launch.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ CUDA_GRAPH_NODES: Schema = schema(
 
 # ROCm can run the copies and memsets of a graph as these kernels.
 _COPIES, _MEMSETS = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
-# The columns by which nodes can be grouped, and the columns that a grouping sums.
+# The columns by which nodes can be grouped, and the columns whose sums the groups have.
 _GROUPINGS = ("name", "kernel", "kind", "operator", "range", "annotation")
 _SUMMED = ("calls", "device_ns")
 
@@ -106,10 +107,10 @@ class CudaGraphNodeTable(GroupableTable):
     def by(
         self, what: Literal["name", "kernel", "kind", "operator", "range", "annotation"]
     ) -> Table:
-        """Group the nodes by one column: the table has one row for each distinct cell.
+        """Return one row for each distinct value of the column `what`.
 
-        Each row has the number of nodes, and the sums of `calls` and of `device_ns`. The row with
-        the most device time comes first.
+        A row has the number of nodes with this value, and their sums of `calls` and of
+        `device_ns`. The row with the most device time comes first.
 
         Raises:
             ConfigError: nodes cannot be grouped by the column `what`.
@@ -152,14 +153,14 @@ class _Replays:
         name: for each device event, the index of its name in `Events.names`.
         node_kind: for each device event, KERNEL, COPY or MEMSET of `stream_capture`.
         node_id: for each device event, the index of its node's id; -1 if the node has no id.
-        replay, ordinal: for each device event, its replay, and its position in the replay.
-        first, size: for each replay, the position of its first event in the columns above, and the
-            number of its events.
-        work: for each replay, the position in `Work` of its first event.
+        replay: for each device event, the number of its replay.
+        ordinal: for each device event, its position in the replay.
+        first: for each replay, the position of its first device event in the columns above.
+        size: for each replay, the number of its device events.
+        work: for each replay, the position in `Work` of its first device event.
         graph_id: for each replay, the index of its graph's id; -1 if the graph has no id.
-        is_one: for each replay, whether its device events have a correlation id. If they have, the
-            id proves that the events belong to one replay. If not, the events of several replays
-            may be taken for one replay.
+        is_one: for each replay, whether its device events have a correlation id, which proves that
+            they belong to one replay. Without this id, several replays may be taken for one.
     """
 
     event: Ints
@@ -178,13 +179,13 @@ class _Replays:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The nodes of the graphs, sorted by graph. Within a graph, they are sorted by `position`.
+    """The nodes of the graphs, sorted by graph, and by `position` within a graph.
 
     Attributes:
-        of: the node of each device event.
-        first: a device event of each node, as an index into the columns of `_Replays`.
-        graph: the graph of each node.
-        position: the number of each node in its graph; -1 if the order is not known.
+        of: the device events of `_Replays`, grouped by node.
+        first: for each node, a device event, as an index into the columns of `_Replays`.
+        graph: for each node, the number of its graph.
+        position: for each node, its position in its graph; -1 if the order is not known.
         in_order: for each graph, whether all its replays start the nodes in the same order.
         is_alike: for each graph, whether all its replays run the same kernels, in any order.
         longest: for each graph, the replay with the most device events.
@@ -202,10 +203,10 @@ class _Nodes:
 def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> CudaGraphTable:
     """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
 
-    A node's operator and range are found where the program captured the CUDA graph: in this trace,
-    or in one of the traces `captured`. See `instrument.links.stream_capture`.
+    The operator and range of a node are found in the trace that has the stream capture of the
+    graph: this trace, or one of the traces `captured`. See `instrument.links.stream_capture`.
 
-    Cost: a sort of the device events of graphs, and building the call tree of each trace.
+    Cost: a sort of the device events of graphs, and the call tree of each trace.
     """
     events = links.events
     replays, graph_ids, node_ids = _replays(events, work)
@@ -234,7 +235,7 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
 
 
 def _replays(events: Events, work: Work) -> tuple[_Replays, list[int], list[int]]:
-    """Find the replays. Returns the replays, the ids of the graphs, and the ids of the nodes."""
+    """Return the replays, the distinct ids of the graphs, and the distinct ids of the nodes."""
     chosen = np.flatnonzero(replayed(events, work.event, work.call))
     event = work.event[chosen]
     graph, node, graph_ids, node_ids = ids_of(events, event)
@@ -280,9 +281,9 @@ def _node_kinds(events: Events, event: Ints, kind: Ints) -> Ints:
 def _graphs(
     events: Events, replays: _Replays, operator: Ints, path: Ints, graph_ids: list[int]
 ) -> tuple[Groups, list[int | None], list[str]]:
-    """Group the replays by graph. The graph with the most device time comes first.
+    """Return the replays grouped by graph, the id of each graph, and the label of each graph.
 
-    Returns the groups, the id of each graph, and the label of each graph.
+    The graph with the most device time comes first.
     """
     first, last = replays.first, replays.first + replays.size
     by_time = np.argsort(events.start_ns[replays.event[first]], kind="stable")
@@ -310,16 +311,20 @@ def _graphs(
 
 
 def _sorted_names(replays: _Replays) -> Ints:
-    """The names of the device events, sorted by replay, and within each replay by name."""
+    """The names of the device events, sorted by replay, and by name within a replay."""
     found: Ints = replays.name[np.lexsort((replays.name, replays.replay))]
     return found
 
 
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
-    """Tell the nodes of each graph apart: by ids, or else by order, or else by kernel names.
+    """Find out which device events are runs of the same node.
 
-    The order is taken from the replay with the most device events, because the window can cut off
-    other replays of the graph. This replay is called the longest replay here.
+    Events of a graph are runs of the same node if they have the same node id. In a graph without
+    node ids, they have the same position in their replays. If the order of the events differs
+    between replays, they have the same kernel name.
+
+    The order is that of the longest replay, which is the replay with the most device events. The
+    beginning or end of the window can cut off other replays.
     """
     graph, name = graphs.of[replays.replay], replays.name
     by_graph = Groups(graph, graphs.count)
@@ -343,10 +348,9 @@ def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
 
 
 def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
-    """The position of each device event's node in the longest replay of its graph.
+    """For each device event, the position of its node in the longest replay of its graph.
 
-    The position is -1 if the node is not in that replay, or ran there more than once. The longest
-    replay of a graph is the one with the most device events.
+    The position is -1 if the node did not run exactly once in the longest replay.
     """
     _, node = groupby(graph * (int(label.max(initial=0)) + 1) + label)
     model = np.flatnonzero(longest[graph] == replays.replay)
@@ -359,7 +363,7 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
 def _longest(
     events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
 ) -> GraphNodes:
-    """The nodes of a graph, in the order of the replay with the most device events."""
+    """The nodes of a graph, in the order of the longest replay."""
     first = int(replays.first[nodes.longest[graph]])
     rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
     return GraphNodes(
@@ -399,10 +403,9 @@ def _launching(
 
 
 def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
-    """For each group, the value of its rows if all rows have the same value; else -1.
+    """For each group, the value that all its rows have; -1 if their values differ.
 
-    `known` is a mask of the rows whose value is known. All other rows are ignored. The result is -1
-    for a group without known values.
+    Only rows in the mask `known` count. A group without such rows gets -1.
     """
     chosen = Groups(groups.of[known], groups.count)
     least, greatest = chosen.min(values[known]), -chosen.min(-values[known])
@@ -410,9 +413,9 @@ def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
 
 
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
-    """The columns with counts and times of each graph.
+    """The columns of `CUDA_GRAPHS` with counts and times.
 
-    Counts and times of replays are None if the trace does not tell the graph's replays apart.
+    Counts and times of replays are None for a graph with a replay whose `is_one` is False.
     """
     is_one = graphs.number(~replays.is_one) == 0
     start, end = events.start_ns[replays.event], events.end_ns[replays.event]
@@ -452,13 +455,13 @@ def _node_table(
 ) -> CudaGraphNodeTable:
     """The table of the nodes.
 
-    `graphs` holds for each graph its label, the result of `_longest`, and the operators and ranges
-    of these nodes.
+    `graphs` holds for each graph: its label, its nodes in the longest replay, and the operators and
+    ranges of these nodes.
     """
     first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
     kernels = [events.names[k] for k in events.name[event].tolist()]
-    # If the order of the nodes is not known, a node has no position. Then all nodes of a kernel
-    # have the same operator and range, which the name of the kernel gives.
+    # A node without a position has the operator and the range of a node in the longest replay that
+    # has the same kernel.
     rows_of_kernels = [{name: k for k, name in enumerate(ran.kernel)} for _, ran, _ in graphs]
     rows = [
         position if position >= 0 else rows_of_kernels[of].get(kernel)

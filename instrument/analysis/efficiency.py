@@ -89,25 +89,25 @@ _FULL = re.compile(
 _FEWER = re.compile(r"winograd|fft|sp3asm|cgemm", re.I)
 _SAYS_TF32, _SAYS_FULL, _SAYS_FEWER = 1, 2, 4
 _SEVERAL, _NO_DEVICE = -2, -1
-# If the FLOPs of a smaller share of the kernels are known, no utilization is shown: it would be far
-# too low.
+# The utilization is shown only if at least this share of the kernel time has known FLOPs. With a
+# smaller share, the utilization would be far too low.
 _LEAST_COVERED = 0.5
 
 
 class EfficiencyTable(Table):
     """One row for each combination of operator, shapes, types and device; see `EFFICIENCY`.
 
-    The row with the most device time comes first. The rows hold matrix products, convolutions,
-    attention and recurrent layers: the operators whose FLOPs are known (`instrument.links.flops`).
-    An operator that is called inside such an operator is not counted again. The table is empty if
-    the trace has no input shapes.
+    The row with the most device time comes first. The table has only operators whose FLOPs are
+    known: matrix products, convolutions, attention and recurrent layers (`instrument.links.flops`).
+    Operators that these operators call are not counted again. The table is empty if the trace has
+    no input shapes.
 
-    `flops` and `moved_bytes` are the minimum that the operator must compute and move. A kernel may
-    compute and move more. So `flops_per_second` is the rate of useful work, and not the rate at
-    which kernels execute instructions. `bound_share` above 1 means that the data was in a cache.
+    `flops` is the least number of operations that compute the result, and `moved_bytes` the least
+    number of bytes that are read and written. A kernel may do more. So `flops_per_second` is the
+    rate of useful work, not the rate of executed instructions.
 
-    Limit: if a call launched a kernel that is not in the trace, the call's device time is not
-    known. Such calls have a row without device time.
+    Limit: if the trace lacks a kernel that a call launched, the call's device time is not known.
+    Such calls have a row without device time.
 
     Attributes:
         steps: one row for each finished step, with its model FLOPs utilization; see
@@ -125,19 +125,19 @@ class _Calls:
 
     Attributes:
         node: the node of the call in the call tree.
-        flops: the FLOPs that the call must compute at least.
-        moved_bytes: the bytes that the call must move at least; `UNKNOWN` if they are not known.
+        flops: the least number of operations that the call needs.
+        moved_bytes: the least number of bytes that the call reads and writes, or `UNKNOWN`.
         dtype: an index into `dtypes`.
         precision: an index into `precisions`.
-        device: an index into `rates`; `_SEVERAL` if the call used several devices;
-            `_NO_DEVICE` if it used none, or if the trace lacks a kernel of the call.
+        device: an index into `rates`; `_SEVERAL` if the call used several devices; `_NO_DEVICE` if
+            the call used no device, or if the trace lacks a kernel of the call.
         device_ns: the device time of the work that the call launched.
-        owner: for each device event, the index of the call that launched it; -1 if none of these
-            calls launched it.
-        dtypes: the types of the operands as text.
+        owner: for each device event, the index of the call that launched the event; -1 for events
+            that other operators launched.
+        dtypes: the distinct combinations of operand types, as text.
         precisions: the distinct precisions; None stands for an unknown precision.
-        rates: the devices, each with its peak rates. A device is given by the process number of
-            its events, because traces store the number of a device there.
+        rates: pairs of a device and its peak rates. A device is given by the process number of its
+            events, because traces store the number of a device there.
         cpu: the peak rates for calls whose `device` is `_NO_DEVICE`.
     """
 
@@ -155,7 +155,7 @@ class _Calls:
     cpu: PeakRates
 
     def rates_of(self, device: int) -> PeakRates:
-        """The peak rates of a device, given as a value of the column `device`."""
+        """The peak rates for a value of the column `device`."""
         if device == _SEVERAL:
             return PeakRates()
         return self.cpu if device == _NO_DEVICE else self.rates[device][1]
@@ -164,9 +164,11 @@ class _Calls:
 def efficiency(links: Links, work: Work, given: PeakFlops | None = None) -> EfficiencyTable:
     """Return the efficiency of the operators and of the steps; see `EfficiencyTable`.
 
-    `given` is the value of `profiler.peak_flops`. Given peaks replace the peaks of known devices.
+    `given` is the value of `profiler.peak_flops`. It replaces the FLOP/s in the built-in table of
+    devices; see `peak_rates`.
 
-    Cost: one evaluation of formulas for each distinct call, and some passes over the call tree.
+    Cost: the formulas are evaluated once for each distinct combination of operator and arguments.
+    In addition, there are some passes over the call tree.
     """
     calls = _calls(links, given)
     if calls is None:
@@ -282,8 +284,11 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
 def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
     """Find the moved bytes and the operand types of each call.
 
-    Returns the moved bytes of each call, for each call an index into the distinct operand types,
-    these types as text, and these types as lists.
+    Returns four values:
+    - for each call, its moved bytes;
+    - for each call, an index into the next two lists;
+    - the distinct combinations of operand types, as text;
+    - the same combinations, as lists of types.
     """
     columns = (events.name, events.shapes, events.concrete, events.types)
     keys = np.stack([column[index] for column in columns])
@@ -300,9 +305,9 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
 
 
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
-    """A mask of the calls that launched a kernel which is not in the trace.
+    """A mask of the calls that launched a kernel that the trace lacks.
 
-    torch drops the kernels that are still running when the recording stops.
+    The trace lacks kernels that were still running when the recording stopped.
     """
     events = links.events
     launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
@@ -313,11 +318,9 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 
 
 def _one_device(launched: Groups, process: Ints) -> Ints:
-    """For each call, the device on which its device events ran.
+    """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`.
 
-    `process` holds an index of the device of each device event, and the result holds such indices.
-    The result is `_SEVERAL` for a call with events on several devices, and `_NO_DEVICE` for a call
-    without device events.
+    `launched` groups device events by call. `process` is the device index of each event.
     """
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
@@ -325,9 +328,9 @@ def _one_device(launched: Groups, process: Ints) -> Ints:
 
 
 def _said(events: Events) -> Ints:
-    """For each event name, what it says about a kernel's precision: a sum of `_SAYS_…` flags.
+    """For each name in `events.names`, the sum of the `_SAYS_…` flags that apply to the name.
 
-    The sum is 0 if no device event has the name.
+    The sum is 0 for a name that no device event has.
     """
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
     device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])
@@ -343,8 +346,8 @@ def _said(events: Events) -> Ints:
 def _precision(operands: list[str], said: int, device: int, rates: PeakRates) -> str | None:
     """The precision in which a device multiplies operands of these types; None if not known.
 
-    The device may multiply float32 as TF32. The trace does not have torch's setting, so the name of
-    the kernel decides. A device without TF32 multiplies float32 as float32.
+    A device can multiply float32 operands as TF32. torch's setting for this is not in the trace, so
+    the flags `said` of the kernel's name decide. A device without TF32 uses float32.
     """
     kinds = {"float8" if name.startswith("float8") else name for name in operands}
     if len(kinds) != 1 or said & _SAYS_FEWER:
@@ -407,7 +410,7 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
 
 
 def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
-    """The distinct values of each group, in increasing order."""
+    """For each group, its distinct values in increasing order."""
     distinct, same = groupby(values)
     pairs = np.unique(groups.of * len(distinct) + same.of)
     number, value = np.divmod(pairs, max(len(distinct), 1))
@@ -417,7 +420,7 @@ def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
 def _recomputed(links: Links, node: Ints) -> Flags:
     """A mask of the calls that repeat a forward pass.
 
-    A call repeats a forward pass if it is inside a backward node and autograd records it; see
+    Such a call is inside a backward node, and autograd records the call; see
     `instrument.links.autograd`.
     """
     events, call_tree = links.events, links.call_tree

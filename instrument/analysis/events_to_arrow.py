@@ -34,7 +34,7 @@ _TEXT_DETAILS = frozenset(
     name for name, kind in get_type_hints(Details).items() if kind == (str | None)
 )
 
-# The type of a column is in brackets.
+# The texts begin with the column's type, in brackets.
 EVENTS: Schema = schema(
     event="(int64) the number of the row in this window, from 0",
     category="(string) Kineto's category: `cpu_op`, `user_annotation`, `cuda_runtime`, `kernel`, "
@@ -240,7 +240,7 @@ def _known(values: NDArray[Any], known: Flags | None = None) -> Any:
 
 
 def _texts(codes: Codes, values: Sequence[str]) -> Any:
-    """An Arrow column with the text at the position of each code; null for a negative code."""
+    """An Arrow column with `values[code]` for each code; null for a negative code."""
     import pyarrow
 
     # Bytes that are not UTF-8 were read as lone surrogates, which UTF-8 cannot encode.
@@ -251,9 +251,12 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
 
 
 def _arguments(codes: Codes, texts: Sequence[bytes], converted: Callable[[bytes], str]) -> Any:
-    """An Arrow column of arguments. Its dictionary holds only the texts that the column uses."""
+    """An Arrow column with `converted(texts[code])` for each code; null for -1.
+
+    The column's dictionary holds only the texts that the column uses.
+    """
     used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(texts)))
-    position = np.full(len(texts) + 1, -1, np.int32)  # the last entry is for no argument (-1)
+    position = np.full(len(texts) + 1, -1, np.int32)  # the last entry is for code -1
     position[used] = np.arange(len(used))
     return _texts(position[codes], [converted(texts[k]) for k in used.tolist()])
 

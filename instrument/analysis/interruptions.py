@@ -71,7 +71,7 @@ _OVERHEADS = {
     "Instrumentation": PROFILER,
     "Resource": PROFILER,
 }
-# Whether torch's own iterators load in worker processes.
+# torch's own DataLoader iterators, and whether they load in worker processes.
 _WORKERS = {"_MultiProcessingDataLoaderIter": True, "_SingleProcessDataLoaderIter": False}
 
 INTERRUPTIONS: Schema = schema(
@@ -102,18 +102,18 @@ def interruptions(events: Events) -> Table:
 
     The row with the most CPU time comes first. A trace holds garbage collections only if it was
     recorded with Python stacks and torch's experimental option `record_python_gc_info`. A trace
-    holds module loading only if the driver's calls were recorded, or if CUPTI reports it as
-    overhead. So if a kind has no row, perhaps it was not recorded.
+    holds module loading only if the driver's calls were recorded, or if CUPTI reports module
+    loading as overhead. So a kind without a row may have run without being recorded.
 
-    Limit: the table does not tell whether the training thread waited. A call on another thread,
-    such as an allocation by the thread that pins memory, may have interrupted nothing.
+    Limit: the training thread may not have waited. For example, an allocation by the thread that
+    pins memory may have interrupted nothing.
 
-    Cost: a test of each distinct name, a pass over the categories, and some sorts of the calls and
-    of the steps.
+    Cost: a test of each distinct name, a pass over the categories, and some sorts of the
+    interruptions and steps.
     """
     kind = kinds_of(events)
     width = np.int32(len(KINDS))
-    # Each kind has a tree of its own, in which only calls of this kind nest.
+    # Calls of different kinds are put on different threads, so a call nests only in its kind.
     tree = nest(events, kind >= 0, events.thread * width + kind.astype(np.int32))
     outermost = tree.parent < 0
     index, start = tree.index[outermost], tree.start_ns[outermost]
@@ -153,7 +153,7 @@ def is_compilation(name: str) -> bool:
 
 
 def kinds_of(events: Events) -> Ints:
-    """The kind of each event, as an index into `KINDS`; -1 for events that interrupt nothing."""
+    """The kind of each event, as an index into `KINDS`; -1 for events that are no interruption."""
     on_cpu, calls = events.among(OPERATOR | ANNOTATION), events.among(is_runtime)
     found: list[tuple[int, Flags, Callable[[str], bool]]] = [
         (GARBAGE_COLLECTION, events.among(PYTHON), _GARBAGE_COLLECTION.__eq__),
@@ -176,13 +176,12 @@ def kinds_of(events: Events) -> Ints:
 def _in_steps(
     start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
 ) -> tuple[Ints, Ints]:
-    """For each group of intervals, their time inside steps, and how many steps they overlap.
+    """For each group of intervals, the time inside steps, and how many steps the group overlaps.
 
-    Intervals of a group may overlap. The steps are sorted by start. If two steps overlap, the time
-    in both of them counts twice.
+    Time in which intervals of a group overlap counts once. Time in which two steps overlap counts
+    twice. The steps begin at `begun`, which is sorted, and end at `ended`.
 
-    Cost: some sorts of the intervals and of the steps. Memory grows with the number of intervals
-    and of steps, not with the number of their pairs.
+    Memory grows with the number of intervals plus the number of steps, not with their product.
     """
     lasting = ended > begun
     begun, ended = begun[lasting], ended[lasting]
@@ -190,8 +189,8 @@ def _in_steps(
     active = timeline.active[0] & (timeline.end_ns > timeline.start_ns)
     start, end, group = timeline.start_ns[active], timeline.end_ns[active], timeline.group[active]
     step_ns = _until(end, begun, ended) - _until(start, begun, ended)
-    # A step counts once for a group: at the first interval of the group that overlaps the step.
-    # This interval is the first one that ends after the step begins.
+    # A step counts once for a group: at the first interval of the group that ends after the step
+    # begins. If this interval does not overlap the step, no interval of the group does.
     is_first = np.append(True, group[1:] != group[:-1])[: len(group)]
     begins_before_end = np.searchsorted(begun, end)
     begins_before = np.where(is_first, 0, np.roll(begins_before_end, 1))
@@ -206,7 +205,7 @@ def _in_steps(
 
 
 def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each point in time, the total duration of steps before this point."""
+    """For each point in time, the sum of the times that the steps ran before this point."""
     times = np.concatenate([begun, ended])
     order = np.argsort(times, kind="stable")
     at_ns = times[order]
@@ -220,10 +219,10 @@ def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
 
 
 def _smaller(values: Ints, first: Ints, limit: Ints) -> Ints:
-    """For each query k, count the values in `values[: first[k]]` that are smaller than `limit[k]`.
+    """For each k, how many of `values[: first[k]]` are smaller than `limit[k]`.
 
-    `values` are the numbers from 0 to `len(values) - 1` in any order. This function cuts
-    `values[: first[k]]` into sorted blocks whose sizes are powers of two.
+    `values` are the numbers from 0 to `len(values) - 1` in any order. `values[: first[k]]` is cut
+    into blocks whose sizes are powers of two, and a binary search counts in each sorted block.
     """
     found, size = np.zeros(len(first), np.int64), 1
     width = len(values) + 1

@@ -62,7 +62,7 @@ STREAMS: Schema = schema(
 
 
 def kernels(events: Events, work: Work) -> Table:
-    """Return one row for each name of a kernel; see `KERNELS`.
+    """Return one row for each kernel name; see `KERNELS`.
 
     The row with the most device time comes first.
 
@@ -117,7 +117,7 @@ def copies(events: Events, work: Work) -> Table:
 
 
 def bytes_per_second(size: Ints, duration_ns: Ints) -> Ints:
-    """Each size divided by its duration; -1 if a rate is unknown or does not fit into 64 bits."""
+    """Each size divided by its duration; -1 for a rate that is unknown or too large for 64 bits."""
     pairs = zip(size.tolist(), duration_ns.tolist())
     rates = [each * 10**9 // ns if ns > 0 and each >= 0 else -1 for each, ns in pairs]
     return np.array([rate if rate < 2**63 else -1 for rate in rates], np.int64)
@@ -148,25 +148,24 @@ def moved_bytes(events: Events, copy: Ints, call: Ints) -> Ints:
     Args:
         events: the events of the trace.
         copy: the positions of the device events.
-        call: the positions of the CPU calls that launched the device events; -1 if the trace
-            does not hold the call. If a device event does not have the number of bytes, its call's
-            number of bytes is taken.
+        call: the positions of the CPU calls that launched the device events; -1 if the trace does
+            not have the call. The call gives the number of bytes if the device event does not.
     """
     own = events.moved_bytes[copy]
     return np.where((own >= 0) | (call < 0), own, events.moved_bytes[call])
 
 
 def estimated_occupancy(events: Events, kernel: Ints) -> NDArray[np.float64]:
-    """Kineto's occupancy estimates of the given kernels, as fractions.
+    """Kineto's occupancy estimates of the given kernels, as fractions; NaN without an estimate.
 
-    The value is NaN if Kineto wrote 0, because 0 means that Kineto has no estimate.
+    Kineto writes 0 if it has no estimate.
     """
     percent = events.occupancy[kernel].astype(np.float64)
     return np.where(percent > 0, percent / 100, np.nan)
 
 
 def covered(values: NDArray[np.floating[Any]], weights: Ints) -> float | None:
-    """Return the fraction of the total weight that belongs to values other than NaN.
+    """Return the weight of the values that are not NaN, as a fraction of the total weight.
 
     The result is None if the total weight is 0.
     """
@@ -182,11 +181,11 @@ def weighted_mean(values: NDArray[np.floating[Any]], weights: Ints) -> float | N
 
 
 def _launch_costs(events: Events, work: Work) -> tuple[Ints, Flags]:
-    """For each device event, the CPU time of its launch, and whether the launched work is short.
+    """For each device event, the CPU time of its launch, and whether the event is short.
 
-    The work is short if all device events of the launch together took less time than the launch
-    took CPU time. The CPU time is -1 if the launch is not in the trace. If a launch has several
-    device events, the first of them gets the CPU time, and the others get 0.
+    An event is short if the CPU time of its launch is longer than the device time of all events of
+    this launch. The CPU time is -1 if the launch is not in the trace. If a launch has several
+    device events, only the event that started first has the CPU time, and the others have 0.
     """
     known = work.call >= 0
     launch_ns = np.where(known, events.duration_ns[work.call], -1)
@@ -209,8 +208,8 @@ def _spread(groups: Groups, by_time: SortedGroups, duration: Ints) -> dict[str, 
 
 
 def _texts(events: Events, codes: Codes) -> list[str | None]:
-    """The grid or block size of each code, as text in one line. The code -1 gives None.
+    """For each code, `events.grids[code]` as text in one line; None for the code -1.
 
-    Some versions of torch write each number on its own line.
+    Some versions of torch write each number of a grid or block on its own line.
     """
     return [str(decoded(events.grids[code])) if code >= 0 else None for code in codes.tolist()]

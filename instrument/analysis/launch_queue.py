@@ -21,8 +21,8 @@ from instrument.links.groupby import Groups, cells, groupby
 from instrument.trace.events import Events, Flags, Ints, Thread
 
 # If a stream has this many outstanding launches, the next CUDA call for the stream waits until the
-# work of one launch starts. CUDA allows 1024. On a V100, 1288 calls found 1021 outstanding
-# launches. All of these calls waited, and no other call waited.
+# work of one launch starts. CUDA allows about 1024. Measured on a V100: all 1288 calls that found
+# 1021 outstanding launches waited, and no other call waited.
 FULL_QUEUE = 1021
 
 QUEUE: Schema = schema(
@@ -71,11 +71,11 @@ class QueueTable(Table):
 
         Args:
             stream: the stream; None means any stream.
-            device: the device; None means any device. If several rows of the table fit, the first
-                one that has launches is taken.
+            device: the device; None means any device. If several streams fit, the stream with the
+                most launches is taken.
 
         Raises:
-            CaptureError: nothing was launched on this stream.
+            CaptureError: the trace has no launch on this stream.
 
         Cost: up to two rows for each launch.
         """
@@ -97,8 +97,8 @@ class QueueTable(Table):
 def launch_queue(events: Events, work: Work) -> QueueTable:
     """Return one row for each stream on which work ran; see `QUEUE`.
 
-    If a device event seems to start before the call that launched it, because the clocks of CPU and
-    device differ, the launch is never outstanding.
+    The clocks of CPU and device may differ, so that a device event seems to start before its
+    launch. Such a launch counts as outstanding for 0 ns.
 
     Cost: three sorts of the launches.
     """
@@ -120,7 +120,7 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
     has_queue, has_cuda = launched.size > 0, launched.number(is_cuda) > 0
     order = np.argsort(-launched.size, kind="stable")
     threads = [events.threads[k] for k in present[order].tolist()]
-    # The sum of the queue's length over time equals the sum of the launches' times in the queue.
+    # The integral of the queue's length over time is the sum of the times that launches wait in it.
     means = [
         waited / total if total else None
         for waited, total in zip(waited_ns[order].tolist(), total_ns[order].tolist())
@@ -147,7 +147,7 @@ def launch_queue(events: Events, work: Work) -> QueueTable:
 
 
 def _launches(events: Events, work: Work, stream: Ints, known: Flags) -> tuple[Ints, Ints, Ints]:
-    """The stream, the call and the start of the work of each launch, sorted by stream and call."""
+    """For each launch: its stream, its call, and when its work started. Sorted by stream, call."""
     device, call = work.event[known], work.call[known]
     started_ns = np.maximum(events.start_ns[device], events.start_ns[call])
     order = np.lexsort((started_ns, call, stream))
@@ -164,16 +164,16 @@ def _lengths(launched: Groups, called_ns: Ints, started_ns: Ints) -> tuple[Group
     order = np.lexsort((time_ns, stream))
     stream, time_ns = stream[order], time_ns[order]
     last = np.append((np.diff(stream) != 0) | (np.diff(time_ns) != 0), True)[: len(order)]
-    # One running sum serves all streams. Each stream has as many starts as launches, so the sum is
-    # 0 again where the next stream begins.
+    # A launch adds 1, and the start of its work subtracts 1. So the running sum is 0 at the end of
+    # each stream, and one sum is enough for all streams.
     return Groups(stream[last], launched.count), time_ns[last], np.cumsum(change[order])[last]
 
 
 def _blocked_ns(events: Events, launched: Groups, call: Ints, started_ns: Ints) -> Ints:
-    """The time that each call waited because `FULL_QUEUE` launches were outstanding before it.
+    """How long each call waited because the queue of its stream was full; 0 if it did not wait.
 
-    The time is 0 if the queue was shorter, or if the call returned before the device started the
-    oldest outstanding work.
+    A call waits if it finds `FULL_QUEUE` outstanding launches. It waits until the device starts the
+    oldest outstanding work. A call that returns before this start did not wait.
     """
     called_ns = events.start_ns[call]
     blocked_ns = np.zeros(len(call), np.int64)

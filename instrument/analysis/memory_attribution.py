@@ -28,11 +28,11 @@ By = Literal["operator", "range", "module"]
 
 
 def sizes(memory: Memory) -> dict[str, Ints | None]:
-    """The bytes of each allocation and free, in a column for the CPU and a column for devices.
+    """The bytes of each allocation and free, split into the columns "cpu" and "device".
 
-    In the column "cpu", memory events of devices have 0 bytes. In the column "device", memory
-    events of the CPU have 0 bytes. The column "cpu" is None if the trace has no memory events. The
-    column "device" is None if the trace has no memory events of a device.
+    Each memory event has its bytes in one column, and 0 in the other column. The column "cpu" is
+    None if the trace has no memory events. The column "device" is None if the trace has no memory
+    events of a device.
     """
     cpu = np.isin(memory.device_type, _CPU)
     return {
@@ -42,7 +42,7 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
 
 
 def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
-    """For each node, the sum of `size` over the memory events on its thread while the node ran."""
+    """For each node, the sum of `size` over the memory events during the node, on its thread."""
     total = np.zeros(len(call_tree), np.int64)
     for nodes, instants in _lanes(call_tree, memory):
         times, amounts = memory.time_ns[instants], size[instants]
@@ -66,7 +66,7 @@ def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
 
 
 def _lanes(call_tree: CallTree, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
-    """For each thread with memory events: its nodes, and its allocations and frees."""
+    """For each thread with memory events: the positions of its nodes and of its memory events."""
     for thread in np.unique(memory.thread):
         yield np.flatnonzero(call_tree.thread == thread), np.flatnonzero(memory.thread == thread)
 
@@ -80,13 +80,13 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
 
     Raises:
         CaptureError: `by` is "module", and the trace holds no modules.
-        ConfigError: `by` is none of operator, range and module.
+        ConfigError: `by` is not "operator", "range" or "module".
     """
     finders = {"operator": _operators_around, "range": _ranges_around, "module": _modules_around}
     if by not in finders:
         raise ConfigError(f"Memory cannot be grouped by {by!r}; choose operator, range or module.")
     found, names = finders[by](links)
-    numbers, labels = intern([*names, f"[no {by}]"])  # overloads share a name
+    numbers, labels = intern([*names, f"[no {by}]"])  # overloads have equal names
     return numbers[found], labels
 
 

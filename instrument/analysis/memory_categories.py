@@ -31,7 +31,7 @@ CATEGORIES = (
     "parameter", "optimizer state", "input", "temporary", "activation", "gradient",
     "autograd detail", UNCLASSIFIED,
 )  # fmt: skip
-# `PATTERN` matches all files with categories; `_FILE` matches only the files with a device's sizes.
+# `PATTERN` matches all files that `file_of` names. `_FILE` does not match the files that are raw.
 PATTERN = "memory_categories_*"
 _FILE = re.compile(r"memory_categories_([a-z]+(?:-\d+)?)\.json")
 
@@ -41,10 +41,14 @@ _Content = tuple[list[_Number], list[Annotated[list[_Number], Meta(min_length=9,
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """The bytes of each category on one device over time; `time_ns` is on the trace's own clock.
+    """The bytes of each category on one device over time.
 
-    `start_bytes` is the memory of each category when the window began. Memory that no event of the
-    window uses is not counted. If nothing changed in the window, `time_ns` holds only a 0.
+    Attributes:
+        device: the device, as in torch.
+        time_ns: the times on the trace's own clock; only a 0 if nothing changed in the window.
+        live_bytes: for each category, its memory at each time.
+        start_bytes: for each category, its memory when the window began, without memory that the
+            window does not use.
     """
 
     device: str
@@ -67,9 +71,9 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of the file in a capture that holds the categories of a device.
+    """The name of a file in a capture: the categories of a device over time.
 
-    If `raw` is True, this is the file with every single allocation and free.
+    With `raw`, the name of the file that has each allocation and free of the device.
     """
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
@@ -97,8 +101,8 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
         raise CaptureError(f"The file {path} cannot be understood ({error}): remove it.") from None
     if len(times) != len(sizes) or not times:
         raise CaptureError(
-            f"The file {path} holds {len(times)} times and {len(sizes)} sizes, but needs as many "
-            "times as sizes, and at least one of each: remove the file."
+            f"The file {path} has {len(times)} times and {len(sizes)} lists of sizes, but each "
+            "time needs one list, and there must be at least one time: remove the file."
         )
     held_before = times[0] < 0 or times[:1] == times[1:2]
     time_ns = np.zeros(1, np.int64) if times == [-1] else np.array(times, np.int64) * 1000 - base_ns
@@ -119,14 +123,15 @@ MEMORY_CATEGORIES: Schema = schema(
 
 
 def table(found: Sequence[Categories]) -> Table:
-    """Return a row for each category that held memory; see `MEMORY_CATEGORIES`.
+    """Return a row for each device and category that held memory; see `MEMORY_CATEGORIES`.
 
-    The category that is largest at the peak comes first. The peak is the first time at which all
-    categories together hold the most memory.
+    For each device, the category that is largest at the peak comes first. The peak is the first
+    time at which all categories together hold the most memory.
 
-    torch computes these figures, with three limits. torch knows memory that was allocated before
-    the window only if the window uses this memory. On the CPU, torch does not see when such memory
-    is freed. A tensor that is overwritten may have another category for a while.
+    torch computes these numbers. They have three limits:
+    - Memory that was allocated before the window is counted only if the window uses this memory.
+    - On the CPU, torch does not see when memory from before the window is freed.
+    - A tensor that is overwritten may have another category for a while.
     """
     rows = []
     for each in found:

@@ -14,9 +14,13 @@ from instrument.trace.events import Ints
 class Plot:
     """Memory in use on a device over time, for a plot.
 
-    `series` holds a list of bytes for each name. At each time, the values of all series add up to
-    the memory in use. `reserved_bytes` is the memory that the allocator has reserved; None if it
-    was not recorded.
+    Attributes:
+        device: the device, as in torch.
+        time_ns: the times of the plot's points.
+        reserved_bytes: the memory that the allocator has reserved at each time; None if it was not
+            recorded.
+        series: for each name in the legend, its bytes at each time. The bytes of all names at a
+            time sum to the memory in use.
     """
 
     device: str
@@ -33,10 +37,10 @@ class Curve(Plot):
 
 
 def extremes(level: Ints, time_ns: Ints, points: int) -> Ints:
-    """Choose the points of a plot: the lowest and the highest point of each span of time.
+    """Return the positions of the points to plot: the lowest and the highest in each span of time.
 
     `points` is the number of equal spans into which time is divided. The first point and the last
-    point are chosen too. Returns the positions of the chosen points.
+    point are chosen too.
     """
     since = time_ns - time_ns[0]
     span = since * points // (int(since[-1]) + 1)

@@ -89,13 +89,17 @@ MEMORY_EVENTS: Schema = schema(
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The allocations and frees of one device in the order of time, as parallel columns.
+    """The memory events (allocations and frees) of one device in order of time, as columns.
 
-    `instant` is the position of each event among all memory events of the trace. `size_bytes` is
-    negative for a free. `net_bytes` is the memory in use after the event, minus the memory in use
-    before the window. `allocated_bytes` is all memory in use after the event. `reserved_bytes` is
-    the memory that the allocator has reserved on the device. `allocated_bytes` and `reserved_bytes`
-    are None if the trace does not hold them.
+    Attributes:
+        device: the device, as in torch.
+        instant: the position of each event among all memory events of the trace.
+        time_ns: the time of each event, on the trace's own clock.
+        size_bytes: the bytes of each event; negative for a free.
+        net_bytes: the memory in use after the event, minus the memory in use before the window.
+        allocated_bytes: all memory in use after the event; None if it was not recorded.
+        reserved_bytes: the memory that the allocator has reserved on the device after the event;
+            None if it was not recorded.
     """
 
     device: str
@@ -120,12 +124,12 @@ class Timeline:
 class MemoryView:
     """Memory in use over time, per device.
 
-    The tables are `devices`, `steps`, `sizes`, `events` and `live()`. `timelines` has the single
-    allocations and frees as arrays, and `curve()` makes a plot.
+    The tables are `devices`, `steps`, `sizes`, `events` and `live()`. `timelines` has every
+    allocation and free as arrays, and `curve()` makes a plot.
 
-    Devices are named as in torch, such as "cuda:0" and "cpu". On the CPU torch knows only what was
-    allocated while a profiler was recording. A size is the requested size, rounded up to blocks by
-    the allocator.
+    Devices are named as in torch, such as "cuda:0" and "cpu". For the CPU, torch records only
+    memory that was allocated while a profiler was recording. The size of an allocation is the
+    requested size, rounded up to blocks by the allocator.
 
     Cost: about 1 µs per memory event, once for each view.
     """
@@ -148,8 +152,8 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most memory in use after any event. A time before the first event is never
-        the peak.
+        The peak is the most memory in use after any event. The memory in use before the first event
+        does not count.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(
@@ -163,9 +167,8 @@ class MemoryView:
 
         See `LIVE`. The row with the most bytes comes first. The rows sum to the memory in use. At
         the peak, the sum is `peak_bytes` of `devices`, or `peak_net_bytes` if `peak_bytes` is None.
-        Memory that a backward operator allocates belongs to the range of its forward operator, as
-        in the range tree. If the trace has no addresses, there is one row, without a name, for all
-        memory.
+        Memory that a backward operator allocates belongs to the range of its forward operator. If
+        the trace has no addresses, one row without a name has all memory.
 
         Args:
             by: operator, range or module. A trace holds modules if it was recorded with
@@ -176,7 +179,7 @@ class MemoryView:
         Raises:
             CaptureError: the trace holds no memory events, no memory events of that device, or no
                 modules for `by="module"`.
-            ConfigError: `by` is none of operator, range and module.
+            ConfigError: `by` is not "operator", "range" or "module".
         """
         line = self.timeline(device)
         at = line.peak if at_ns is None else int(np.searchsorted(line.time_ns, at_ns, "right")) - 1
@@ -256,7 +259,7 @@ class MemoryView:
 
         Raises:
             CaptureError: `by` is "module", and the trace holds no modules.
-            ConfigError: `by` is none of operator, range and module.
+            ConfigError: `by` is not "operator", "range" or "module".
         """
         if by not in self._labels:
             self._labels[by] = around(self._links, by)
@@ -270,10 +273,9 @@ class MemoryView:
 
     @cached_property
     def kinds(self) -> tuple[By, ...]:
-        """The groupings that the trace allows.
+        """The values of `by` for which the trace has data.
 
-        "operator" is always allowed, "range" if the trace has ranges, and "module" if it has
-        modules.
+        "operator" is always there, "range" if the trace has ranges, and "module" if it has modules.
         """
         has: dict[By, Any] = {
             "operator": True,
@@ -283,10 +285,10 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the grouping that explains the most memory at the peak.
+        """Return the value of `by` for which the most memory at the peak has a known owner.
 
-        Memory is explained if its operator, range or module is known. Only the `most` largest names
-        of each grouping count, because a plot shows no more names.
+        The owner is the operator, range or module. Only the `most` owners with the most memory
+        count, because a plot shows only these.
         """
 
         def covered(by: By) -> int:
@@ -302,29 +304,29 @@ class MemoryView:
     ) -> Curve:
         """Return a plot of the memory in use on a device over time, by operator, range or module.
 
-        The `most` labels with the most memory at the peak have one series each; all other labels
+        The `most` owners with the most memory at the peak have one series each. All other owners
         share the series "[others]". Memory from before the window has the series "[before the
-        window]". If the trace has no addresses, all other memory is in the series "[unknown]". Time
-        is divided into `points` equal spans, and only the highest and the lowest point of each span
-        are plotted. So the plot always shows the peak.
+        window]". If the trace has no addresses, all memory from the window is in the series
+        "[unknown]". Time is divided into `points` equal spans, and only the highest and the lowest
+        point of each span are plotted. So the plot always shows the peak.
 
         Args:
-            by: operator, range or module; None means the result of `most_telling`.
+            by: the kind of owner: operator, range or module; None means that of `most_telling`.
             device: the device; None means the first device of `devices`.
-            most: how many labels have a series of their own.
+            most: how many owners have a series of their own.
             points: the number of spans.
 
         Raises:
             CaptureError: the trace holds no memory events, no memory events of that device, or no
                 modules for `by="module"`.
-            ConfigError: `by` is none of operator, range and module.
+            ConfigError: `by` is not "operator", "range" or "module".
         """
         line = self.timeline(device)
         by = by or self.most_telling(line.device, most)
         kept = extremes(line.level_bytes, line.time_ns, points)
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
-            codes = np.zeros_like(codes)  # a free without an address belongs to no label
+            codes = np.zeros_like(codes)  # without addresses, frees have no label
         at_peak = self.live(by, device=line.device).column("name")
         shown = [name for name in at_peak if name not in (None, BEFORE)][:most]
         series = {
@@ -349,9 +351,8 @@ class MemoryView:
     def events(self) -> Table:
         """Every allocation and free, sorted by device and then by time; see `MEMORY_EVENTS`.
 
-        If a free releases memory that was allocated before the window, the operator, range and
-        module of the free are "[before the window]". If the trace has no addresses, every free has
-        None in these three columns.
+        A free has the operator, range and module of its allocation. They are "[before the window]"
+        if the allocation was before the window, and None if the trace has no addresses.
         """
         columns: dict[str, list[Any]] = {name: [] for name in names_of(MEMORY_EVENTS)}
         for line in self.timelines.values():
@@ -371,7 +372,6 @@ class MemoryView:
         return f"{self.devices!r}\n{_MORE}"
 
     def _repr_html_(self) -> str:
-        """The table of devices, for a notebook."""
         devices, note = (self.devices, _MORE) if self.timelines else ("", repr(self))
         return render("report/templates/memory_view.html", devices=devices, note=note)
 
@@ -394,7 +394,7 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """The position of each allocation's free, and of each free's allocation.
+        """For each allocation, the position of its free; for each free, that of its allocation.
 
         The position is -1 if that free or allocation is not in the trace.
         """
@@ -413,9 +413,9 @@ class MemoryView:
         return partner
 
     def _ends(self, line: Timeline) -> Ints:
-        """For each allocation of a timeline, the position of its free.
+        """For each allocation of a timeline, the position of its free in the timeline.
 
-        If an allocation is not freed, its value is the number of events in the timeline.
+        Without a free, the position is the number of events in the timeline.
         """
         # The last entry stands for allocations without a free (-1).
         place = np.full(len(self._partner) + 1, len(line.instant))

@@ -36,11 +36,20 @@ class Calls:
     """The calls that the operator table sums, as parallel columns.
 
     A call is a node of the call tree, an allocation or free outside of all nodes, or device work
-    whose launch is not in the trace. `event` is the position of the call in `Events`, or -1 for an
-    allocation or free. `name` is an index into `names`, and `kind` is an index into `KINDS`. A
-    quantity that was not recorded is None. `counted` holds the times from which shares are
-    computed; see `Links.counted_ns`. `node` numbers the calls depth first: the calls inside a call
-    have the numbers from its `node` + 1 to its `after` - 1.
+    whose launch is not in the trace.
+
+    Attributes:
+        event: the position of the call in `Events`; -1 for an allocation or free.
+        thread: the position of the call's thread in `Events.threads`.
+        start_ns: when the call began.
+        node: the number of the call, in depth-first order.
+        after: the number after the last call inside the call. So the calls inside it have the
+            numbers from `node` + 1 to `after` - 1.
+        name: an index into `names`.
+        kind: an index into `KINDS`.
+        names: the distinct names of calls.
+        quantities: the columns that the table sums; None for a quantity that was not recorded.
+        counted: the times from which shares are computed; see `Links.counted_ns`.
     """
 
     event: Ints
@@ -55,9 +64,9 @@ class Calls:
     counted: dict[str, Ints]
 
     def outermost(self, groups: Groups) -> Flags:
-        """A mask of the calls that are inside no other call of their group.
+        """A mask of the calls that are not inside another call of the same group.
 
-        The calls of a group have the same name and kind.
+        All calls of a group must have the same name and kind.
         """
         at = self._recursive
         outer = np.ones(len(self.node), np.bool_)
@@ -66,14 +75,17 @@ class Calls:
 
     @cached_property
     def _recursive(self) -> Ints:
-        """The calls for whose name and kind some call is inside another call."""
+        """All calls with a name and kind that is recursive: one such call is inside another.
+
+        All other calls are outermost in every grouping.
+        """
         groups = groupby(self.name * len(KINDS) + self.kind)[1]
         inner = ~_outermost(groups.of, self.node, self.after)
         return np.flatnonzero((groups.number(inner) > 0)[groups.of])
 
 
 def _outermost(group: Ints, node: Ints, after: Ints) -> Flags:
-    """A mask of the calls that are inside no other call of their group; see `Calls`."""
+    """A mask of the calls that are not inside another call of the same group; see `Calls`."""
     beyond = int(after.max(initial=0)) + 1
     # numpy sorts integers of 16 bits or fewer by radix, which is faster. The sort is stable, so in
     # each group an outer call stays before the calls inside it.
@@ -150,7 +162,7 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     """
     used, nodes = _devices_below(links), len(links.call_tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
-    working = np.flatnonzero(by_node.any(axis=0))  # np.unique on columns is slow
+    working = np.flatnonzero(by_node.any(axis=0))  # fewer, as np.unique is slow here
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
     names = [
         ",".join(device for device, is_used in zip(used, column) if is_used)
@@ -183,10 +195,10 @@ def _devices_below(links: Links) -> dict[str, Flags]:
 
 
 def by_range(links: Links, calls: Calls, _: int) -> Grouping:
-    """The path of the range to which the call belongs. A range belongs to the range around it.
+    """The path of the range around the call; for a range, the path of the range around that range.
 
-    A call in a backward node belongs to the range of the node's forward operator. The path is None
-    for a call outside of all ranges.
+    A call in a backward node has the range of the node's forward operator. The path is None for a
+    call outside of all ranges.
     """
     scopes = links.scopes
     is_itself = np.append(scopes.nodes.index, -1)[scopes.innermost] == links.call_tree.index

@@ -86,22 +86,22 @@ OPS_WITHOUT_FLOPS: Schema = schema(
 class OperatorTable(GroupableTable):
     """One row for each name of an operator, annotation or runtime call, ordered by first call.
 
-    See `OPERATORS`. A cell is None if the trace does not hold its value. In this table, `share`
-    adds up to 1, and `device_share` adds up to 1. The shares in the range tree (`Capture.ranges`)
-    are fractions of the same totals.
+    See `OPERATORS`. A cell is None if the trace does not hold its value. The column `share` sums
+    to 1, and so does `device_share`. The shares in the range tree (`Capture.ranges`) are fractions
+    of the same totals.
 
-    Two things differ from torch's own table. First, nothing is counted twice. If a call is inside
-    another call of the same row, at any depth, `calls` counts both calls, and the totals count only
-    the outer call, which contains the inner call. torch adds the inner call to the totals again.
-    Second, memory counts on the thread that allocated or freed it. torch also adds the memory that
-    other threads allocate during a call.
+    Two things differ from torch's own table:
+    - No time is counted twice. If a call is inside another call of the same row, `calls` counts
+      both calls, and the totals count only the outer call. torch adds the inner call again.
+    - A call has only the memory that its own thread allocated or freed. torch also adds the memory
+      that other threads allocate during the call.
 
     The row "[no launch]" is device work whose launch is not in the trace. Its CPU time is unknown.
-    If the table is grouped by step or device, this work counts for the step and the device in which
+    Grouped by step or by device, this work has the step during which it ran, or the device on which
     it ran.
 
-    The tables that `sort`, `head`, `where` and `select` return can be grouped too. The grouped
-    table holds only the calls of their rows, and is sorted by the same column.
+    `sort`, `head`, `where` and `select` return tables that can be grouped too. `by` then uses only
+    the calls of the remaining rows, and sorts by the same column.
     """
 
     def __init__(self, links: Links, calls: Calls) -> None:
@@ -126,7 +126,7 @@ class OperatorTable(GroupableTable):
         - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
           overload. torch records overloads with `capture_overload_names`.
         - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
-        - `step`: the number of the step during which the call began, also if the step is on another
+        - `step`: the number of the step during which the call began, even if the step is on another
           thread; None outside of all steps.
         - `device`: the devices that ran work of the call and of the calls inside it, by their
           numbers in the trace, such as "0", or "0,1" for two devices; None if no device ran work.
@@ -182,11 +182,14 @@ class OperatorTable(GroupableTable):
         The operator with the most device time comes first, or with the most CPU time if the trace
         has no device events.
 
-        A call of an operator is listed if no formula counts the call, a call inside it, or a call
-        around it. If such calls are nested, only the outermost one is listed. Most of these
-        operators have nothing to count (views, allocations) or little (elementwise operators). Only
-        if `has_rule` is true are FLOPs really missing: a formula exists for the operator, or for an
-        operator that it called, but the formula's arguments were not recorded or not understood.
+        The FLOPs of a call are counted if a formula gives them for this call, for a call inside it,
+        or for a call around it. All other calls are listed. If they are nested, only the outermost
+        call is listed.
+
+        Most of the listed operators compute nothing (views, allocations) or little (elementwise
+        operators). If `has_rule` is true, FLOPs are really missing: there is a formula for the
+        operator or for an operator that it called, but the formula's arguments were not recorded or
+        not understood.
         """
         events, call_tree = self._links.events, self._links.call_tree
         nodes = np.flatnonzero(nodes_without_flops(events, call_tree, self._links.flops))
@@ -208,7 +211,7 @@ class OperatorTable(GroupableTable):
 
 
 def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
-    """The key of each row: its name and its kind. Rows keep their keys in every grouping."""
+    """The key of each row for `GroupableTable`: its name and its kind."""
     return list(zip(cells["name"], cells["kind"]))
 
 
@@ -282,12 +285,12 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 
 
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
-    """If a node has exactly one child, with the node's name, merge the child into the node.
+    """Merge a child into its parent if the parent has no other child and both have the same name.
 
-    torch does the same. Returns a mask of the nodes that remain, and for each node the remaining
-    node that it became part of. All pairs of parent and child are found before any pair is merged.
-    This is correct: a parent takes over the children of its child, so merging one pair does not
-    change whether another pair is merged.
+    torch does the same. Returns a mask of the remaining nodes, and the nodes grouped by the
+    remaining node that they became part of. All pairs are found before they are merged. This is
+    correct, because the parent gets the children of the merged child, so the number of children is
+    the same for all remaining pairs.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))
@@ -411,9 +414,9 @@ def _joined(
 def _rows(calls: Calls, codes: Ints, labels: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """The cells of the table, with the rows in the order of their first calls.
 
-    Calls with the same name, the same kind and the same code (from `codes`) are summed in one row.
-    `labels` holds at most one column, and a code is an index into the values of this column. If
-    `labels` is empty, all codes are 0.
+    Calls with the same name, kind and code are summed in one row. `labels` is empty, or has the one
+    column by which the table is grouped. `codes` are indexes into the values of this column; all
+    are 0 if there is no column.
     """
     width = max((len(values) for values in labels.values()), default=1)
     key = (calls.name * len(KINDS) + calls.kind) * width + codes

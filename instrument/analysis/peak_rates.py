@@ -24,10 +24,10 @@ class PeakRates:
     """The highest rates of a device.
 
     Attributes:
-        flops_per_second: the FLOP/s of each precision; see `instrument.peak_flops.PRECISIONS`.
+        flops_per_second: the FLOP/s by precision; see `instrument.peak_flops.PRECISIONS`.
         bytes_per_second: the bandwidth of the device's memory; None if it is not known.
-        any_flops_per_second: the FLOP/s of all other precisions, and of an unknown precision; None
-            if it is not known.
+        any_flops_per_second: the FLOP/s of an unknown precision, and of each precision that is not
+            in `flops_per_second`; None if it is not known.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -43,9 +43,8 @@ def peak_rates(device: Device | None, given: PeakFlops | None = None) -> PeakRat
     """Return the peak rates of a device, from a table by the device's name.
 
     Given FLOP/s replace the FLOP/s of the table. A rate that is neither given nor in the table is
-    not known. The table has the rates of whole devices. If the number of multiprocessors of a
-    device differs from the number in the table, the device is a part of a whole device, or another
-    product. Then the rates of the table are not used.
+    not known. The table is not used for a device whose number of multiprocessors differs from that
+    in the table. Such a device is another product, or a part of a device.
 
     Args:
         device: a device of a trace.

@@ -26,7 +26,7 @@ def private_words(capture: Views) -> Iterator[str]:
 
 
 def words_of_path(path: Path) -> Iterator[str]:
-    """Yield a path as text: as it is, as an absolute path, and both quoted for a shell.
+    """Yield the texts that a page may show for a path: as given, absolute, and quoted for a shell.
 
     For a path of only one name, yield nothing, because the same word may have other meanings.
     """

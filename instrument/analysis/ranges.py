@@ -120,10 +120,15 @@ REST: Schema = schema(
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """The slices of all ranges: their times and paths, and whether they resume a suspended call.
+    """The slices of all ranges, as parallel columns.
 
-    A slice is an uninterrupted part of a call. `spans` holds the quantities that are measured from
-    start to end of a slice, by column name.
+    A slice is an uninterrupted part of a call. A call that is never suspended has one slice.
+
+    Attributes:
+        nodes: the slices as a tree, with their times.
+        path: the path of each slice's range.
+        resumed: whether the slice resumes a suspended call.
+        spans: by column name, the quantities that are measured from start to end of a slice.
     """
 
     nodes: CallTree
@@ -136,21 +141,20 @@ class RangeTable(GroupableTable):
     """One row for each path of ranges; see `RANGES`.
 
     A range comes before the ranges inside it, and siblings are sorted by their first start. Times
-    are whole nanoseconds. A cell is None if the trace does not hold its value. The column `share`
-    adds up to 1 over the rows of this table and of `rest` together. The column `device_share` does
-    too.
+    are whole nanoseconds. A cell is None if the trace does not hold its value. Over the rows of
+    this table and of `rest` together, the column `share` sums to 1, and so does `device_share`.
 
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
     With `use_reentrant=True`, this recomputed range also gets the backward time of its own
     operators; with `use_reentrant=False`, the range of the first forward gets this time.
     Recomputation outside of ranges is part of `backward_ns`.
 
-    The byte columns do not count memory that the backward of a range allocates or frees. The
-    backward frees the memory that the forward kept, so a sum of forward and backward would hide how
-    much memory the forward keeps. `Capture.memory.live("range")` counts memory of the backward.
+    The columns with bytes do not count memory that the backward of a range allocates or frees. The
+    backward frees the memory that the forward kept, so a sum of both would hide how much memory the
+    forward keeps. `Capture.memory.live("range")` counts memory of the backward too.
 
-    A range that is still open at the end of the window counts with its time until then. The copies
-    of ranges on the timelines of devices are left out.
+    A range that is open at the end of the window counts until the end of the window. The copies of
+    ranges on the timelines of devices are left out.
     """
 
     def __init__(
@@ -176,8 +180,8 @@ class RangeTable(GroupableTable):
         """Group the ranges by name, in the order of the tree.
 
         The table has all columns except `path`, `module_type` and `depth`. If a range is inside
-        another range of the same name, `calls` counts both ranges. Their common time, bytes and
-        FLOPs count once.
+        another range of the same name, `calls` counts both ranges. The time, bytes and FLOPs of the
+        inner range count once, as a part of the outer range.
 
         Raises:
             ConfigError: `what` is not "name".
@@ -216,7 +220,7 @@ class RangeTable(GroupableTable):
 
     @cached_property
     def rest(self) -> Table:
-        """The work outside of all ranges. Rows without any work are left out. See `REST`."""
+        """The work outside of all ranges, without rows that have no work; see `REST`."""
         work = self._work
         backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
@@ -247,7 +251,7 @@ class RangeTable(GroupableTable):
         return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns
 
     def _shares(self, groups: Groups, where: Flags) -> dict[str, list[float | None]]:
-        """The shares of each group of work. `where` selects the work that counts."""
+        """The columns `share` and `device_share`; `where` is a mask of the work to sum."""
         work = self._work
         found: dict[str, list[float | None]] = {}
         for name, values, whole in (
@@ -275,7 +279,7 @@ class RangeTable(GroupableTable):
         return {name: columns[name] for name in _QUANTITIES}
 
     def _calls(self, groups: Groups) -> dict[str, list[Any]]:
-        """How often each group was called, and the percentiles of a call's time."""
+        """The number of calls and slices of each group, and the percentiles of a call's time."""
         slices, total_ns = self._slices, self._slices.nodes.total_ns
         opened = Groups(groups.of[slices.path], groups.count)
         resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
@@ -354,8 +358,8 @@ class RangeTable(GroupableTable):
     def _busy(self, groups: Groups) -> Ints:
         """For each group, the time in which any of its device events ran.
 
-        Paths are visited from the innermost to the outermost. Each path passes its intervals on to
-        the path above it.
+        Paths are visited from the innermost to the outermost, and the intervals of a path are added
+        to those of its parent path.
         """
         busy = np.zeros(groups.count, np.int64)
         group, top = groups.of, self._paths.outermost(groups.of)
@@ -390,7 +394,7 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """The group of each piece of work, and a mask of the pieces that have a group.
+    """The work grouped like its paths, and a mask of the work that belongs to a range.
 
     `path` is the path of each piece of work; -1 if the work belongs to no range.
     """
@@ -402,8 +406,8 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 
     `module_types` maps the range names of submodules to their classes.
 
-    Cost: about 0.4 µs per event, at any depth of nesting. Half of this time builds the call tree.
-    For `device_busy_ns`, the device's intervals are merged once for each range around them.
+    Cost: about 0.4 µs per event, at any depth of nesting. The call tree takes half of this time.
+    In addition, `device_busy_ns` merges the device's intervals once for each range around them.
     """
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[
@@ -420,10 +424,10 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
 
     Args:
         links: the relations between the events of the trace.
-        groups: groups of the paths of ranges.
-        most: the maximum number of steps. If the trace has more steps, the last ones are taken.
+        groups: the paths of ranges, grouped.
+        most: the maximum number of steps. If the trace has more steps, the last steps are taken.
 
-    Cost: a pass over the calls of ranges and the autograd nodes for each step.
+    Cost: for each step, a pass over the calls of ranges and the autograd nodes.
     """
     scopes, steps = links.scopes, len(links.steps)
     spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])

@@ -20,8 +20,8 @@ from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_ste
 
 # Addresses of objects differ between runs, so they are cut from the names of frames.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-# Frames of this package: `_AROUND_USERS` matches the frames that call the user's code, `_OURS`
-# matches all frames.
+# `_OURS` matches all Python frames of this package. `_AROUND_USERS` matches only the frames of this
+# package that call the user's code.
 _AROUND_USERS = re.compile(
     r"<profiled>\(\d+\): "
     r"|(.*[/\\])?instrument[/\\](annotate[/\\]\w+|record[/\\](calls|phases|session))\.py\("
@@ -31,7 +31,7 @@ _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no
 
 
 class Stack(NamedTuple):
-    """A call path, and the self time of its last frame. The outermost frame comes first."""
+    """A call path, with the outermost frame first, and the self time of its last frame."""
 
     frames: tuple[str, ...]
     value_ns: int
@@ -46,15 +46,17 @@ def stacks(
 ) -> list[Stack]:
     """Return the call paths of a trace, each with the time spent in its last frame.
 
-    Frames are Python frames, annotations and operators, nested by time on each thread. A path is
-    left out if its last frame has no time of its own, or a negative time because its children
-    overlap. Object addresses are cut from the names of built-in functions, and all steps have one
-    name, "ProfilerStep*". Frames of this package around the user's code are left out. The time that
-    recording takes in the training loop is the frame "(recording)". With the metric "device", work
-    whose launch is not in the trace has the path "(no launch)"; it is left out if `range` is given.
+    The frames of a path are Python frames, annotations and operators, nested by time on each
+    thread. Only paths whose last frame has time of its own are returned.
+
+    - Names do not contain object addresses, and all steps have the name "ProfilerStep*".
+    - Frames of this package around the user's code are left out. The time that recording takes in
+      the training loop is the frame "(recording)".
+    - With the metric "device", work whose launch is not in the trace has the path "(no launch)".
+      This path is left out if `range` is given.
 
     torch before 1.12 wrote the Python frames of each operator as text. In such a trace, a path
-    begins with the Python frames of the operator; its annotations and operators follow. The time
+    begins with the Python frames of an operator, and annotations and operators follow. The time
     spent in Python alone is not known.
 
     Args:
@@ -62,17 +64,16 @@ def stacks(
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
-            backward, on any thread, is returned. The range to which gradient accumulation is
-            assigned is a guess, as it is in the range tree.
+            backward, on any thread, is returned. The range of gradient accumulation is a guess.
         threads: whether each path begins with its thread. If False, the times of equal paths on
             different threads are summed.
 
     Cost: about 1 µs per event.
 
     Raises:
-        CaptureError: the trace holds no Python frames, or no such range; or `metric` is
-            "device", and the trace holds no device events.
-        ConfigError: `metric` is neither cpu nor device.
+        CaptureError: the trace holds no Python frames or no such range, or `metric` is "device" and
+            the trace holds no device events.
+        ConfigError: `metric` is not "cpu" or "device".
     """
     if metric not in ("cpu", "device"):
         raise ConfigError(f"Stacks have no metric {metric!r}; choose cpu or device.")
@@ -98,7 +99,7 @@ def call_paths(
     True, the frames that torch before 1.12 wrote as text are part of the paths too.
 
     Raises:
-        CaptureError: the trace holds no such range; or `metric` is "device", and the trace holds no
+        CaptureError: the trace holds no such range, or `metric` is "device" and the trace holds no
             device events.
     """
     events, call_tree = links.events, links.call_tree
@@ -122,11 +123,11 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
-    """Leave out this package's own frames. Returns the remaining nodes and their times.
+    """Return the nodes without this package's own frames, and the times of these nodes.
 
-    Two kinds of nodes are left out: this package's frames around the user's code, and all nodes
-    inside a frame of this package's recording code. The time of a node that is left out is added to
-    the nearest remaining node around it. The outermost node of a thread always stays.
+    Two kinds of nodes are removed: this package's frames around the user's code, and all nodes
+    inside a frame of this package's recording code. The time of a removed node is added to the
+    nearest remaining node around it. The outermost node of a thread always remains.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
@@ -134,7 +135,7 @@ def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[Ca
     if not (machinery | around_users).any():
         return call_tree, values
     hidden = call_tree.inside(machinery) | around_users
-    # The time of a hidden frame goes to a frame above it, so a frame with no such frame stays.
+    # A node stays if no remaining node is around it, because no other node could get its time.
     hidden &= call_tree.inside(~hidden)
     kept, nearest = call_tree.only(~hidden)
     return kept, Groups(nearest, len(kept)).sum(values)
@@ -197,11 +198,10 @@ def _paths(
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """Find the prefix of each path: the texts that are put in front of it.
+    """Return the distinct prefixes of paths, and for each node the index of its path's prefix.
 
-    A prefix begins with the thread, if `threads` is True. Then come the frames that older versions
-    of torch recorded as the "Call stack" of an operator, if `frames` is True. Returns the distinct
-    prefixes, and for each node the index of its prefix.
+    A prefix has two parts: the thread, if `threads` is True; and the frames that older versions of
+    torch recorded as the "Call stack" of an operator, if `frames` is True.
     """
     recorded = np.where(frames, events.call_stack[call_tree.index], -1)
     nearest = call_tree.nearest(recorded >= 0)
@@ -244,8 +244,7 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
 
     Returns for each call an index into a list of stacks, and this list. A stack is text: at
     most `depth` frames, the innermost first, joined by ";". Frames of this package are left out.
-    The stack is None for a call outside of all frames, and for memory outside of calls (`event` is
-    -1).
+    The stack is None for a call outside of all frames, and for a call without an event (-1).
     """
     python = events.among(PYTHON)
     if not python.any():

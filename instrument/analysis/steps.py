@@ -72,9 +72,9 @@ MOMENTS: Schema = schema(
 def steps(events: Events, work: Work) -> Table:
     """Return the steps that ended inside the window, in order of start; see `STEPS`.
 
-    `start_ns` is on the trace's own clock; adding `events.base_ns` gives Unix time. The device work
-    of a step is the work that any thread launched during the step. Device work whose launch is not
-    in the trace belongs to no step.
+    `start_ns` is on the trace's own clock; `start_ns` plus `events.base_ns` is Unix time. The
+    device work of a step is the work that any thread launched during the step. Device work whose
+    launch is not in the trace belongs to no step.
     """
     index = finished_steps(events)
     start, end = events.start_ns[index], events.end_ns[index]
@@ -122,10 +122,10 @@ def moments(events: Events) -> Table:
 
 
 def launching_step(events: Events, work: Work, index: Ints) -> Ints:
-    """For each device event, find the step that launched the event.
+    """For each device event, the position in `index` of the step that launched the event.
 
-    `index` is the list of steps. The result holds positions in this list. A position is -1 if no
-    step of the list launched the event, or if the launch is not in the trace.
+    `index` holds the positions of steps in `Events`. The result is -1 if none of these steps
+    launched the event, or if the launch is not in the trace.
     """
     return np.where(work.launch >= 0, step_at(events, index, launched_ns(events, work)), -1)
 
@@ -156,15 +156,13 @@ class Gaps(NamedTuple):
 
     Attributes:
         start_ns, end_ns: the start and end of each gap.
-        call: the position of the CPU call that launched the next work. The gap ends when this work
-            starts. `call` is -1 if the trace does not hold the call, or if no work follows the gap.
-        queued_ns: the time at which this call returned. If the call returned before the gap,
-            `queued_ns` is the start of the gap. If it returned after the gap, or if `call` is -1,
-            `queued_ns` is the end of the gap.
-        known: whether `queued_ns` is known. It is known if the trace holds the call, or if no work
-            follows the gap.
-        syncing: whether the CPU was waiting for the device when the gap began. `syncing` is False
-            if `known` is False.
+        call: the position of the CPU call that launched the work at the end of the gap; -1 if the
+            trace does not hold the call, or if no work follows the gap.
+        queued_ns: the time at which `call` returned, moved into the gap if it is outside. The end
+            of the gap if `call` is -1.
+        known: whether the trace holds `call`, or no work follows the gap.
+        syncing: whether the CPU was waiting for the device when the gap began. Always False if
+            `known` is False.
     """
 
     start_ns: Ints
@@ -178,10 +176,9 @@ class Gaps(NamedTuple):
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     """Find the gaps: the times in which no device works.
 
-    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
-    begins when the first span or the first device work starts, whichever is earlier. It ends when
-    the last span or the last device work ends, whichever is later. Gaps between spans are found
-    too.
+    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The gaps are
+    searched in one stretch of time, which contains all spans, the time between the spans, and all
+    device work.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])
@@ -194,23 +191,23 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
     """Return the idle time of the devices in each given span of time, split by cause.
 
-    A gap is a time in which no device works. It ends when a device event starts. The gap has two
-    parts, before and after the return of the CPU call that launched this device event. The part
-    after the return is `gap_wait_ns`: the work is launched, and the device has not yet started it.
-    In the part before the return, the device waits for the CPU. Each moment of this part counts for
-    the first cause that applies:
+    A gap is a time in which no device works. A gap ends when a device event starts. The return of
+    the CPU call that launched this event divides the gap into two parts. In the later part, the
+    work is launched, and the device has not yet started it: this part is `gap_wait_ns`. In the
+    earlier part, the device waits for the CPU. Each moment of the earlier part counts for the first
+    cause that applies:
 
-    - `loader_wait_ns`: the CPU waits for data: it is in its data loader.
+    - `loader_wait_ns`: the CPU waits for data, in its data loader.
     - `unknown_wait_ns`: the launch is not in the trace.
     - `sync_wait_ns`: when the gap began, the CPU was waiting for the device. So the CPU could
       launch new work only after this wait.
-    - `launch_wait_ns`: none of the above.
+    - `launch_wait_ns`: all other time.
 
     A CPU call that copies memory counts as waiting for the device from the time at which its copy
     starts on the device. The columns sum to the idle time.
 
-    Limits: the table does not tell which of several streams waited. The times of CPU and device are
-    not corrected; the two clocks may differ by microseconds.
+    Limits: if there are several streams, the causes do not show which stream waited. The clocks of
+    CPU and device may differ by microseconds, which is not corrected.
     """
     timeline, busy, causes = _timeline(events, work, start_ns, end_ns)
     found_ns = {
@@ -225,8 +222,8 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
     """Return the intervals in which no device works, from `start_ns` to `end_ns`, by cause.
 
-    The result is a dict. Its keys are the names of the causes in `waits`. The intervals do not
-    overlap, and together they are the whole idle time.
+    The keys of the result are the columns of `waits`. The intervals do not overlap, and together
+    they are the whole idle time.
     """
     span = np.array([start_ns]), np.array([end_ns])
     timeline, _, causes = _timeline(events, work, *span)
@@ -240,10 +237,10 @@ def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> di
 def _timeline(
     events: Events, work: Work, start_ns: Ints, end_ns: Ints
 ) -> tuple[Timeline, Flags, dict[str, Flags]]:
-    """Divide the time into segments, in which device work and the causes of idle time are constant.
+    """Divide the time into segments, each of which is busy or has one cause of idle time.
 
-    Returns the timeline, a mask of its busy segments, and a mask of segments for each cause. A
-    segment is busy if at least one device works in it. The segments of a cause lie in gaps.
+    Returns the timeline, a mask of its busy segments, and a mask of segments for each cause. In a
+    busy segment, at least one device works. Segments outside of the searched time are in no mask.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [
@@ -264,11 +261,7 @@ def _timeline(
 
 
 def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
-    """For each gap, the position of the call that launched the next work; -1 if there is none.
-
-    Also returns a mask of the gaps whose end is explained: the call is in the trace, or no work
-    follows the gap.
-    """
+    """Return the columns `call` and `known` of `Gaps`."""
     order = np.argsort(work.start_ns, kind="stable")
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
@@ -285,7 +278,7 @@ def _synchronising(events: Events, work: Work) -> Intervals:
 
 
 def _active_at(intervals: Intervals, time_ns: Ints) -> Flags:
-    """For each time, whether any interval contains it; an interval does not contain its end."""
+    """For each time, whether an interval contains this time; intervals do not contain their end."""
     start, end = (np.sort(side) for side in intervals)
     active: Flags = np.searchsorted(start, time_ns, "right") > np.searchsorted(
         end, time_ns, "right"

@@ -40,14 +40,14 @@ SYNCHRONISATIONS: Schema = schema(
 
 
 def synchronisations(links: Links) -> Table:
-    """Return the calls that wait, grouped by place in the code and awaited stream.
+    """Return the calls that wait: one row for each name, operator, range and awaited stream.
 
-    See `SYNCHRONISATIONS`. The group with the longest time comes first: its time is the CPU time of
-    the calls, or, if a stream waits, the time that it waits. `instrument.links.synchronisation`
-    finds the work that the calls wait for. If a call waits for several streams, it counts for the
-    stream whose work ended last.
+    See `SYNCHRONISATIONS`. The row with the longest time comes first. The time is `stream_wait_ns`
+    if a stream waits, and else `cpu_ns`. `instrument.links.synchronisation` finds the work that the
+    calls wait for. A call that waits for several streams counts for the stream whose work ended
+    last.
 
-    Limit: waiting inside other calls, such as `cudaFree`, or inside kernels is not counted.
+    Limit: waiting inside kernels or inside other calls, such as `cudaFree`, is not counted.
     """
     events, found = links.events, links.synchronisations
     of_stream = found.kind == STREAM_WAIT
@@ -89,10 +89,10 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """For each group of edges, find the edge whose awaited work ended last.
+    """For each group of edges, the edge whose awaited work ended last; -1 without edges.
 
     An edge joins one wait to one piece of work that it waits for. `of` is the number of each edge's
-    group, and `count` is how many groups there are. The result is -1 for a group without edges.
+    group, and `count` is the number of groups.
     """
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)
@@ -101,7 +101,7 @@ def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -
 
 
 def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: Flags) -> Ints:
-    """For each call, how long it waited or made a stream wait. No time counts twice."""
+    """For each call, how long the call waited or made a stream wait, each nanosecond once."""
     cause = _last_edges(events, found, found.later, len(events))
     counts = cause[found.later] == np.arange(len(found.later))
     of_waits = Groups(found.wait, len(found.call)).sum(found.waited_ns, counts)
@@ -109,10 +109,10 @@ def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: F
 
 
 def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
-    """For each call, the operator around it and the range that it belongs to.
+    """For each call, the outermost operator around it, and the range that the call belongs to.
 
-    The operator is an index into the names of the events, and the range an index into the paths of
-    ranges. Each index is -1 if there is no operator or no range.
+    The operator is an index into `Events.names`, and the range an index into the paths of ranges.
+    An index is -1 if there is no operator or no range.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     made = Launches(call, launching_operator(events, call), call)
@@ -123,13 +123,13 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
 
 
 def outermost_operators(events: Events, tree: CallTree) -> Ints:
-    """For each operator node, the outermost operator around it with no range in between."""
+    """For each operator node, the outermost operator around it inside the same range."""
     is_operator = called_operators(events)[tree.index]
     return tree.top_of_chain(is_operator)
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:
-    """For each group of calls, the name of the work for which they waited longest, or None."""
+    """The column `kernel` of `SYNCHRONISATIONS`."""
     known = np.flatnonzero(earlier >= 0)
     width = len(events.names)
     pairs, by_name = groupby(groups.of[known] * width + events.name[earlier[known]])

@@ -60,9 +60,9 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "flops/s": count,
     "share": "{:.1%}".format,
 }
-# A spreadsheet runs a cell that begins with one of these as a formula.
+# A spreadsheet runs a cell as a formula if the cell begins with one of these characters.
 _FORMULAS = ("=", "+", "-", "@")
-# Rows of a table that an interpreter or a notebook shows.
+# How many rows of a table an interpreter or a notebook shows.
 _SHOWN_ROWS = 20
 
 
@@ -98,8 +98,8 @@ class Table:
     A cell whose value is not known is None, never 0. Iterating and indexing give rows as named
     tuples. `sort`, `head`, `where` and `select` return new tables and leave this one unchanged.
 
-    `begin_ns` is the start of the recording on the trace's own clock. Cells of the columns in
-    `POINTS` are on the same clock; text shows them as the time since the recording began.
+    `begin_ns` is the start of the recording on the trace's own clock. The cells of the columns in
+    `POINTS` are times on the same clock. Printed tables show the time since `begin_ns` instead.
 
     Cost: the table holds only its columns, as lists; rows are built when they are read.
 
@@ -140,7 +140,7 @@ class Table:
         names = names_of(columns)
         if set(names) != set(cells):
             raise ValueError(
-                f"The cells are for {sorted(cells)}, but the view has the columns {names}."
+                f"There are cells for {sorted(cells)}, but the view has the columns {names}."
             )
         return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
 
@@ -157,12 +157,12 @@ class Table:
         return tuple(self._columns)
 
     def column(self, name: str) -> list[Any]:
-        """Return the values of a column. `name` is its name, or torch's name for it.
+        """Return the values of a column.
 
-        An example of torch's names is `self_cpu_time_total`.
+        `name` is the column's name, or torch's name for it, such as `self_cpu_time_total`.
 
         Raises:
-            KeyError: the table has no such column; the message lists the columns it has.
+            KeyError: the table has no such column. The message lists the columns of the table.
         """
         found = TORCH_NAMES.get(name, name)
         if found not in self._columns:
@@ -199,9 +199,10 @@ class Table:
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
         """Return the rows that pass `test(row)` and all conditions on columns.
 
-        A condition is a value that the cell must equal, or a function of the cell. A function is
-        not called for an unknown cell, and the row is left out: `where(flops=lambda n: n > 1e9)`
-        needs no check for None. `where(flops=None)` finds the rows with unknown cells.
+        A condition is a value that the cell must equal, or a function of the cell. If a condition
+        is a function, rows with an unknown cell are left out without a call of the function. So
+        `where(flops=lambda n: n > 1e9)` needs no check for None. `where(flops=None)` finds the rows
+        with unknown cells.
         """
         wanted = [(self.column(name), value) for name, value in equal.items()]
         return self._take(
@@ -216,7 +217,7 @@ class Table:
         return self._with({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a pandas frame with nullable dtypes.
+        """Return a pandas data frame with nullable dtypes.
 
         Integers stay integers, and unknown cells are `<NA>`.
 
@@ -230,7 +231,7 @@ class Table:
         )
 
     def to_polars(self) -> polars.DataFrame:
-        """Return a polars frame; unknown cells are null.
+        """Return a polars data frame; unknown cells are null.
 
         Raises:
             MissingPackage: polars is not installed.
@@ -265,10 +266,10 @@ class Table:
     def to_csv(self) -> str:
         """Return the table as CSV with a header; an unknown cell is empty.
 
-        Numbers are not rounded: times are in nanoseconds. Names come from a trace, and so perhaps
-        from a stranger. If a text begins with =, +, - or @, an apostrophe is put before it, so that
+        Numbers are not rounded: times are in nanoseconds. Text comes from the trace, which may be
+        from somebody else. So text that begins with =, +, - or @ gets an apostrophe before it, and
         no spreadsheet runs it as a formula. Characters that do not print are escaped. The other
-        formats keep names unchanged.
+        formats keep text unchanged.
         """
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -305,7 +306,7 @@ class Table:
         )
 
     def __str__(self) -> str:
-        """All rows, and all columns; on a terminal, only the columns that fit."""
+        """The table as text with all rows; on a terminal, only with the columns that fit."""
         return _fitted(self, name_width=60)
 
     def __repr__(self) -> str:
@@ -313,7 +314,7 @@ class Table:
         return "\n".join([_fitted(known, name_width=40), *notes])
 
     def _repr_html_(self) -> str:
-        """The first rows, for a notebook. Tooltips show exact values, and bars show shares."""
+        """The first rows as HTML, for a notebook. Tooltips show exact values, bars show shares."""
         known, notes = _abridged(self)
         return render(
             "report/templates/table.html",
@@ -332,10 +333,10 @@ class Table:
 
 
 class GroupableTable(Table):
-    """A table whose rows can be grouped in another way after `sort`, `head`, `where` and `select`.
+    """A table that can still be grouped after `sort`, `head`, `where` and `select`.
 
-    `keys` holds a key for each row. If another grouping splits a row, the new rows have the same
-    key as the old row.
+    `keys` holds a key for each row. A row of the grouped table has the same key as the row of this
+    table that holds its data. So the grouped table has only rows whose key is in this table.
     """
 
     def __init__(
@@ -356,10 +357,10 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make a table of the given rows, which are another grouping of this table's data.
+        """Make the table of another grouping, from its columns and the keys of its rows.
 
-        Given rows whose key is not in this table are left out. If this table is sorted, the new
-        table is sorted by the same column.
+        Rows whose key is not in this table are left out. If this table is sorted, the new table is
+        sorted by the same column.
         """
         table, kept = Table(columns, begin_ns=self._begin_ns), set(self._keys)
         if not kept.issuperset(keys):
@@ -418,10 +419,9 @@ def sum_of_known(cells: Iterable[Any]) -> Any:
 
 
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
-    """Return the names of the columns that hold a value.
+    """Return the names of the columns that hold a value; of all columns if there are no rows.
 
-    In a table without rows, every column counts as one that holds a value. If `names` is given,
-    only columns with these names are returned.
+    If `names` is given, only columns with these names are returned.
     """
     return [
         name
@@ -444,10 +444,10 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
 
 
 def _fitted(table: Table, name_width: int) -> str:
-    """The table as text; on a terminal, only the columns that fit, and a line on the others.
+    """The table as text. On a terminal, columns that do not fit are left out, with a note.
 
-    The first column always stays. Columns with numbers come before columns with text, which are
-    wider, and columns without values come last.
+    The first column always stays. Then numbers are chosen before text, which is wider, and columns
+    without values are chosen last.
     """
     try:
         is_terminal = sys.stdout.isatty()
@@ -489,8 +489,8 @@ def to_text(
     """Return the table as aligned plain text, with times, bytes and counts in readable units.
 
     Text longer than `name_width` characters is shortened in the middle. An unknown cell is "-".
-    `texts` maps the name of a column to the function that writes its cells, for columns that are
-    not written in the usual way.
+    `texts` maps the name of a column to a function that returns the text of a cell. All other
+    columns have the text of `cell_text`.
     """
     table = table.since_begin()
     header = [heading(name) for name in table.columns]
@@ -511,7 +511,7 @@ def to_text(
 
 
 def is_text(values: Sequence[Any]) -> bool:
-    """Whether a column holds text, which is aligned left, and not numbers."""
+    """Whether a column holds text, and not numbers. Text is aligned left, numbers right."""
     first = next((value for value in values if value is not None), None)
     return not isinstance(first, int | float)
 
@@ -528,7 +528,7 @@ def heading(name: str) -> str:
 
 
 def unit_of(column: str) -> str:
-    """Return the unit of a column, which the end of its name gives.
+    """Return the unit of a column from the end of the column's name.
 
     The unit is "ns", "bytes", "flops", "bytes/s", "flops/s", "share" or "".
     """

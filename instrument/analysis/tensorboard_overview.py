@@ -41,17 +41,17 @@ _ROLES = (
     "cpu_ns",
 )
 # If the last step has less than this fraction of the device events of the step before, the window
-# cut off the last step. Then the last step is left out.
+# cut off the last step, and the step is left out.
 _WHOLE_STEP = 0.8
-# Prefixes of CPU operators of collectives. A trace without a device has no other events of
-# communication.
+# Prefixes of the CPU events of collectives: the only events of communication in a trace without a
+# device.
 _COLLECTIVES = ("nccl:", "gloo:")
 
 
 class Steps(NamedTuple):
-    """The plugin's steps: their positions in `Events`, starts and ends.
+    """The steps by the plugin's definition: their positions in `Events`, starts and ends.
 
-    If the trace has no steps, the whole recording is one step, and its position is -1.
+    If the trace has no steps, the whole recording is one step with the position -1.
     """
 
     event: Ints
@@ -59,8 +59,8 @@ class Steps(NamedTuple):
     end_ns: Ints
 
 
-# The last eight columns sum to `duration_ns`. Each moment counts for the first of these columns
-# that describes it.
+# The last eight columns sum to `duration_ns`. A moment that fits several of these columns counts
+# for the first of them.
 OVERVIEW: Schema = schema(
     number="the step's number; None if the trace has no steps and counts as one step",
     start_ns="the start of the step, on the trace's own clock",
@@ -96,13 +96,17 @@ def overview(events: Events, work: Work) -> Table:
     """Return one row for each step, with the plugin's definition of a step; see `OVERVIEW`.
 
     A step ends when both its CPU work and the last device event that it launched have ended. The
-    next step starts at this end. The last step is left out if it has less than 0.8 of the device
-    events of the step before, because the window cut it off. A trace without steps counts as one
-    step, whose `number` is None.
+    next step starts at this end, or later. A trace without steps counts as one step, whose `number`
+    is None.
 
-    Three things differ from the plugin. Communication is recognised by the rule of `breakdown`. An
-    annotation of the data loader counts like an operator of the same name. A trace without steps
-    lasts until its device work has ended.
+    In a trace with device work, steps after the last step with device work are left out. This last
+    step is left out too if it has less than 0.8 of the device events of the step before: then the
+    window cut it off.
+
+    Three things differ from the plugin:
+    - Communication is recognised by the rule of `breakdown`.
+    - An annotation of the data loader counts like an operator of the same name.
+    - A trace without steps lasts until its device work has ended.
     """
     steps = _steps(events, work)
     timeline = sweep(_layers(events, work))
@@ -194,7 +198,7 @@ def _filled_ns(start: Ints, end: Ints, blocks: Floats) -> float:
 
 
 def _steps(events: Events, work: Work) -> Steps:
-    """The steps, each until its device work ends, without a last step that the window cut off."""
+    """The steps as `overview` defines them."""
     index = finished_steps(events)
     if not len(index):
         return _whole_recording(events)
@@ -220,14 +224,14 @@ def _whole_recording(events: Events) -> Steps:
 
 
 def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
-    """The device events whose launching calls lie wholly in one step, and the index of the step."""
+    """The device events whose launch is wholly inside a step, and the index of this step."""
     step = np.where(work.call >= 0, launching_step(events, work, index), -1)
     inside = (step >= 0) & (events.end_ns[work.call] <= events.end_ns[index][step])
     return np.flatnonzero(inside), step[inside]
 
 
 def _uncut(counts: Ints) -> int:
-    """The number of steps without the steps at the end that have too little device work."""
+    """How many steps remain without those at the end that `overview` leaves out."""
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 TRACE_FILES = ("trace.json.gz", "trace.json")
 # The file that records where a capture was uploaded. The file itself is not uploaded.
 NOTE_FILE = "upload.json"
-# The longest name of a capture in bytes. Files are named after a capture, with a prefix and a
-# suffix. This limit leaves room for them.
+# The longest name of a capture in bytes. Names of files consist of a prefix, this name and a
+# suffix, so the limit leaves room for both.
 _LONGEST_NAME = 128
 
 # The properties by which `OperatorTable.by` can group, together with the name.
@@ -65,7 +65,7 @@ class View(NamedTuple):
         columns: where the schema of the table is: "module:NAME" in `instrument.analysis`.
         option: the option, without dashes; empty if the table has no option.
         help: the help text of the option.
-        coverage: the names of the rows of `capture.coverage` that the table depends on.
+        coverage: the names of the coverage rows that the table depends on.
     """
 
     columns: str
@@ -75,7 +75,7 @@ class View(NamedTuple):
 
     @property
     def schema(self) -> Schema:
-        """The schema of the table. Reading it imports the module that defines it."""
+        """The schema of the table. This property imports the module that makes the table."""
         module, name = self.columns.split(":")
         found: Schema = getattr(import_module(f"instrument.analysis.{module}"), name)
         return found
@@ -261,10 +261,10 @@ VIEWS = {
 
 
 def rows_of(views: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the rows of the coverage that the given views depend on.
+    """Return the names of the coverage rows that the given views depend on.
 
     A report with both "ranges" and "operators" describes the whole capture. So if `views` has both,
-    the result is all rows that any table depends on.
+    the result has the rows for all views.
     """
     if {"ranges", "operators"}.issubset(views):
         return coverage_rows.TABLES
@@ -275,8 +275,8 @@ def rows_of(views: Sequence[str]) -> tuple[str, ...]:
 class Views:
     """One recorded window on one rank, or a trace file: its metadata and the tables of its events.
 
-    The trace is read when a view first needs it. Each view is computed once. Users get the subclass
-    `Capture`.
+    The trace is read when a view first needs its events. Each view is computed once. Users get the
+    subclass `Capture`.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
@@ -379,7 +379,10 @@ class Views:
 
     @property
     def name(self) -> str:
-        """The recorded name of the capture, or else the last part of `folder` or `trace_path`."""
+        """The recorded name of a capture, or else its folder's name.
+
+        For a trace file alone, the file's name without `.json` or `.json.gz`.
+        """
         if self.folder is None:
             file = self.trace_path.name if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
@@ -393,8 +396,8 @@ class Views:
     def place(self) -> Path | None:
         """The capture's folder under its final name, or else the trace file.
 
-        While the capture is being written, the folder has a temporary name that begins with a dot.
-        It gets its final name after all sinks, which write the capture's files, have run.
+        While sinks write the capture's files, the folder has a temporary name that begins with a
+        dot. The folder gets its final name after all sinks.
         """
         if (
             self.folder is not None
@@ -610,10 +613,10 @@ class Views:
 
     @cached_property
     def compiled_ranges(self) -> Table:
-        """The ranges inside compiled regions, if the region ran in this window.
+        """The ranges inside the compiled regions that ran in this window; see `COMPILED_RANGES`.
 
-        See `COMPILED_RANGES`. These ranges were called, and their time is part of the region's
-        time. Compiled code does not record where a range begins and ends.
+        Compiled code does not record where a range begins and ends. So these ranges were called,
+        but their time is only known as part of the region's time.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
@@ -638,7 +641,7 @@ class Views:
 
         Raises:
             CaptureError: the trace holds no Python frames, or no such range; or `metric` is
-                "device", and the trace holds no work of a device.
+                "device", and the trace holds no device events.
         """
         from instrument.analysis.stacks import stacks
 
@@ -662,16 +665,16 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 
 
 def no_capture_at(path: Path) -> CaptureError:
-    """Return the error about a path at which nothing is."""
+    """Return the error for a path that does not exist."""
     return CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
 
 
 def files_of(folder: Path) -> list[str]:
-    """List the files that an upload of a capture sends; capture.json is the last.
+    """List the files that an upload of a capture sends, with capture.json last.
 
-    If a reader finds capture.json at the target, all other files are there too. Four kinds of files
-    are left out: hidden files, links, column files that older versions kept beside the trace, and
-    the file that records the upload (`NOTE_FILE`).
+    So if a capture at a URL has a capture.json, all other files have arrived too. Four kinds of
+    files are left out: hidden files, links, column files that older versions kept beside the trace,
+    and the file that records the upload (`NOTE_FILE`).
     """
     from instrument.trace.capture_json import METADATA_FILE
 
@@ -685,7 +688,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def _added_names(folder: Path, capture: Views) -> Pattern | None:
-    """The pattern for names of communication kernels that the config of the recording added."""
+    """The pattern `profiler.communication` of the recording; None if there is none."""
     from instrument.patterns import Pattern
     from instrument.trace.capture_json import METADATA_FILE
 

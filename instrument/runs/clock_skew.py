@@ -1,7 +1,7 @@
-"""Measure how far each rank's clock is ahead of the lowest rank's clock.
+"""Measure how far each rank's clock is ahead of the clock of the lowest rank.
 
-The ends of collectives are compared. A collective that synchronises the ranks ends at about the
-same moment on all of them.
+A collective that synchronises the ranks ends at about the same moment on all ranks. So the clocks
+are compared at the ends of these collectives.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from instrument.trace.events import Ints
 _MOST = 128
 # With fewer collectives a drift cannot be distinguished from jitter.
 _FEWEST_FOR_DRIFT = 8
-# A drift is used only if the measured differences between two clocks follow it: their median
-# distance from the line with the drift is at most this fraction of their median distance from the
-# constant offset.
+# A drift is used only if it explains the measured differences between two clocks. The median
+# distance of the differences from a line with this slope must be at most this fraction of their
+# median distance from a constant.
 _UNEXPLAINED = 0.5
 
 CLOCKS: Schema = schema(
@@ -47,8 +47,8 @@ _Ends = dict[int, int]
 class Clock:
     """How far a rank's clock is ahead of the lowest rank's clock, and how fast this changes.
 
-    The clock is ahead by `offset_ns` when it shows `at_ns`. The other fields have the meaning of
-    the columns of `CLOCKS`.
+    When the rank's clock shows `at_ns`, it is ahead by `offset_ns`. For the other fields, see the
+    columns of `CLOCKS`.
     """
 
     offset_ns: int
@@ -58,7 +58,7 @@ class Clock:
     at_ns: int = 0
 
     def ahead_ns(self, time_ns: int) -> int:
-        """How far the clock is ahead of the lowest rank's clock when it shows `time_ns`."""
+        """How far this clock is ahead of the lowest rank's clock, at `time_ns` of this clock."""
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
@@ -73,34 +73,33 @@ class Clock:
         return corrected
 
 
-# For each collective, by its key: the end of the collective on the lowest rank's clock, and the
-# clock of the rank that recorded this end.
+# By the key of a collective: when the collective ended on the lowest rank's clock, and the clock
+# from which this time was converted.
 _Aligned = dict[int, tuple[int, Clock]]
 
 
 def measure(collectives: MatchedCollectives) -> list[Clock | None]:
-    """Measure the clock of each rank at the ends of collectives; None if that is not possible.
+    """Return the clock of each rank, measured at the ends of collectives; None if not possible.
 
     A collective that synchronises ends at about the same moment on all ranks. If a rank and the
-    lowest rank both recorded a collective, their clocks show two times for its end. Three values
-    are computed from the differences between these times:
+    lowest rank both recorded a collective, their clocks show two times for its end. From the
+    differences between such times, three values are computed:
 
     - `offset_ns` is the median difference.
-    - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
-      only if at least eight collectives match, and if `uncertainty_ns` with the drift is at most
-      half of `uncertainty_ns` without the drift. Otherwise `drift_ppm` is None.
+    - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift needs at
+      least eight collectives, and must at least halve `uncertainty_ns`; else it is None.
     - `uncertainty_ns` is the median distance of the differences from the line that offset and
-      drift describe. It is None if only one collective matches.
+      drift describe. With only one collective, `uncertainty_ns` is None.
 
     If the offset is larger than `BEYOND_NS`, the largest time in a trace, the clock is not known.
 
-    If a rank has no collective in common with the lowest rank, it is compared with ranks whose
-    clocks are already measured. The largest uncertainty of these ranks is added to the rank's own
-    uncertainty. If one of these uncertainties is None, the sum is None too. If the rank has no
-    collective in common with these ranks either, its clock is not known.
+    A rank that has no collective in common with the lowest rank is compared with ranks whose clocks
+    are already measured. The largest uncertainty of these ranks is added to the rank's own
+    uncertainty. The sum is None if one of these uncertainties is None. A rank that has no
+    collective in common with measured ranks has no known clock.
 
-    Only the last 128 collectives of each rank are compared: those on the device, or those on the
-    CPU if the rank has none on the device.
+    Only the last 128 collectives of each rank are compared. If a rank has collectives on the
+    device, only these are compared, and else those on the CPU.
     """
     ends = _ends(collectives)
     found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}
@@ -122,7 +121,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
 def clocks(summaries: Sequence[RankSummary], measured: Sequence[Clock | None]) -> Table:
     """Return one row for each summary, in the order of the summaries; see `CLOCKS`.
 
-    If a clock could not be measured, its offset, drift and uncertainty are None, `matched` is 0.
+    For a clock that was not measured, offset, drift and uncertainty are None, and `matched` is 0.
     """
     return Table.of(
         CLOCKS,
@@ -173,8 +172,8 @@ def _clock(ends: _Ends, aligned: _Aligned) -> Clock | None:
 def _compared(times: Sequence[int], ahead: Sequence[int]) -> Clock:
     """Compute a rank's clock from measured differences to the lowest rank's clock.
 
-    When the rank's clock showed `times[k]`, it was ahead by `ahead[k]`. If the differences were
-    measured through the clocks of other ranks, the caller adds the uncertainty of these clocks.
+    When the rank's clock showed `times[k]`, it was ahead by `ahead[k]`. The uncertainty of other
+    ranks' clocks is not added here.
     """
     offset_ns, at_ns = median(ahead), median(times)
     if len(ahead) == 1:
@@ -215,5 +214,5 @@ def _median_distance(distances: Sequence[int]) -> int:
 
 
 def median(values: Sequence[int]) -> int:
-    """Return the median; of two middle values, the lower one. So it is one of `values`."""
+    """Return the median, or the lower of two middle values, so that the result is in `values`."""
     return sorted(values)[(len(values) - 1) // 2]

@@ -55,12 +55,12 @@ def collectives(
 
     The row with the longest waiting time comes first. A rank's time in a collective is the time
     from the start of its first kernel to the end of its last kernel. The rank that arrives last
-    does not wait, so its time is the time of the transfer. If not all ranks of a group recorded,
-    the time of the transfer is an upper bound.
+    does not wait, so its time is the shortest, and is taken as the time of the transfer. If not all
+    ranks of a process group recorded, the time of the transfer is an upper bound.
 
-    Durations do not depend on the clocks of the ranks, but the order of arrival does. So the times
-    of arrival are first converted to one clock, with the offsets that `clock_skew` measured. If two
-    arrivals are closer than the uncertainty of the clocks, their order is not known.
+    The order in which ranks arrive depends on their clocks. So the times of arrival are first
+    converted to one clock; see `clock_skew`. The order of two arrivals is uncertain if they are
+    closer than the uncertainty of the clocks.
 
     The table does not contain broadcasts, reduces, gathers, scatters and transfers between two
     ranks. A rank can leave such a collective before the other ranks arrive, so the shortest time is
@@ -76,7 +76,7 @@ def collectives(
     shortest = calls.min(duration)
     mean = calls.sum(duration) // np.maximum(calls.size, 1)
     size = -calls.min(-found.bytes[several])
-    # Below, `groups` has a row for each collective, and a group for each process group and kind.
+    # `groups` groups the collectives by process group and kind.
     present, groups = groupby(group[first])
     chosen = [found.groups[k] for k in present.tolist()]
     arrival, known = _arrivals(found, clocks, several)
@@ -124,7 +124,7 @@ def _arrivals(
             known[begin:end] = False
         else:
             arrival[begin:end] = clock.corrected_ns(arrival[begin:end])
-            # `corrected_ns` limits times that are impossible, so times at the limit are not known.
+            # `corrected_ns` clips impossible times to the limit, so a time at the limit is unknown.
             known[begin:end] = np.abs(arrival[begin:end]) < BEYOND_NS
     return arrival[chosen], known[chosen]
 
@@ -132,7 +132,7 @@ def _arrivals(
 def _last(
     summaries: Sequence[RankSummary], groups: Groups, last: Ints, waiting: Ints, known: Flags
 ) -> dict[str, list[Any]]:
-    """Return the columns `last_…` on the rank that caused the most waiting by arriving last."""
+    """Return the columns `last_…`: the rank that caused the most waiting because it came last."""
     pair, of = groupby(groups.of[known] * len(summaries) + last[known])
     times, caused = of.size, of.sum(waiting[known])
     most = Groups(pair // len(summaries), groups.count).sorted_by(caused, times).row(100)

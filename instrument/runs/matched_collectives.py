@@ -48,11 +48,13 @@ class MatchedCollectives:
 def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     """List the collectives of all ranks, with the same key for records of the same collective.
 
-    Two records match if they have the same process group, kind and sequence number of torch,
-    because all ranks of a group count its collectives in the same order. Without sequence numbers,
-    they match if they have the same name, process group, kind, step and ordinal. Without process
-    groups, all ranks are treated as one group. Coalesced collectives have the same sequence number;
-    they match in the order of their starts.
+    - With torch's sequence numbers, records of different ranks match if they have the same process
+      group, kind and sequence number. All ranks of a process group count its collectives in the
+      same order. Coalesced collectives have the same number, and match in order of start.
+    - Without sequence numbers, records match if they have the same name, process group, kind, step
+      and ordinal.
+
+    If the process groups were not recorded, all ranks are treated as one process group.
 
     Cost: all collectives are sorted once.
     """
@@ -69,7 +71,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
     named, _ = intern(every)
     unnamed, groups = intern(each[1:] for each in every)
     numbered = column["number"] >= 0
-    # Coalesced collectives share a number.
+    # Coalesced collectives have the same sequence number.
     alike = group_rows(owner, unnamed[own], column["number"])
     nth = np.zeros_like(owner)
     if alike.count < len(owner):
@@ -80,7 +82,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
         np.where(numbered, column["number"], column["step"]),
         np.where(numbered, nth, column["ordinal"]),
     ).of
-    # The times are limited, so that their sums fit into 64 bits.
+    # Times are clipped, so that their sums fit into 64 bits.
     base = np.clip(ints([each.base_ns for each in summaries], 0), -BEYOND_NS, BEYOND_NS)[owner]
     return MatchedCollectives(
         owner,
@@ -105,7 +107,7 @@ def _cells(
 def _groups(summary: RankSummary) -> list[tuple[Any, ...]]:
     """Return the rows of a summary's `collective_groups` as tuples.
 
-    A tuple holds the name of the collectives, then the values of the columns `OF_COLLECTIVE_GROUP`.
+    A tuple begins with the name of the collectives. The values of `OF_COLLECTIVE_GROUP` follow.
     """
     columns = summary.collective_groups
     count = max((len(column or ()) for column in columns.values()), default=0)

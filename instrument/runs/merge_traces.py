@@ -22,9 +22,9 @@ from instrument.trace.gzip_stream import ahead, chunks
 from instrument.trace.json_stream import Pieces
 from instrument.trace.rewrite import writing
 
-# The arguments whose numbers link events of one process, each with its smallest valid number. All
-# ranks use the same numbers. So a different multiple of 2**40 is added to the numbers of each rank.
-# Many viewers are written in JavaScript, which holds integers up to 2**53: enough for 8192 ranks.
+# Arguments that link events of one rank by equal numbers, each with its smallest valid number.
+# Different ranks use the same numbers, so a different multiple of 2**40 is added for each rank.
+# Viewers in JavaScript hold integers up to 2**53: enough for 8192 ranks.
 _JOINING = {
     "correlation": 1, "External id": 1, "external id": 1, "Sequence number": 0,
     "Python id": 0, "Python parent id": 0,
@@ -45,13 +45,13 @@ def merge(ranks: Ranks, target: Path) -> None:
     """Write the traces of all ranks into one file. After an error, no incomplete file is left.
 
     The file is gzipped if its name ends in `.gz`. The name of each process begins with its rank,
-    and the processes of a rank are next to each other. Times are on the lowest rank's clock: times
-    of another rank are moved by the offset of its clock (`Ranks.clocks`). If the offset is not
-    known, the times are not moved. Numbers that link events (flows, correlations, operators,
-    sequences) are changed, so that no two ranks use the same numbers. All other content is copied.
+    and the processes of a rank are next to each other. Numbers that link events (flows,
+    correlations, operators, sequences) are changed, so that no two ranks use the same numbers.
 
-    The drift of a clock is not corrected: all times of a rank are moved by the same offset, which
-    is the offset of the clock in the middle of the window. The file lists the drift under `ranks`.
+    All times are on the lowest rank's clock: the times of each other rank are moved by its
+    `offset_ns` in `Ranks.clocks`. This is the offset in the middle of the window; the drift is not
+    corrected. The times of a rank without a known offset are not moved. The key `ranks` of the file
+    has the table `Ranks.clocks`. All other content is copied.
 
     Cost: one pass over the files in constant memory, 5 to 7 µs per event.
 
@@ -98,7 +98,7 @@ def _decode(text: bytes) -> list[_Event]:
 
 
 def _as_read(event: dict[str, Any], _: str) -> _Event:
-    """Encode the values of an event that only the lenient parser could read as strict JSON."""
+    """Encode an event's values as strict JSON, after the lenient parser has read the event."""
     return {key: _raw(value) for key, value in event.items()}
 
 
@@ -187,7 +187,10 @@ def _later(ts: Raw, ns: int) -> Raw:
 
 
 def _place(index: Any) -> int:
-    """Return a process's place in its rank: first the CPU, then devices, then Kineto's spans."""
+    """Return the sort index of a process within its rank: CPU, then devices, then Kineto's spans.
+
+    `index` is the sort index that Kineto wrote.
+    """
     if not isinstance(index, int) or index < _DEVICES:
         return 0
     return min(1 + index - _DEVICES, _PLACES - 1)

@@ -1,4 +1,4 @@
-"""Keep the captures of the newest run, if a folder holds the captures of several runs."""
+"""Find the captures of the newest run among the captures of several runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _Capture = TypeVar("_Capture")
 
 
 class _Process(NamedTuple):
-    """A process that recorded captures; `number` is its id, or else the id of its run."""
+    """A process that recorded captures.
+
+    Attributes:
+        host: the host of the process.
+        number: the process id; the id of the run if the process id is not known.
+        world_size: the number of ranks of the process's job.
+    """
 
     host: str
     number: str
@@ -33,7 +39,7 @@ class _Process(NamedTuple):
 
 
 class _Began(NamedTuple):
-    """When a recording began, in seconds since 1970, and on which rank and in which process."""
+    """The start of a recording in seconds since 1970, with the rank and process that recorded."""
 
     second: float
     rank: int | None
@@ -41,10 +47,11 @@ class _Began(NamedTuple):
 
 
 def of_newest_run(places: Sequence[Path | str]) -> tuple[list[Path | str], str]:
-    """Return the captures of the newest run, and a sentence that names those of older runs, or "".
+    """Return the captures of the newest run, and a sentence that names all other captures.
 
-    Only the `capture.json` of each capture is read or downloaded. A capture whose `capture.json`
-    cannot be read is not left out, so that the caller can report the error.
+    The sentence is "" if there are no other captures. Only the `capture.json` of each capture is
+    read or downloaded. If it cannot be read, the capture is returned, and the caller can report the
+    error.
 
     Args:
         places: the paths or URLs of the captures. All URLs must be on the same file system.
@@ -61,12 +68,18 @@ def of_newest_run(places: Sequence[Path | str]) -> tuple[list[Path | str], str]:
 def newest_run(
     captures: Iterable[_Capture], about: Callable[[_Capture], Metadata | None]
 ) -> tuple[list[_Capture], list[_Capture]]:
-    """Divide captures into those of the newest run and those of older runs, in their order.
+    """Return the captures of the newest run, and the captures of older runs.
 
-    The process whose last capture began last belongs to the newest run, with all its captures: one
-    process may train and then validate. Of each other rank, only its newest process can belong to
-    the run. It does if it has the same number of ranks, and did not end long before the run began.
-    A capture without the id of its run or without a start, such as a trace file, is not left out.
+    The newest process is the process that began a capture last. The newest run consists of the
+    newest process and of at most one process for each other rank: the process that began a capture
+    of this rank last. Such a process belongs to the newest run if both conditions hold:
+
+    - Its job has as many ranks as the job of the newest process.
+    - Its last capture began after the first capture of the newest process, or at most `TOGETHER_S`
+      earlier.
+
+    All captures of a process belong to the same run: a process may train and then validate. A
+    capture without a run id or without a start, such as a trace file, counts as newest.
 
     Args:
         captures: the captures.
@@ -97,7 +110,7 @@ def newest_run(
 
 
 def left_out(older: Iterable[str]) -> str:
-    """Return a sentence on the captures of older runs, which are left out, from their names."""
+    """Return the sentence on captures of older runs that are left out; `older` are their names."""
     names = [*map(printable, older)]
     are = "is" if len(names) == 1 else "are"
     return (
@@ -121,7 +134,7 @@ def _metadata(places: Sequence[Path | str]) -> dict[Path | str, Metadata]:
 
 
 def _began(about: Metadata | None) -> _Began | None:
-    """When the recording began, and in which process; None if this is not known."""
+    """The start, rank and process of a capture; None if its start or its run id is not known."""
     second = None if about is None else unix_time(about.started_at)
     if about is None or second is None or about.run is None:
         return None

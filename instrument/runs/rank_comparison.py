@@ -17,9 +17,9 @@ from instrument.runs.rank_summary import RankSummary
 from instrument.trace.columns import ints
 from instrument.trace.events import Ints
 
-# A rank is a straggler if its own work is above the median by more than 3 standard deviations, and
-# by more than the fraction 0.1. The standard deviation is estimated as 1.4826 median absolute
-# deviations, which is exact for a normal distribution.
+# A rank is a straggler if its `own_ns` is above the median by more than 3 standard deviations, and
+# by more than 0.1 of the median. The standard deviation is estimated as 1.4826 times the median
+# absolute deviation, which is exact for a normal distribution.
 _DEVIATIONS, _PER_DEVIATION, _LEAST_SHARE = 3, 1.4826, 0.1
 _OF_STEPS = (
     "compute_ns",
@@ -131,10 +131,7 @@ def _mean(summary: RankSummary, name: str) -> Any:
 
 
 def breakdown(summaries: Sequence[RankSummary]) -> Table:
-    """Return one row for each rank, with the parts of its device time.
-
-    The columns are `rank` and the columns of `capture.breakdown`.
-    """
+    """Return one row for each rank: `rank`, and the columns of `capture.breakdown`."""
     columns = {
         name: [summary.breakdown.get(name) for summary in summaries] for name in names_of(BREAKDOWN)
     }
@@ -144,7 +141,7 @@ def breakdown(summaries: Sequence[RankSummary]) -> Table:
 def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[int]:
     """Return the ranks that should have recorded but have no capture.
 
-    Return an empty list if it is not known which ranks should have recorded.
+    The list is empty if it is not known which ranks should have recorded.
     """
     asked = summaries[0].ranks
     planned = (
@@ -160,7 +157,10 @@ def missing(summaries: Sequence[RankSummary], world_size: int | None) -> list[in
 class _Cells(NamedTuple):
     """The ranges of all ranks, one rank after the other.
 
-    For each range, `path` is an index into `paths`, and `owner` is the index of its rank's summary.
+    Attributes:
+        paths: the distinct paths of ranges.
+        path: for each range of each rank, an index into `paths`.
+        owner: for each range of each rank, the index of the rank's summary.
     """
 
     paths: list[str]
@@ -176,8 +176,8 @@ class _Cells(NamedTuple):
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
         """Return the values of a column for all ranges; unknown values are -1.
 
-        With `per_step`, the values of a rank are divided by the number of its finished steps, but
-        not if the column already holds times per step, or if the rank has no finished step.
+        With `per_step`, values per step are returned. For a rank without finished steps, the values
+        are for the whole window.
         """
         parts = []
         for summary, count in zip(
@@ -195,9 +195,9 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges; see `RANK_RANGES`.
 
-    The paths of the first rank come first, in the order of its summary. The paths that only later
-    ranks have follow. Times are per step. For a rank on which no step ended, times are sums over
-    the whole window.
+    The paths of the first rank come first, in the order of its summary. Paths that only other ranks
+    have follow. Times are per step. For a rank on which no step ended, times are sums over the
+    whole window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -282,10 +282,11 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 
 
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
-    """Find each rank's range whose self time is furthest above the median of the ranks.
+    """For each rank, find the range that is slowest compared with the other ranks.
 
-    For each rank, return the path of this range, and by how many nanoseconds its self time is above
-    the median. Ranges of collectives are left out.
+    A range is compared by how many ns its self time, on the CPU or on the device, is above the
+    median of all ranks. For each rank, the result has the path of a range and these ns. Ranges of
+    collectives are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[

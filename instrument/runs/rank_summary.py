@@ -1,6 +1,6 @@
 """The summary of a capture: a small file with the data that is needed to compare ranks.
 
-So ranks can be compared without their traces. A thousand summaries are read in seconds.
+With summaries, ranks are compared without their traces. A thousand summaries are read in seconds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SUMMARY_FILE = "summary.json"
 VERSION = 3
 #: The phase of training.
 TRAIN = "train"
-# A summary keeps at most 500 ranges, those with the most CPU time, and the last 512 collectives. So
-# a file has some tens of kilobytes.
+# A summary keeps the 500 ranges with the most CPU time, and the last 512 collectives. So a file has
+# some tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
 _OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
 #: The columns that are equal for all collectives of one process group and kind.
@@ -78,9 +78,9 @@ class RankSummary(msgspec.Struct, kw_only=True):
       trace without device events, the columns of communication hold the time of collectives on the
       CPU (gloo).
     - `breakdown` is the row of `capture.breakdown`, for the whole trace.
-    - `collectives` are the last 512 collectives, without the kinds that can end at different
-      moments on different ranks. Their times plus `base_ns` are Unix times. Their `group` is the
-      index of a row of `collective_groups`.
+    - `collectives` are the last 512 collectives of the kinds that end at the same moment on all
+      ranks. `start_ns` and `end_ns` plus `base_ns` are Unix times. `group` is the index of a row of
+      `collective_groups`.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
@@ -148,8 +148,8 @@ def phase_of(capture: Views) -> str:
 def rank_of(capture: Views) -> int | None:
     """The rank of a capture; None if it is not known.
 
-    For a trace file alone, the rank is the number that torch wrote into the trace, or else the
-    number after "rank" in the file's name.
+    The rank is the first that is known of: the rank in `capture.json`, the rank that torch wrote
+    into the trace, and the number after "rank" in the capture's name.
     """
     in_name, written = _IN_NAME.search(capture.name), capture.events.rank
     rank = written if capture.about.rank is None else capture.about.rank
@@ -157,7 +157,7 @@ def rank_of(capture: Views) -> int | None:
 
 
 def _collectives(calls: Table) -> tuple[Columns, Columns]:
-    """Return the last collectives of the kinds that end together on all ranks, and their groups."""
+    """Return the columns `collectives` and `collective_groups` of a summary."""
     last = calls.where(kind=SYNCHRONISING.__contains__, end_ns=lambda _: True)
     last = Table({name: last.column(name)[-_MOST_COLLECTIVES:] for name in last.columns})
     names = ("name", *OF_COLLECTIVE_GROUP)
@@ -226,9 +226,9 @@ def read(path: Path | str) -> RankSummary:
 
 
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
-    """Read stored summaries; return a mapping from the path or URL of each capture to its summary.
+    """Return the stored summary of each capture, by the capture's path or URL.
 
-    If a capture has no summary that this version can read, its value is None.
+    None stands for a summary that is missing, or that this version cannot read.
 
     Raises:
         CaptureError: a summary at a URL cannot be fetched.
@@ -278,14 +278,14 @@ def _is_sound(found: RankSummary) -> bool:
 
 
 def _is_in_range(found: RankSummary) -> bool:
-    """Whether the times of collectives, and the same as Unix times, are within ±`BEYOND_NS`."""
+    """Whether the times of collectives are within ±`BEYOND_NS`, also as Unix times."""
     columns = (found.collectives.get(name) or [0] for name in ("start_ns", "end_ns"))
     times = [limit(column) for column in columns for limit in (min, max)]
     return all(abs(base_ns + time) <= BEYOND_NS for base_ns in (0, found.base_ns) for time in times)
 
 
 def _are_grouped(found: RankSummary) -> bool:
-    """Whether the collectives have all columns, and each `group` is the index of a group."""
+    """Whether collectives have `group`, `start_ns` and `end_ns`, and each `group` is valid."""
     if not any(found.collectives.values()):
         return True
     count = max((len(column or ()) for column in found.collective_groups.values()), default=0)
@@ -336,7 +336,7 @@ def _answer(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Read summaries in a new process; if it fails, return a sentence about it for each path."""
+    """Read summaries in a new process. If this process fails, return a sentence for each path."""
     command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
     environment = {
         **os.environ,

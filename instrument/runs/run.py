@@ -24,12 +24,12 @@ from instrument.runs.rank_summary import RankSummary
 from instrument.trace.capture_json import METADATA_FILE, unix_time
 from instrument.units import few
 
-# Captures are searched in this many levels below a folder. Hydra's
-# outputs/<day>/<time>/profile/<capture> needs four.
+# Captures are searched at most this many levels below a folder. Hydra's folders
+# outputs/<day>/<time>/profile/<capture> need four levels.
 DEPTH = 5
 _TRACES = ("*.json", "*.json.gz")
-#: The ranks of a job reach a step at about the same time. If captures of the same steps began more
-#: than this many seconds apart, they belong to different runs.
+#: Captures of the same steps belong to different runs if they began more than this many seconds
+#: apart, because the ranks of a job reach a step at about the same time.
 TOGETHER_S = 600
 #: The columns of each table of `Ranks`, by its name.
 SCHEMAS: dict[str, Schema] = {
@@ -60,9 +60,10 @@ class Run:
     def load(cls, *paths: str | PathLike[str]) -> Run:
         """Read captures and traces, or all captures below a folder.
 
-        If a folder holds no captures, the traces in it are read. If a path is a URL such as
-        `s3://bucket/run`, and a capture has a summary, only the summary is downloaded. Traces, and
-        captures without a summary, are read completely, in as many processes as there are cores.
+        If a folder holds no captures, the traces in this folder are read. Of a capture at a URL,
+        such as `s3://bucket/run`, only the summary is downloaded, if the capture has one. Traces,
+        and captures without a summary, are read completely, in as many processes as there are
+        cores.
 
         Cost: 0.2 to 2 ms for a capture with a summary, depending on its number of ranges.
 
@@ -227,7 +228,7 @@ def captures_below(folder: Path) -> Iterator[Path]:
 
 
 def paths_at(path: Path | str) -> Sequence[Path | str]:
-    """Return the captures at or below a path or URL, or else the traces in the folder.
+    """Return the captures at or below a path or URL, or the traces of a folder without captures.
 
     Raises:
         CaptureError: there are no captures and no traces.
@@ -256,10 +257,11 @@ def paths_at(path: Path | str) -> Sequence[Path | str]:
 def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
-    The captures of a window have the same phase and first step. Ranks may write into one folder or
-    into different folders. Captures of different runs can also have the same phase and first step.
-    So a capture gets another window if it began more than ten minutes earlier or later, or if the
-    window already has a capture of the same rank.
+    The captures of a window have the same phase and first step, but may be in different folders.
+    Captures of different runs can have the same phase and first step too. So a capture is compared
+    with the nearest window that has no capture of the same rank. The nearest window is one with a
+    capture in the same folder, or else the nearest in time. The capture begins a new window if it
+    began more than `TOGETHER_S` before or after the nearest window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(
@@ -280,7 +282,7 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
 
 def _numbered(windows: Iterable[Ranks]) -> list[Ranks]:
-    """Give a number to each window whose folder and name an earlier window has too."""
+    """Give a number to each window that has the same folder and name as an earlier window."""
     seen: Counter[str] = Counter()
     numbered = []
     for window in windows:
@@ -291,11 +293,11 @@ def _numbered(windows: Iterable[Ranks]) -> list[Ranks]:
 
 
 def _apart(ranks: _ByRank, path: Path | str, summary: RankSummary) -> tuple[bool, float]:
-    """Compare the place and the start of a capture with the captures in `ranks`.
+    """Return how far a capture is from the captures in `ranks`, by folder and by time.
 
-    Returns two values: whether the capture is in another folder than all captures in `ranks`; and
-    the seconds between its start and the first known start in `ranks`. If no such start is known,
-    or the start of the capture is not known, the seconds are 0.
+    The first value says whether no capture in `ranks` is in the same folder. The second value is
+    the number of seconds between the start of the capture and the first known start in `ranks`; 0
+    if one of them is not known.
     """
     elsewhere = all(Path(other).parent != Path(path).parent for other, _ in ranks.values())
     began = [other.started_at for _, other in ranks.values() if other.started_at]
@@ -316,9 +318,9 @@ def _name(summary: RankSummary) -> str:
 
 
 def _differing(what: str, values: dict[int | None, str]) -> str:
-    """Return a sentence on how the ranks differ; the most frequent value comes first.
+    """Return a sentence that lists the values of the ranks, the most frequent value first.
 
-    Return "" if all ranks have the same value.
+    The sentence is "" if all ranks have the same value.
     """
     by_value: dict[str, list[str]] = {}
     for number, value in values.items():

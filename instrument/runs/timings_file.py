@@ -54,7 +54,7 @@ _DECODER = json.Decoder(_Line)
 
 
 def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
-    """Return a row for each range, sorted by total time, the longest first; see `TIMINGS`.
+    """Return a row for each range, the longest total time first; see `TIMINGS`.
 
     The columns `device_…` are left out if no device time is known.
     """
@@ -75,14 +75,14 @@ def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
 def read_timings(path: Path) -> tuple[Table, str]:
     """Read the summary of the whole run from a timings file.
 
-    Returns the table, and a heading with the last step and the time when the last line was written.
-    Invalid lines, such as a line that was cut short, are skipped.
+    Returns the table, and a heading with the last step and the time at which the last line was
+    written. Invalid lines, such as a line that was cut short, are skipped.
 
     Cost: every line is read, 0.6 s for 50 MB.
 
     Raises:
-        CaptureError: there is no such file, it holds no line of timings, or a newer version of
-            torch-instrument wrote it.
+        CaptureError: there is no such file, the file holds no line of timings, or a newer version
+            of torch-instrument wrote the file.
     """
     runs: dict[str, dict[str, int]] = {}
     last = None
@@ -104,7 +104,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """Return for each line of a timings file the summary of each range since the line before.
+    """Return a dict for each line of a timings file: by range, the summary since the line before.
 
     Raises:
         CaptureError: the file cannot be read.
@@ -113,7 +113,6 @@ def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Yield the valid lines of a timings file."""
     if path.exists() and not path.is_file():  # reading a named pipe without a writer would block
         raise CaptureError(f"The timings {path} cannot be read: it is not a regular file.")
     try:
