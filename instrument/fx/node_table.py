@@ -75,8 +75,8 @@ class NodeTable(Table):
 
         Args:
             what: the column to group by.
-            depth: with `module_path`, group nodes by the module at this depth around them; the
-                direct submodules of the model have depth 1.
+            depth: with `module_path`, nodes of deeper modules count for the module around them at
+                this depth. The direct submodules of the model have depth 1.
 
         Raises:
             ConfigError: there is no such grouping.
