@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 
 from instrument.errors import ConfigError
 
-# The maximum number of states and of cached steps. A pattern has about one state for each character.
-# A full cache is cleared.
+# The maximum numbers of states and of cached steps. A pattern has about one state per character. A
+# full cache is cleared.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
     r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]

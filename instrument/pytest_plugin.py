@@ -282,7 +282,7 @@ def _budget(item: pytest.Item) -> Budget | None:
                 f"{MARKER} has the argument {marker.args[0]!r} without a name: name the counter, "
                 "such as syncs=0."
             )
-    # pytest lists the marker of the test first. Reversed, it overrides markers of class and module.
+    # pytest lists the marker of the test first. In reverse order, it overrides the other markers.
     return budget_of({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
 
 

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--force",
         action="store_true",
-        help="compare captures that are too unlike, such as captures of different devices",
+        help="also compare captures that are too unlike, such as captures of different devices",
     )
     add(
         "--fail-on",

@@ -170,7 +170,7 @@ def _saving_hooks() -> Any:
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """The end of a sentence that says that a call checkpoints or offloads activations, or None.
+    """The end of a sentence about a call that checkpoints or offloads activations; else None.
 
     A graph would not checkpoint or offload, so the graph and the model would differ in memory.
     """
@@ -188,7 +188,7 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 
 
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
-    """The end of a sentence that says that a call changed dicts or lists of its inputs, or None.
+    """The end of a sentence about a call that changed dicts or lists of its inputs; else None.
 
     The arguments of the call were `copies`, a copy of `inputs` made before the call.
     """
@@ -313,7 +313,7 @@ class _Tracer(fx.Tracer):
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """A name for each leaf of the inputs, made of its parameter, and of keys and indices.
+    """A name for each leaf of the inputs, made of the parameter's name, keys and indices.
 
     For example, `batch_images_0` is the first item of `batch["images"]`.
     """
@@ -368,7 +368,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """The end of a sentence that names a submodule whose hooks the graph does not call, or None."""
+    """The end of a sentence about a submodule whose hooks the graph does not call; else None."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):

@@ -46,9 +46,9 @@ class Overhead:
         nodes: the number of nodes.
         of_model: the time of the nodes divided by the time of the model; 1.0 means equally long.
             A ratio is computed for each run with the graph and its neighbouring run without the
-            graph, because other work on the machine slows both. The time of the nodes is their sum
-            without the time that measuring adds. `of_model` is the median of the ratios; None if
-            the model never ran without its graph.
+            graph, because other work on the machine slows both. The time of the nodes is a sum over
+            all nodes, without the time that measuring adds. `of_model` is the median of the ratios;
+            None if the model never ran without its graph.
         quartiles: the first and third quartile of these ratios; None for fewer than two ratios.
     """
 
@@ -138,9 +138,9 @@ class GraphProfile:
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
 
-        The table also has columns for the memory of each node, and for the shortest possible time
-        of each node: see `roofline`, also for `machine`. The page loads no other files. The same
-        profile gives the same page.
+        The table also has columns for the memory of each node, and for its shortest possible time
+        on `machine` (see `roofline`). The page loads no other files. The same profile gives the
+        same page.
         """
         return self._page(machine or self.machine())
 

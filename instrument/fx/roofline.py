@@ -41,7 +41,7 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The element types whose rates `roofline` needs: those that nodes with FLOPs return.
+    """The element types whose rates `roofline` needs: the types that nodes with FLOPs return.
 
     Types without a rate that `machine.measured` can measure are left out.
     """

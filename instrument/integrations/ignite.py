@@ -29,9 +29,10 @@ def attach(
 
     A window is a series of recorded steps; the config says which steps. The wait for a batch is the
     range `data`. Triggers can use the loss of a step. The loss is `state.output`, or the value of
-    `loss` if the output is a mapping. It must be a number or a tensor of one element. Handlers of
-    ITERATION_COMPLETED that were added before this call run inside the step; handlers that are
-    added later run inside the next step. While no window is open, an iteration costs a few µs.
+    `loss` if the output is a mapping. The loss must be a number or a tensor of one element.
+    Handlers of ITERATION_COMPLETED that were added before this call run inside the step; handlers
+    that are added later run inside the next step. While no window is open, an iteration costs a few
+    µs.
 
     Args:
         engine: the engine to attach to.
@@ -92,7 +93,7 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine within the session, or for a phase other than `train`, within the phase."""
+        """Run the engine within the session; for a phase other than `train`, within the phase."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)

@@ -57,7 +57,7 @@ class ProfilerCallback(Callback):
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
     `optimizer_step` and `validation`. Lightning runs `training_step`, `backward` and
     `optimizer_step` inside torch's own range `Optimizer.step#…`. If the user marked `training_step`
-    with `@profiled`, the callback opens no second range for it. If the Trainer has one of
+    with `@profiled`, the callback opens no second range for this method. If the Trainer has one of
     Lightning's profilers (`Trainer(profiler=…)`), only this profiler measures `data`,
     `batch_to_device` and `training_step`.
 

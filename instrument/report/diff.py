@@ -193,7 +193,6 @@ def _around(steps: Steps, text: Any) -> str:
 
 
 def _step_table(found: Difference, rows: int) -> Section:
-    """Return the table of `_rounded` with its title and the formats of its cells."""
     table, texts = _rounded(found.step, rows), _texts(found)
     times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
     kinds = table.column("kind")
@@ -232,7 +231,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 
 def _unit(step: Whole) -> int:
-    """Return how many ns one unit of the last digit is, if `durations_like` shows the step."""
+    """Return the value in ns of the last digit that `durations_like` shows for the step."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
 
@@ -259,7 +258,7 @@ def _ranks(found: Difference) -> Section:
 
 
 def of_ranks(found: Difference) -> Table:
-    """Return a row for each rank: its mean step on both sides, the change, and the largest part.
+    """Return a row for each rank, with its mean step on both sides and the change of the step.
 
     The cell `largest` names the part of the step that changed most.
     """

@@ -10,7 +10,7 @@ from instrument.prose import code, escaped, wrapped
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:
-    """Return a line for each verdict; lines below list the ranges whose counter increased."""
+    """Return a line for each verdict, followed by the ranges in which the counter increased."""
     lines: list[str] = []
     for verdict in verdicts:
         lines += wrapped(str(verdict), indent="    ")

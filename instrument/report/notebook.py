@@ -53,7 +53,7 @@ _BOUND_BY = {
 # A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
 # bottlenecks take a quarter or more.
 _BINDING = 0.2
-# The heading states what these rows of `capture.coverage` say.
+# The heading shows the losses of data in these rows of `capture.coverage`.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
 # If less than this fraction of the time is in ranges, the text advises which code to mark.
 _MARKED = 0.5
@@ -239,7 +239,7 @@ def recomputed(capture: Views) -> str:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return a text with the total CPU time of which ranges and operators have shares."""
+    """Return the CPU time that is 100 % in the shares of ranges and operators, as text."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
@@ -413,7 +413,6 @@ def costliest_by(operators: Table) -> str:
 
 
 def _tables(capture: Views) -> dict[str, Any]:
-    """The verdict and the tables that a notebook shows, with their titles."""
     from instrument.report.verdict import verdict_of
 
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []

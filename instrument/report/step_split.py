@@ -37,7 +37,7 @@ def step_split(capture: Views) -> list[tuple[str, float]]:
 
 
 def bar_png(shares: Sequence[float]) -> bytes:
-    """Return a PNG of a bar. From left to right, it has a part for each share, in `COLOURS`."""
+    """Return a PNG of a bar with a part for each share, from left to right, in `COLOURS`."""
     ends, total = [], 0.0
     for share in shares:
         total += share

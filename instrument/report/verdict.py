@@ -19,9 +19,9 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return what slows a run most: the title of the largest finding, without a full stop.
 
     Findings that save less than 3 % of a step do not count. If no finding counts, a sentence says
-    so. A finding with an unknown saving counts. Its title is added if its share of the step is
-    larger than the fraction that the largest finding saves. Titles may hold names from a trace:
-    escape the result before showing it.
+    so. A finding with an unknown saving counts too. If it takes a larger share of the step than the
+    largest finding saves, the result has both titles. Titles may hold names from a trace: escape
+    the result for the place where it is shown.
     """
     counting = [finding for finding in diagnosis.findings if _counts(finding)]
     if not counting:

@@ -32,8 +32,8 @@ class Memory(Sink):
       with the most bytes. With `profiler.memory_categories`, the page also shows memory by
       category. The section "Memory" of `report.html` has the same content. The page loads no other
       files.
-    - `memory.json`: the same data without the categories. If memory events are missing, the key
-      `incomplete` holds the rows of `capture.coverage` that say what is missing.
+    - `memory.json`: the data of the page, but split only by `by`. If memory events are missing, the
+      key `incomplete` holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
       fields of an event.
 
@@ -109,7 +109,6 @@ def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    """The HTML page, whose only section is the one on memory."""
     found = section(capture, curves, rows)
     payload = {
         "version": VERSION,

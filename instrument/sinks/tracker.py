@@ -133,7 +133,6 @@ class Tracker(Sink):
             raise CaptureError(f"{self.display_name()} could not send {failures}")
 
     def _too_late(self, waited_s: float, failures: str) -> str:
-        """The error message about a thread that is still sending."""
         kind = type(self)
         shipped = kind.__module__.startswith("instrument.")
         sink = self.sink_name if shipped else f"{kind.__module__}.{kind.__qualname__}"

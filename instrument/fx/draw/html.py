@@ -75,7 +75,7 @@ def payload(
 
 
 def _facts(nodes: Table, times: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Facts for the summary: the time of a run, and what takes the most of this time."""
+    """Facts for the summary: the time of a run, and what takes most of this time."""
     whole = sum(row.median_ns or 0 for row in nodes)
     if not whole:
         return []

@@ -163,7 +163,7 @@ def _holders(root: Frame, count: int) -> list[list[Frame]]:
 
 
 def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> None:
-    """Add the ports of the line from `source` to `target` to the frames that the line crosses.
+    """Add ports for the line from `source` to `target` where the line crosses edges of frames.
 
     `source` is added to `results` of each frame that the line leaves, and to `sources` of each
     frame that the line enters. `holders` is the result of `_holders`.
@@ -216,9 +216,9 @@ def _ends(
     """The ends of a value's line inside a frame.
 
     The line ends at each child that takes the value. The keys are the indices of these children.
-    The values are the distances from a child's left edge to the point where the line meets it. If
-    the value leaves the frame, the line also ends at a port in `results`. The indices of these
-    ports follow the index of the last child.
+    The values are the distances from the left edge of a child to the point where the line meets
+    this child. If the value leaves the frame, the line also ends at a port in `results`. The
+    indices of these ports follow the index of the last child.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))

@@ -122,7 +122,7 @@ class _Graph:
         rows: the rows of the `NodeTable`, one for each node.
         order: the nodes that get a box, in drawing order.
         paths: the module path of each node in `order`.
-        badges: by node: the parameters that are drawn beside the node, because it takes them.
+        badges: by node: the parameters that are drawn beside the node, because the node takes them.
         edges: pairs of a node and a node that takes its value.
         types: the classes of modules, by path.
     """
@@ -136,7 +136,7 @@ class _Graph:
 
 
 def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
-    """Return pictures of a graph, from a picture of closed modules to a picture of every node.
+    """Return pictures of a graph: in the first, all modules are closed; the last has every node.
 
     The number of a node is its row in `nodes`. The frame of a module has the same number in all
     pictures. The box of a closed module has this number too.
@@ -240,7 +240,7 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node: its name, or the label of the module of which it is the only node."""
+    """The label of a node: its name, or the module's label for the only node of a module."""
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:
@@ -266,7 +266,6 @@ def _drawn_frames(
 
 
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
-    """The lines of text in a box."""
     row = graph.rows[unit.nodes[0]]
     time, share = (
         sum_of_known(getattr(graph.rows[node], name) for node in unit.nodes)

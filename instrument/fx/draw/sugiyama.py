@@ -61,8 +61,8 @@ class Segment(NamedTuple):
 class Drawing:
     """The layout: the upper left corner of each box, and the lines of each hyperedge.
 
-    The line of a hyperedge branches to its targets. The line is cut into segments, so that a part
-    that leads to several targets is drawn only once. The segments that end at the targets come
+    The line of a hyperedge branches to its targets. The line is cut into segments, so a part on the
+    way to several targets is drawn only once. The segments that end at the targets come
     first, in the order of the targets. The shared segments follow.
     """
 
@@ -75,8 +75,8 @@ class Drawing:
 class _Neighbour(NamedTuple):
     """The item at the other end of a line between neighbouring rows.
 
-    The line meets the other item `other_x` right of its middle, and the own item `own_x` right of
-    its middle. `weight` is how strongly the line pulls.
+    The line meets the other item at `other_x`, and the item at this end at `own_x`, in pixels right
+    of an item's middle. `weight` is how strongly the line pulls.
     """
 
     other: int
@@ -269,7 +269,7 @@ def crossings(rows: _Rows, position: Sequence[float]) -> int:
 
 
 def _inversions(values: Sequence[float]) -> int:
-    """The number of pairs of values in the wrong order, counted by a Fenwick tree."""
+    """The number of pairs of values in the wrong order, counted with a Fenwick tree."""
     ranks = {value: rank for rank, value in enumerate(sorted(set(values)), 1)}
     tree, found = [0] * (len(ranks) + 1), 0
     for earlier, value in enumerate(values):

@@ -136,7 +136,6 @@ def _is_name(chart: dict[str, Any], series: dict[str, Any]) -> bool:
 
 
 def _chart(capture: Views, plot: Plot) -> dict[str, Any]:
-    """Return the times and the series of a chart; see `section`."""
     begin_ns = capture.events.begin_ns
     return {
         "time": differences([time - begin_ns for time in plot.time_ns]),

@@ -41,7 +41,7 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer of the timeline: all slices of one kind of source, such as all CPU calls.
+    """A layer of the timeline: all slices from one source, such as all CPU calls.
 
     The page draws a track for each thread of a layer.
 
@@ -63,7 +63,7 @@ class _Layer:
     is_open: bool = True
 
     def only(self, chosen: Flags) -> _Layer:
-        """The layer with the chosen slices only. `inner_ns` includes children left out here."""
+        """The layer with only the chosen slices; `inner_ns` still counts children left out."""
         return replace(
             self,
             tree=self.tree.only(chosen)[0],
@@ -326,7 +326,6 @@ def _rows(tree: CallTree, nodes: Ints) -> Ints:
 
 
 def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
-    """The tracks and the columns of their slices; see `section`."""
     events = capture.events
 
     def column(name: str) -> Ints:
