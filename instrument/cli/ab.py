@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "BASE HEAD -- COMMAND: A and B are two git revisions. Each revision is checked out into\n"
         "a temporary folder. The command runs in this folder.\n\n"
         "--a OVERRIDES --b OVERRIDES -- COMMAND: A and B are the same command with different\n"
-        "words at its end, such as overrides of Hydra.\n\n"
+        "last words, such as overrides of Hydra.\n\n"
         "--a COMMAND --b COMMAND: A and B are two commands, each given as one argument.\n\n"
         "The commands run without a shell. Each run must use a Session that records steps:\n"
         "either a window of several steps (profiler=trace), or the timings of the whole run\n"

@@ -244,10 +244,13 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
     known = table.where(lambda row: row.slack_ns != 0)
     without = len(table) - len(known)
     if not len(known):
-        return f"Slack: none of the {len(table)} ranges has slack; each can make a step longer."
+        return (
+            f"Slack: none of the {len(table)} ranges has slack; each range can make a step longer."
+        )
     shown = known.head(rows)
-    none = f"; {without} of {len(table)} ranges have none" if without else ""
-    none += "; - if no step depends on the range" if None in shown.column("slack_ns") else ""
+    none = f"; {without} of {len(table)} ranges have no slack" if without else ""
+    if None in shown.column("slack_ns"):
+        none += "; - means that no step depends on the range"
     return Section(
         shown,
         ("name", "slack_ns"),
