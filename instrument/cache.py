@@ -1,15 +1,14 @@
 """The user's cache folder, `~/.cache/torch-instrument` or `$XDG_CACHE_HOME/torch-instrument`.
 
-It holds the events of traces that were read before (as columns), captures that were fetched from
-URLs, and the measured rates of this machine (FLOP/s and memory bandwidth). An entry is a file or a
-folder. Entries are created and removed by a rename, so that several processes may use the cache at
-once. The total size of all entries is at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes (0 keeps
-nothing). Above this limit, the least recently used entries are removed. A fetched capture
-stays for ten minutes after its last use, even above the limit, because a reader may still open its
-files.
+The cache holds the events of traces that were read before (as columns), captures that were fetched
+from URLs, and the measured rates of this machine (FLOP/s and memory bandwidth). An entry is a file
+or a folder. Entries are created and removed by a rename, so several processes may use the cache at
+once. The total size of all entries is at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes; 0 turns the
+cache off. Above this limit, the least recently used entries are removed. A fetched capture stays
+for ten minutes after its last use, even above the limit, because a reader may still open its files.
 
-The folder is used only if it belongs to this user and is not a link. Links in it are not followed.
-If reading or writing the cache raises OSError, callers work without the cache.
+The folder is used only if it belongs to this user and is not a link. Links in the folder are not
+followed. If reading or writing the cache raises OSError, callers work without the cache.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ COLUMNS, FETCHED, RATES = "columns-", "fetched-", "machine.json"
 # Only files and folders with these names are ever removed.
 _ENTRY = re.compile(rf"({COLUMNS}|{FETCHED})[0-9a-f]{{32}}|{re.escape(RATES)}")
 _UNFINISHED = re.compile(r"\.\w+\.tmp")
-# In seconds: how long a fetched capture stays after its last use, and how long an unfinished entry
-# stays after its last write.
+# In seconds: the time that a fetched capture stays after its last use, and the time that an
+# unfinished entry stays after its last write.
 _IN_USE_S, _UNFINISHED_S = 600, 3_600
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 # Names that earlier versions of this package used: the folder and names of fetched captures, the
 # suffix of a file with the columns of a trace, and how such a file begins after its first 8 bytes.
 _OLD_FOLDER, _OLD_FETCHED, _OLD_COLUMNS = "instrument", re.compile("[0-9a-f]{32}"), ".columns"
 _OLD_HEADS = (b'{"made_by":[', b'{"layout":["')
-# Temporary folders for entries that the cache could not take, by the name of the entry.
+# Entries that the cache could not store: their temporary folders, by the name of the entry.
 _temporary: dict[str, Path] = {}
 
 
@@ -65,7 +64,7 @@ class Entry(NamedTuple):
 
 
 def location() -> Path:
-    """The path of the cache's folder, which need not exist.
+    """The path of the cache's folder. The folder may be missing.
 
     Raises:
         OSError: the user has no home folder.
@@ -122,10 +121,10 @@ def adding(name: str) -> Iterator[IO[bytes]]:
 
 
 def folder_of(name: str, fill: Callable[[Path], None]) -> Path:
-    """Return the folder that is the entry `name`; if it is missing, `fill` creates its content.
+    """Return the folder of the entry `name`. If the entry is missing, `fill` creates its content.
 
-    `fill` is called with an empty folder. If the cache cannot take the folder, a temporary folder
-    is returned, which is removed when this process ends.
+    `fill` is called with an empty folder. If the cache cannot store the folder, the result is a
+    temporary folder, which is removed when this process ends.
 
     Raises:
         OSError: `fill` raised OSError, or the temporary folder cannot be created.
@@ -197,7 +196,7 @@ def _writable() -> Path:
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     mode = _check(folder).st_mode
-    if not mode & stat.S_IWUSR:  # checked, because the system lets root write anyway
+    if not mode & stat.S_IWUSR:  # the system would let root write to a read-only folder
         raise PermissionError(errno.EACCES, "is read-only", str(folder))
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         folder.chmod(0o700)
@@ -239,11 +238,11 @@ def _entry(path: Path) -> Entry | None:
 
 
 def _keep_in_bounds() -> None:
-    """Remove entries until the limit of the cache is met; remove old unfinished entries too.
+    """Remove entries above the limit of the cache, and old unfinished entries.
 
     The entries are examined one after the other, the most recently used first. An entry is removed
-    if its size and the sizes of the entries kept so far exceed the limit. Fetched captures that
-    were used in the last ten minutes are always kept, so the limit can still be exceeded.
+    if, with this entry, the size of all kept entries would exceed the limit. Fetched captures that
+    were used in the last ten minutes are always kept, so the cache may still exceed the limit.
     """
     with suppress(OSError, ConfigError):
         left, now_ns = most_bytes(), time.time_ns()
@@ -267,10 +266,10 @@ def _remove_unfinished() -> None:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a file, a link or a folder; return whether it is gone. Links are not followed."""
+    """Remove a file, a link or a folder; return whether the path is gone. Follow no links."""
     with suppress(OSError):
         if is_folder(path):
-            # Renamed first, so that no process sees half of an entry.
+            # The folder is renamed first, so that no process reads a partly removed entry.
             renamed = path.rename(path.with_name(f".{secrets.token_hex(6)}.tmp"))
             shutil.rmtree(renamed, ignore_errors=True)
         else:
@@ -299,9 +298,9 @@ def clear() -> list[Entry]:
 def leftovers(below: Path | None = None) -> list[Path]:
     """Find files and folders in which earlier versions cached data.
 
-    Earlier versions stored fetched captures in a folder of their own, and the columns of a trace in
-    a file beside the trace. Files with columns are searched for only if `below` is given. If
-    `below` is a folder, the search covers the folder and its subfolders. If it is a trace, only the
+    Earlier versions stored fetched captures in a separate folder, and the columns of a trace in a
+    file beside the trace. Files with columns are searched for only if `below` is given. If `below`
+    is a folder, the search covers the folder and its subfolders. If `below` is a trace, only the
     file beside the trace is checked.
     """
     found: list[Path] = []

@@ -23,9 +23,9 @@ __all__ = ["Capture"]
 class Capture(Views):
     """A recorded window of one rank, or a trace file, with its metadata, its views and its report.
 
-    A view is a table, or another result, that is computed from the trace. The trace is read when a
-    view first needs it, and then stays in memory. Each view is computed once. In a notebook, a
-    capture is displayed as its verdict, ranges and operators.
+    A view is a table or another result that is computed from the trace. The trace is read when a
+    view first needs the trace, and then stays in memory. Each view is computed once. In a notebook,
+    a capture is displayed as its verdict, ranges and operators.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
@@ -34,8 +34,8 @@ class Capture(Views):
             `capture.json` that the views use, as attributes with types.
         communication: the argument `communication` of `load`: a regular expression for the names of
             communication kernels, or None.
-        graph_captures: the argument `graph_captures` of `load`: other captures, which were recorded
-            while the program built the CUDA graphs that this trace replays.
+        graph_captures: the argument `graph_captures` of `load`: other captures. They were recorded
+            while the program built the CUDA graphs that it replays in this trace.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
     """
 
@@ -54,7 +54,7 @@ class Capture(Views):
         return scenario(self)
 
     def diagnose(self) -> Diagnosis:
-        """Find what slows the run; state what to change, and how much time each change saves.
+        """Return what slows the run, what to change, and how much time each change saves.
 
         `instrument.diagnose` does the same for several windows and ranks.
 

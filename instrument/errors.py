@@ -71,8 +71,8 @@ def reason_of(error: BaseException) -> str:
 def need_package(what: str, package: str, extra: str) -> None:
     """Raise MissingPackage if `package` is not installed. This check does not load the package."""
     found = find_spec(package)
-    # wandb creates a folder `wandb` in the current folder. For Python, such a folder is a package
-    # too, but a package without a file.
+    # wandb creates a folder `wandb` in the current folder. Python takes this folder for a package.
+    # Unlike an installed package, such a package has no file.
     if found is None or found.origin is None:
         raise MissingPackage(what, package, extra)
 
@@ -84,7 +84,7 @@ def suggestion(given: object, known: Iterable[str], prefix: str = "", quote: str
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the most similar name, else all names."""
+    """Return the end of an error message on an unknown name: a similar name, or all names."""
     names = list(known)
     everything = f"; choose from {', '.join(map(repr, names))}." if names else "."
     return suggestion(given, names, quote="'") or everything

@@ -1,8 +1,8 @@
 """Reads and writes whole files, and follows no symbolic links.
 
-A capture folder may come from anybody. Only regular files are read, so that a link cannot expose
-another file of the user and a pipe cannot block the reader. If there is a link at the path of a
-file to write, the file replaces the link.
+A capture folder may come from anybody. Only regular files are read: a link could expose another
+file of the user, and a pipe could block the reader. If there is a link at the path of a file to
+write, the file replaces the link.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a new file, which replaces `target` if the `with` block succeeds.
 
     If the block fails, the new file is removed and `target` stays. If `target` is a link, the link
-    itself is replaced. The new file is created in the folder of `target`, as `.*.tmp`. Its
-    permissions are `mode` without the bits of the umask.
+    itself is replaced. Until the end of the block, the new file is `.*.tmp` in the folder of
+    `target`. The permissions of the file are `mode` without the bits of the umask.
     """
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
@@ -115,14 +115,14 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
 
 
 def _sentence(error: OSError, path: Path) -> OSError:
-    """Return the error; if it is about a symbolic link, return an error with a clearer message."""
+    """Return the error, or for an error about a symbolic link, one with a clearer message."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
         return OSError(error.errno, "is a symbolic link, which is not followed", str(path))
     return error
 
 
 def write(target: Path, content: str | bytes) -> None:
-    """Write a file. It replaces `target`; if `target` is a link, the link itself is replaced.
+    """Write a file at `target`. If `target` exists, the file replaces it; links are not followed.
 
     Text is written as UTF-8, with `?` for lone surrogates.
     """
@@ -163,8 +163,8 @@ def state_folder() -> Path:
 def encodable(value: Any) -> Any:
     """Return a JSON value in which lone surrogates are replaced by their escapes.
 
-    If an argument or a path is not UTF-8, Python decodes it to lone surrogates. JSON readers refuse
-    these.
+    Python decodes an argument or a path that is not UTF-8 to lone surrogates. JSON readers refuse
+    lone surrogates.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
 r"""Match regular expressions from a config or a capture; the time is linear in the text's length.
 
-Python's `re` backtracks: `(a+)+$` needs exponential time on a name of forty characters. The matcher
-here follows all alternatives at once, one character at a time (Thompson, 1968).
+Python's `re` backtracks: `(a+)+$` takes exponential time, too long for a name of forty characters.
+The matcher here follows all alternatives at once, one character at a time (Thompson, 1968).
 
 The matcher supports characters, classes, `.`, groups, `|`, the repetitions `* + ? {m,n}` and the
 assertions `^ $ \A \Z \b \B`. Lookarounds, backreferences and flags are not supported.
@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 
 from instrument.errors import ConfigError
 
-# A pattern has about one state for each character. The cache of steps is cleared when it is full.
+# The maximum numbers of states and of cached steps. A pattern has about one state per character. A
+# full cache is cleared.
 _MOST_STATES, _MOST_STEPS = 1000, 100_000
 _TOKEN = re.compile(
     r"""(?P<single>\[\^?\]?(?:\\.|[^\]\\])*\]
@@ -34,8 +35,8 @@ _EDGES: dict[str, Callable[[str, str], bool]] = {
 }
 _EDGES |= {r"\A": _EDGES["^"], r"\Z": _EDGES["$"]}
 
-# Builds a part of a pattern: takes the state that follows the part, adds the states of the part,
-# and returns the first state of the part.
+# A function that adds the states of a part of a pattern. Its argument is the state that follows
+# this part; its result is the first state of this part.
 _Part = Callable[[int], int]
 _States = frozenset[int]
 
@@ -68,9 +69,9 @@ class Pattern:
         """Move the matcher forward by one character.
 
         Returns:
-            Three values: the states of the matcher after the character; the kind of the character,
-                "a" for a letter, digit or underscore, else " "; and whether a match ends before the
-                character.
+            Three values. The first is the states of the matcher after the character. The second is
+                "a" if the character is a letter, a digit or an underscore, else " ". The third is
+                whether a match ends before the character.
         """
         states, before, after = key
         reached: set[int] = set()

@@ -1,4 +1,4 @@
-"""The number formats that have their own peak FLOP/s, and the check of `profiler.peak_flops`."""
+"""The precisions for which a device has different peak FLOP/s; the check of `peak_flops`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Make text from traces and captures safe to show in a terminal, a log or a text file.
 
 Names in a trace, and everything else in a capture, may come from a stranger. A control character in
-a name could clear the screen, change the title of the window or write to the clipboard. A line
+a name could clear the screen, change the title of the terminal or write to the clipboard. A line
 break could fake a line of a table. A bidirectional override makes a name look like another name.
-Text for people therefore shows such characters as escapes, like Python's `repr`. Data (columns,
-JSON, Parquet) keeps every name unchanged.
+Text for people therefore shows such characters as escapes, like Python's `repr`. In data (columns,
+JSON, Parquet), every name stays unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Wrap sentences into lines of 80 columns, and escape sentences and names for Markdown.
 
-Names come from a trace, which may come from a stranger. Text shows them with unprintable characters
-escaped. In Markdown, they also cannot become markup: links, mentions of people or HTML.
+Names come from a trace, which may come from a stranger. Unprintable characters of names are
+escaped. In Markdown, other characters are escaped too, so that a name cannot become a link, a
+mention of a person or HTML.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from instrument.printable import printable
 PROSE_WIDTH = 80
 _LONGEST_NAME = 80
 _MARKUP = re.compile(r"[\\`*_\[\]<>|~&]")
-# The places where a zero-width space stops GitHub from replacing a part of a text. A backslash does
-# not stop GitHub, because Markdown removes backslashes first.
+# GitHub turns parts of a text into links, mentions and emoji. A zero-width space at these places
+# prevents this. A backslash does not, because Markdown removes backslashes first.
 _REPLACED_BY_GITHUB = re.compile(
     r"""
       (?<=[@#])(?=\w)            # people, teams, e-mail addresses, issues
@@ -58,7 +59,7 @@ def byte_count(parts: Sequence[str]) -> int:
 def code(text: str, width: int = _LONGEST_NAME) -> str:
     """A text as Markdown code, in which links, mentions, formulas and HTML have no effect.
 
-    A blank separates a backtick from a dollar sign, because the two together begin a formula.
+    A blank separates a dollar sign from the code marks, because both together begin a formula.
     """
     plain = shortened(printable(text), width)
     longest = max(map(len, re.findall(r"`+", plain)), default=0)

@@ -1,4 +1,4 @@
-"""The pytest plugin: tests with limits on the counters of a training step.
+"""The pytest plugin: tests that fail if counters of a training step exceed limits (a budget).
 
     @pytest.mark.perf_budget(operators=412, syncs=0, peak="2GB")
     def test_a_training_step(profile_session):
@@ -7,7 +7,7 @@
                 train(batch)
 
 pytest imports this module in each run. So this module imports only pytest and the standard library.
-The first test with a budget or the fixture loads torch and the rest of this package.
+Torch and the rest of this package are loaded by the first test with a budget or the fixture.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HELP = (
     f"test's {FIXTURE} records; without arguments, the limits are the counters in the test's file "
     f"in {FOLDER}/"
 )
-# The prefix of a test's user properties that hold counters. pytest-xdist sends these properties
-# from its worker processes to the report.
+# The prefix of pytest's user properties that hold a test's counters. pytest-xdist sends user
+# properties from its worker processes to the report.
 _PROPERTY = "perf:"
 
 
@@ -91,9 +91,9 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     ranges, and the plugin stops the session after the test. Call `session.step()` after each step,
     or loop over `session.steps(batches)`.
 
-    The first step is a warm-up that is not recorded; torch.compile compiles in it. If several
-    steps are recorded, the first of them is not counted. So run at least four steps: then two steps
-    are counted, and the plugin can find a counter that varies between steps.
+    The first step is a warm-up that is not recorded; torch.compile compiles in this step. If
+    several steps are recorded, the first recorded step is not counted. So run at least four steps:
+    then two steps are counted, and the plugin can find a counter that varies between steps.
     """
     from instrument.record.compilations import dynamo_counts
     from instrument.record.session import Session
@@ -150,7 +150,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture and the counters of a test. `stored` is the content of its file, or None."""
+    """The capture and the counters of a test; `stored` holds the counters in the test's file."""
 
     capture: Capture
     counted: Counters
@@ -165,7 +165,7 @@ class _Recording(NamedTuple):
 
 
 def _judge(item: pytest.Item, recording: _Recording) -> None:
-    """Compare a test's counters with its budget; with --perf-update, write them to its file."""
+    """Compare the counters of a test with its budget; --perf-update writes them to the file."""
     from instrument.compare.baseline import as_text
     from instrument.errors import InstrumentError
     from instrument.files import write
@@ -214,7 +214,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
     """Return the counters in a test's file: the limits of a test whose marker gives no limits.
 
-    With --perf-update, return None, because the file is about to be written.
+    With --perf-update, return None, because the test writes the file.
     """
     from instrument.compare.budget import stored_limits
 
@@ -282,7 +282,7 @@ def _budget(item: pytest.Item) -> Budget | None:
                 f"{MARKER} has the argument {marker.args[0]!r} without a name: name the counter, "
                 "such as syncs=0."
             )
-    # Reversed, so that the marker of the test, which pytest lists first, overrides the others.
+    # pytest lists the marker of the test first. In reverse order, it overrides the other markers.
     return budget_of({k: v for marker in reversed(markers) for k, v in marker.kwargs.items()})
 
 
@@ -290,7 +290,7 @@ def _file(item: pytest.Item, counted: Counters) -> Path:
     """The file with the counters of a test; runs with and without a device use separate files."""
     name = item.nodeid.partition("::")[2].replace("::", ".")
     plain = re.sub(r"[^\w.-]", "-", name)
-    if plain != name:  # names of tests may differ only in replaced characters
+    if plain != name:  # without a hash, two tests could have the same plain name
         plain += f"-{blake2b(name.encode('utf-8', 'replace'), digest_size=3).hexdigest()}"
     device = "" if counted.counts["kernels"] is None else ".device"
     return item.path.parent / FOLDER / f"{item.path.stem}.{plain}{device}.json"

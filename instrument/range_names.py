@@ -3,8 +3,8 @@
 Kineto does not escape quotation marks: one quotation mark in a name makes the whole JSON file
 invalid. Kineto also turns backslashes into slashes, and replaces names that are not printable ASCII
 by "unknown". `to_trace` therefore percent-encodes such names after the prefix "utf8:", and
-`from_trace` decodes them. torch's name for a step begins with "ProfilerStep#". If a range of the
-user has a name with this beginning, `to_trace` encodes the name too.
+`from_trace` decodes the names. The names of torch's steps begin with "ProfilerStep#". `to_trace`
+also encodes names of the user's ranges that begin with "ProfilerStep#".
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ def from_trace(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Decode like `from_trace`; put a name in quotes that looks like torch's name for a step."""
+    """Decode like `from_trace`; quote a name that looks like torch's name for a step."""
     given = from_trace(name)
     return f"'{given}'" if given != name and given.startswith(STEP_PREFIX) else given

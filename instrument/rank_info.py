@@ -7,8 +7,8 @@ import sys
 from typing import NamedTuple
 
 # For each launcher, the environment variables with the rank, the number of ranks and the local
-# rank. SLURM_NTASKS is not used: in a batch script, outside of `srun`, it is the number of tasks of
-# the whole job.
+# rank. SLURM_NTASKS is not used: a batch script runs once, but outside of `srun`, SLURM_NTASKS is
+# the number of tasks of the whole job.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
@@ -42,7 +42,7 @@ def rank_info() -> RankInfo:
 
 
 def lowest_rank(ranks: object) -> int:
-    """The lowest recording rank, if `ranks` is the value of `profiler.ranks`."""
+    """The lowest of the ranks that record; `ranks` is the value of `profiler.ranks`."""
     numbers = [each for each in ranks if isinstance(each, int)] if isinstance(ranks, list) else []
     return min(numbers, default=0)  # also with "first_per_node", which selects rank 0
 

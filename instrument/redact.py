@@ -1,8 +1,9 @@
 """Replaces possible secrets by `***` before they reach a file or a log.
 
-A value is hidden because of its name, or because of its form (a URL with a password, a known kind
-of token). The values of a file system's options are hidden too, except options that are known to be
-harmless. A secret with a harmless name and a harmless form is not found.
+A value is hidden if its name or its form is that of a secret. For example, a URL with a password
+and a known kind of token have the form of a secret. The values of a file system's options are
+hidden too, except for options that are known to be harmless. A secret with a harmless name and a
+harmless form is not found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _SECRET = re.compile(
     "_?(key|token)s?_"
 )
 _MAYBE_SECRET = re.compile("tokens?_|_keys?_|_auth_|_pass_$|_session(_?id)?_$")
-# A name with one of these words beside token, key or session is harmless: pad_token, sort_key.
+# If a name has token, key or session beside one of these words, the name is harmless: pad_token,
+# sort_key.
 _HARMLESS = re.compile(
     "_(batch|bos|budget|cache|class|cls|column|count|decoder|dict|dims?|dtype|embed|embeddings?|end"
     "|eos|field|forced|foreign|group|heads?|ids|image|input|label|layers?|len|length|limit|loss"
@@ -34,17 +36,18 @@ _HARMLESS = re.compile(
 _NUMBER = r"[-+]?[\d._]*\d[\d._]*(?:e[-+]?\d+|[kmgtb])?"
 _COUNTED = re.compile("(tokens|keys)$")  # a number with such a name is a count
 
-# A name and the separator before its value in an override, a mapping, JSON, YAML, a header or a
-# query.
+# A name, and the separator between the name and its value. The pattern matches overrides, mappings,
+# JSON, YAML, headers and queries.
 _NAMED = re.compile(r"""(?<![\w.\-])([\w.\-]+)[\\"'\])]*\s*[=:]>?\s*""")
 _SWITCH = "true|false|yes|no|on|off|none|null|~"
 _PLAIN_VALUE = re.compile(
     rf"""(\\?["'])?({_SWITCH}|{_NUMBER})(?(1)\1)(?=$|\s*[,;&}})\]\n])""", re.I
 )
 
-# Words of a command line. `_BEFORE_VALUES` matches a word that names all values after it
-# (`--token`, `Authorization:`). `_BEFORE_ONE_VALUE` matches a word that names only one value
-# (`API_KEY`, `-p`). The values end before a word that matches `_OPTION` or `_OVERRIDE`.
+# Words of a command line. A word such as `--token` or `Authorization:` names all values after it;
+# `_BEFORE_VALUES` matches such words. A word such as `API_KEY` or `-p` names only one value;
+# `_BEFORE_ONE_VALUE` matches such words. The values end before a word that matches `_OPTION` or
+# `_OVERRIDE`.
 _BEFORE_VALUES = re.compile(r"""^--?([\w.\-]+)$|(?<![\w.\-])([\w.\-]+)[\\"'\])]*[=:]\s*$""")
 _BEFORE_ONE_VALUE = re.compile(r"-p|\w[\w.\-]*")
 _OPTION = re.compile(r"--[A-Za-z][\w.\-]*(=.*)?|-[A-Za-z]", re.S)
@@ -67,7 +70,7 @@ _TOKEN = re.compile(
     re.S,
 )
 
-# Options of file systems that are no secrets; any other text or number may be one.
+# Options of file systems that are no secrets. The text or number of any other option may be secret.
 _NO_SECRETS = {"endpoint_url", "region_name", "profile", "host", "port", "project"}
 
 
@@ -96,11 +99,11 @@ def redact_words(words: Iterable[str]) -> list[str]:
 
     If a word contains the name of a secret, the rest of the word after the name is hidden. After an
     option such as `--password`, the words up to the next option or override are hidden. After `-p`,
-    only the next word is hidden, unless it is a number.
+    only the next word is hidden; a number is not hidden.
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0
-    # Queries of URLs are hidden first: a key in a query must not count as the name of a value.
+    # Queries of URLs are hidden first, so that a key in a query does not count as a secret's name.
     for word in map(_redact_forms, words):
         if _is_secret_value(before, word):
             hiding, only_one = True, _BEFORE_ONE_VALUE.fullmatch(before) is not None
@@ -117,14 +120,14 @@ def redact_words(words: Iterable[str]) -> list[str]:
 
 
 def without_secrets(text: str, options: Any) -> str:
-    """Replace the values of secret options, and any text with the form of a secret, in a text."""
+    """Return a text without the values of secret options and without text that looks secret."""
     for secret in sorted(_leaves(options) - _leaves(public(options)), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return _redact_forms(text)
 
 
 def holds_password(url: str) -> bool:
-    """Whether a URL holds a password, or a query, which may hold keys."""
+    """Whether a URL holds a password, or a query (a query may hold keys)."""
     return re.search(f"{_PASSWORD}|{_QUERY}", url) is not None
 
 
@@ -147,7 +150,7 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
 
     With `surely`, the result is True only for names such as `password`, whose values are always
     secrets, and False for names such as `key`. In a dotted name, each part is judged together with
-    the parts after it. So `tokens.per_batch` is harmless, but `head.token` is not.
+    the parts that follow. So `tokens.per_batch` is harmless, but `head.token` may be a secret.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
@@ -160,8 +163,8 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
 def _is_plain(name: str, value: str) -> bool:
     """Whether a value is harmless although its name is the name of a secret.
 
-    Harmless are empty values, and switches such as `true` or `none`. Counts and short numbers are
-    harmless too, unless values with this name are always secrets.
+    Empty values and switches such as `true` or `none` are harmless. Counts and short numbers are
+    harmless too, except after names such as `password`.
     """
     many = _COUNTED.search("_".join(_WORD.findall(name)).lower())
     may_count = (many or len(value) < 6) and not _is_secret(name, surely=True)
@@ -176,7 +179,7 @@ def _secret_at(text: str) -> int:
     """
     for named in _NAMED.finditer(text):
         value = _PLAIN_VALUE.match(text, named.end())
-        # in `password=true, or so`, the value is the whole rest of the text
+        # in `password=true, or so`, the value is the whole text after `=`
         alone = not text[: named.start()].strip("+~")
         plain = value and _is_plain(named[1], value[2]) and not (alone and value.end() < len(text))
         if not plain and _is_secret(named[1]):
@@ -211,7 +214,7 @@ def _redact_forms(text: str) -> str:
 
 
 def _leaves(value: Any) -> set[str]:
-    """Return the values in nested options as texts, without those of up to three characters."""
+    """Return the values in nested options as texts; leave out texts of up to three characters."""
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

@@ -1,8 +1,8 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`, on any file system that fsspec supports.
 
 The capture.json and the trace of a capture are fetched into the user's cache (`instrument.cache`)
-and read from there. They are fetched again only if they have changed at the URL. Small files, such
-as the summaries of ranks, are fetched into memory.
+and read from the cache. A file is fetched again only if it has changed at the URL. Small files,
+such as the summaries of ranks, are fetched into memory.
 
 The packages of fsspec read credentials and the server's address from environment variables. For S3,
 the credentials are in `AWS_PROFILE`, or in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. The
@@ -23,9 +23,10 @@ from instrument.errors import CaptureError, ConfigError, InstrumentError, Missin
 from instrument.files import is_regular
 from instrument.redact import holds_password
 
-# The files that are fetched. Their names are fixed here: the server cannot choose them.
+# The names of the files that are fetched. The server cannot choose other names.
 _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
-# Keys of fsspec's file information that change with the content, the most reliable first.
+# If the content of a file changes, these keys of fsspec's file information change; the most
+# reliable key comes first.
 _STATES = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 _MODIFIED = _STATES[3:]
 _EXTRAS = {"s3fs": "s3"}
@@ -131,7 +132,7 @@ def fetch(url: str) -> Path:
             names = [path]
         elif f"{path}/{_METADATA}" in found:
             names = [name for file in (_METADATA, *_TRACES) if (name := f"{path}/{file}") in found]
-            names = names[:2]  # if both traces exist, only the first
+            names = names[:2]  # if there are two traces, only the first is fetched
         else:
             raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
         states = [(name, found[name]["size"], _first(found[name], _STATES)) for name in names]
@@ -155,7 +156,7 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
             by_path = {path: url for path, url in by_path.items() if is_regular(Path(path))}
         if not by_path:
             return {}
-        # not `cat`, which reads [1] in a name as a pattern
+        # `cat` is not used, because it would read [1] in a name as a pattern
         data = fs.cat_ranges(list(by_path), None, None, on_error="return")
         return {url: each for url, each in zip(by_path.values(), data) if isinstance(each, bytes)}
 
@@ -163,8 +164,8 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path, with fsspec's information about each file.
 
-    Only the path itself may be a link. A file below the path is left out if the part of its
-    name after `path` has a link, `.` or `..` in it.
+    Only the path itself may be a link. A file below `path` is left out if the part of its path
+    below `path` holds a link, `.` or `..`.
     """
     about = fs.info(path)
     if about["type"] == "file":

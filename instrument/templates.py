@@ -1,7 +1,8 @@
 """Renders HTML and SVG from the templates in this package.
 
-Templates and assets (CSS and JavaScript) are files, named by their path in the package, such as
-`report/templates/report.html`. A page contains its CSS and JavaScript, so it loads no other file.
+Templates and assets (CSS and JavaScript) are files. They are named by their path in the package,
+such as `report/templates/report.html`. A page contains its CSS and JavaScript and loads no other
+file.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ def start(thread: Thread, without: str) -> bool:
 
     Args:
         thread: the thread.
-        without: the end of the warning's sentence: it says what happens without the thread. A
-            warning with the same text is logged only once.
+        without: the end of a warning, which says what happens without the thread. A warning with
+            the same text is logged only once.
     """
     try:
         thread.start()

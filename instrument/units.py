@@ -21,8 +21,8 @@ def duration(ns: float) -> str:
 def durations_like(ns: float) -> Callable[[float], str]:
     """Return a function that writes all times in one unit, so that a column is easy to compare.
 
-    The unit and the number of decimals are those that show `ns` with four digits. For example, if
-    `ns` is 87.41 ms, a time of 300 µs is "0.30 ms".
+    The unit and the number of decimals are chosen such that the time `ns` has four digits. For
+    example, if `ns` is 87.41 ms, a time of 300 µs is "0.30 ms".
     """
     _, divisor, unit = next(
         (time for time in _TIMES if abs(ns) < time[0]), (float("inf"), 1e9, "s")
@@ -64,7 +64,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def few(values: Iterable[object], most: int = 8) -> str:
-    """The first `most` values as text, followed by how many others there are."""
+    """The first `most` values as text, and the number of values that are left out."""
     texts = [*map(str, values)]
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
@@ -88,7 +88,7 @@ COUNTS = {prefix: 1000**power for power, prefix in enumerate("KMGTP", 1)}
 
 
 def quantity(text: str, units: Mapping[str, int]) -> int:
-    """Read a number with or without a unit, such as "2GB" or "412", rounded to a whole number.
+    """The number in a text such as "2GB" or "412", rounded to a whole number.
 
     Raises:
         ValueError: the text is no number with one of the units.

@@ -430,7 +430,7 @@ def test_an_export_that_cannot_work_is_one_line_and_status_2(
         ),
         (
             [folder, "upload_to=s3://b"],
-            "upload_to=s3://b is an option of a sink: add --sink NAME, or remove it.",
+            "upload_to=s3://b is an option of a sink: add --sink NAME, or remove the option.",
         ),
         (
             [folder, "--sink", "table", "row=3"],

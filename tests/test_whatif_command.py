@@ -172,7 +172,9 @@ def test_slack_is_that_of_work_beside_the_critical_path(
     folder = write_capture(tmp_path, events).folder
     shown = printed(capsys, folder, "--slack")
     title, _, _, row = shown.rstrip("\n").split("\n\n")[1].splitlines()
-    assert title.endswith("; 1 of 2 ranges have none; - if no step depends on the range")
+    assert title.endswith(
+        "; 1 of 2 ranges have no slack; - means that no step depends on the range"
+    )
     assert row.split() == ["beside", "-"]
 
 

@@ -24,7 +24,7 @@ _FORMS = (
     "give two revisions and a command (BASE HEAD -- COMMAND), two lists of overrides and a command "
     "(--a OVERRIDES --b OVERRIDES -- COMMAND), or two commands (--a COMMAND --b COMMAND)"
 )
-# Of a failed program's output, at most this many last lines and bytes are shown.
+# If a program fails, its last lines of output are shown: at most this many lines and bytes.
 _LINES, _TAIL_BYTES = 15, 1 << 16
 
 
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run A and B in alternating blocks, and judge whether a step is slower, faster or the\n"
         "same in B.\n\n"
-        "BASE HEAD -- COMMAND: A and B are two git revisions. Each is checked out into a\n"
-        "temporary folder, in which the command runs.\n\n"
+        "BASE HEAD -- COMMAND: A and B are two git revisions. Each revision is checked out into\n"
+        "a temporary folder. The command runs in this folder.\n\n"
         "--a OVERRIDES --b OVERRIDES -- COMMAND: A and B are the same command with different\n"
-        "words at its end, such as overrides of Hydra.\n\n"
+        "last words, such as overrides of Hydra.\n\n"
         "--a COMMAND --b COMMAND: A and B are two commands, each given as one argument.\n\n"
         "The commands run without a shell. Each run must use a Session that records steps:\n"
         "either a window of several steps (profiler=trace), or the timings of the whole run\n"
@@ -84,7 +84,7 @@ def percentage(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Compare A and B; print a line about each block on stderr, and return the result.
+    """Return the comparison of A and B; print a line about each block on stderr.
 
     If a run fails or is interrupted, the result of the finished blocks is printed before the error.
 

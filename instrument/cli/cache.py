@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Print the folder of the cache, its entries and its size, and the files that older "
-        "versions left. The cache can be removed at any time: its content is computed or fetched "
-        "again. XDG_CACHE_HOME sets another folder; INSTRUMENT_CACHE_BYTES limits the size "
-        "(default: 2 GiB)."
+        "versions left. The cache can be removed at any time: if needed, its content is computed "
+        "or fetched again. XDG_CACHE_HOME sets another folder; INSTRUMENT_CACHE_BYTES limits the "
+        "size (default: 2 GiB)."
     )
     add = parser.add_argument
     where = "also find the files that older versions wrote beside traces, at or below PATH"

@@ -57,7 +57,7 @@ _INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong command line as one line, without the usage."""
+    """A parser that reports an error in the command line as one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         say(f"instrument: {message}; {self.prog} --help lists the arguments.")
@@ -67,8 +67,8 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    The status is 0 after success, 2 after an error, and 130 after Ctrl-C. `diff` has further
-    statuses. An error is one line on stderr.
+    The status is 0 after success, 2 after an error, and 130 after Ctrl-C. The command `diff` has
+    further statuses. An error is printed as one line on stderr.
 
     Args:
         argv: the arguments without the name of the program; None means those of this process.
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split off the command that `instrument ab` runs: the words after the first `--`."""
+    """Split the words of `instrument ab`: its own arguments, and the command after `--`."""
     if argv[:1] != ["ab"] or "--" not in argv:
         return argv, []
     end = argv.index("--")

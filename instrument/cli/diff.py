@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--force",
         action="store_true",
-        help="compare captures even if they are too unlike, such as captures of different devices",
+        help="also compare captures that are too unlike, such as captures of different devices",
     )
     add(
         "--fail-on",
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a condition on a counter or a time, such as 'syncs>0', 'operators>+5%%' or "
         "'range:attention.total>5%%'; can be given several times. The exit status is 1 if a "
-        "condition is true, else 3 if one is undecided",
+        "condition is true, and 3 if no condition is true but at least one is undecided",
     )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(
@@ -77,8 +77,8 @@ def run(arguments: argparse.Namespace) -> Result:
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
-        ConfigError: a condition cannot be parsed, or names no counter or range; or a side is a
-            baseline, and no condition is given.
+        ConfigError: a condition cannot be parsed, or names an unknown counter or range. Or a side
+            is a baseline, but no condition is given.
         TraceError: the only trace of a side cannot be read.
     """
     from instrument.compare import gate
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> Result:
 def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
-    """Return the verdicts, and the comparison if there is one, in the format of the options."""
+    """Return the verdicts and, if there is one, the comparison, as text, JSON or Markdown."""
     import json
 
     from instrument.report import diff, gate

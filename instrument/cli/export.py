@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
         "Without --sink, export the captures that a run recorded but did not export, and upload "
-        "the captures that it did not upload. If you recorded the run on this machine, the run's "
-        "own config is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
+        "the captures that the run did not upload. If you recorded the run on this machine, the "
+        "run's own config is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
         "A capture cannot choose the code that runs. With --sink, run one sink on a capture, on "
         "all captures below a folder, or on a Chrome trace. KEY=VALUE are options of the sink, in "
         "YAML, with dots for nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="without --sink: the URL to upload captures to, instead of profiler.upload_to",
     )
     where = (
-        "write into this folder, with a folder for each capture (default: the capture's own "
+        "write into this folder, in a subfolder for each capture (default: the capture's own "
         "folder; for a trace or a URL, a folder of the same name in the current folder)"
     )
     add("--to", metavar="FOLDER", type=Path, help=where)
@@ -60,7 +60,8 @@ def run(arguments: argparse.Namespace) -> str:
     if arguments.sink is None:
         if arguments.options:
             raise ConfigError(
-                f"{arguments.options[0]} is an option of a sink: add --sink NAME, or remove it."
+                f"{arguments.options[0]} is an option of a sink: add --sink NAME, or remove the "
+                "option."
             )
         from instrument.worker.leftovers import finish_all
 

@@ -22,7 +22,7 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """Return the table of a model's nodes that the options ask for, and remarks on it.
+    """Return a table of a model's nodes, as the options ask, and remarks below the table.
 
     Raises:
         ConfigError: the model, an input or a column does not exist, or the page cannot be written.
@@ -62,7 +62,7 @@ def _written(profile: GraphProfile, path: Path, machine: Machine | None) -> Path
 
 
 def named_model(name: str) -> nn.Module:
-    """Return the model that `module:name` names; if it names a class or a function, call it.
+    """Return the model that `module:name` names, or the result of the named class or function.
 
     Raises:
         ConfigError: the model does not exist, or cannot be made.
@@ -105,10 +105,9 @@ def _called(name: str, found: Callable[..., Any]) -> Any:
 
 
 def made_inputs(given: Sequence[str], device: torch.device) -> tuple[list[Tensor], dict[str, Any]]:
-    """Make inputs from `1,3,224,224`, `8,128:int64` or `input_ids=8,128:int64`.
+    """Return positional and keyword arguments for inputs such as `input_ids=8,128:int64`.
 
-    Returns positional and keyword arguments. Floats are random. Integers are 0, which is a valid
-    index of every embedding. Booleans are true.
+    Floats are random. Integers are 0, which is a valid index of every embedding. Booleans are true.
 
     Raises:
         ConfigError: an input has another form, or cannot be made.
@@ -152,8 +151,8 @@ def _device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         why = (
-            f"--device {name} cannot be used here ({_first_line(error)}): leave it out to use the "
-            "CPU."
+            f"--device {name} cannot be used here ({_first_line(error)}): leave out --device to "
+            "use the CPU."
         )
         raise ConfigError(why) from None
     return device

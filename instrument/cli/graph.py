@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="inputs",
         action="append",
         default=[],
-        help=f"{shape}; repeat it for each input",
+        help=f"{shape}; repeat --input for each input",
     )
     add(
         "--runs",
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--depth",
         metavar="N",
         type=positive,
-        help="with --by module_path: group by modules down to this depth",
+        help="with --by module_path: nodes of deeper modules count for the module at this depth",
     )
     add(
         "--columns",

@@ -34,8 +34,8 @@ CAPTURES: Schema = schema(
     first_step="the number of the first recorded step",
     last_step="the number of the last step that was recorded completely",
     rank="the rank that recorded",
-    step_ns="the simulated time of a typical step, which `instrument diagnose` prints too; "
-    "None if no step could be simulated",
+    step_ns="the simulated time of a typical step, as in `instrument diagnose`; None if no step "
+    "could be simulated",
     verdict="what slows the run most, or why the capture cannot be read",
 )
 
@@ -43,8 +43,9 @@ CAPTURES: Schema = schema(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
-        "List the captures below a folder by run, the newest first. Each has a verdict: the title "
-        "of the largest finding of `instrument diagnose`. To get it, the command reads the traces."
+        "List the captures below a folder by run, the newest first. Each capture has a verdict: "
+        "the title of the largest finding of `instrument diagnose`. For the verdicts, the command "
+        "reads the traces."
     )
     add = parser.add_argument
     of = "a folder that holds captures, a capture, a Chrome trace, or a URL (default: %(default)s)"
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
-    """Return the row of one capture. If it cannot be read, the verdict is the error message."""
+    """Return the row of a capture; for an unreadable capture, the verdict is the error message."""
     from instrument.capture import Capture
     from instrument.report.verdict import verdict
     from instrument.trace.capture_json import unix_time
@@ -111,9 +112,9 @@ def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
 
 
 def _parts(table: Table) -> Iterator[Section]:
-    """Yield a section for each run; below each capture is its verdict.
+    """Yield a table for each run, with the verdict below each capture.
 
-    A phase or a rank that all captures of the run have is in the title and not in a column.
+    If all captures of a run have the same phase or rank, the title shows it instead of a column.
     """
     from instrument.report.section import Section
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "show a trace in the Perfetto UI, at the time of a finding"
 
-# The server stops if the UI has not loaded the trace after this time.
+# The server waits this long for the UI to load the trace.
 _TIMEOUT_S = 300
 
 
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Open ui.perfetto.dev in the browser with the trace of a capture. The browser gets the "
-        "trace from this command through port 9001 of this machine, and nothing is sent to "
-        "another machine. The command ends when the trace is loaded, after five minutes, or with "
+        "trace from this command through port 9001 of this machine. Nothing is sent to another "
+        "machine. The command ends when the trace is loaded, after five minutes, or with "
         "Ctrl-C."
     )
     add = parser.add_argument
@@ -63,8 +63,9 @@ def run(arguments: argparse.Namespace) -> str:
         if arguments.no_browser or not webbrowser.open(address):
             say(
                 "This address shows the trace in the Perfetto UI: open it in a browser on this "
-                "machine, or on one that forwards its port 9001 to this machine.\n"
-                f"It works once, in the next {_TIMEOUT_S // 60} minutes; to stop, press Ctrl-C."
+                "machine, or on a machine that forwards its port 9001 to this machine.\n"
+                f"The address works once, in the next {_TIMEOUT_S // 60} minutes; to stop, press "
+                "Ctrl-C."
             )
             print(address, flush=True)
         try:

@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Turn an OSError in the block, which writes the file that a user named, into one sentence.
+    """Turn an OSError of the block into one sentence about `target`, which the block writes.
 
     Raises:
         ConfigError: the file cannot be written.

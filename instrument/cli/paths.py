@@ -56,11 +56,10 @@ def captures_at(path: Path | str) -> Sequence[Path | str]:
 def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
     """Load the captures at the paths, one after the other, and read their events.
 
-    If a path is a folder with several runs, only its newest run is loaded, and the captures of the
-    others are listed on stderr.
+    If a path is a folder with several runs, only the newest run is loaded; see `of_newest_run`.
 
-    A capture that cannot be read is reported on stderr. If none can be read, the last error is
-    raised.
+    A capture that cannot be read is reported on stderr. If no capture can be read, the last error
+    is raised.
 
     Raises:
         CaptureError: there are no captures, or none can be read.
@@ -84,7 +83,7 @@ def readable_captures(paths: Iterable[Path | str]) -> Iterator[Capture]:
 
 
 def of_newest_run(path: Path | str) -> Sequence[Path | str]:
-    """Return the captures of the newest run at or below a path; list older ones on stderr.
+    """Return the captures of the newest run at or below a path; list older runs on stderr.
 
     Raises:
         CaptureError: as `captures_at`.
@@ -128,7 +127,10 @@ def captures_in(folder: Path) -> list[Path]:
 
 
 def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> None:
-    """Print on stderr which capture or window is shown, and list others, the newest first."""
+    """Print on stderr which capture is shown, and which others are not, the newest first.
+
+    `kind` says what the paths are, such as "captures" or "windows".
+    """
     if others:
         listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
         listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""

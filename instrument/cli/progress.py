@@ -35,9 +35,9 @@ class OpenFile(NamedTuple):
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show progress bars while the block runs, but none in the first 0.5 s.
+    """Show progress bars while the block runs, from 0.5 s after its start.
 
-    If stderr is not a terminal, nothing is shown.
+    If stderr is not a terminal, no bar is shown.
     """
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
@@ -90,12 +90,12 @@ def files_being_read() -> list[OpenFile]:
             state = os.fstat(handle)
             is_read_only = fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
             if is_read_only and stat.S_ISREG(state.st_mode) and state.st_size >= _LEAST_BYTES:
-                # Seeking by 0 bytes only asks for the position.
+                # Seeking by 0 bytes returns the position and does not change it.
                 position = os.lseek(handle, 0, os.SEEK_CUR)
                 found.append(OpenFile(_name(link), position, state.st_size))
     return found
 
 
 def _name(link: Path) -> str:
-    """Return the folder and name of an open file; on systems other than Linux, "a trace"."""
+    """Return the folder and name of an open file, or "a trace" if the system has no links."""
     return printable("/".join(link.readlink().parts[-2:])) if link.is_symlink() else "a trace"

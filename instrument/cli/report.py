@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Write one HTML page: where the time goes, what to change and what the change saves, "
         "ranges, timeline, flame graphs, memory, kernels. The page is one file and loads nothing "
         "else, so it can be sent to others. If there are several captures, such as the windows and "
-        "ranks below a folder, the page compares them, and its other sections show the newest one. "
-        "Of a folder with several runs, the page shows only the newest run. "
-        "With --before, the page shows what changed since another run."
+        "ranks below a folder, the page compares them. All other sections show the newest capture. "
+        "Of a folder with several runs, the page shows only the newest run. With --before, the "
+        "page shows what changed since another run."
     )
     add = parser.add_argument
     add(
@@ -59,10 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Write the page, and return a sentence with its path and size. With --json, only return JSON.
+    """Write the page and return a sentence about the file; with --json, only return JSON.
 
     Raises:
-        CaptureError: there is no capture to show, or none at --before, or none can be read.
+        CaptureError: there is no capture to show, there is no capture at --before, or none of the
+            captures can be read.
         ConfigError: -o or --open was given together with --json, or the file cannot be written.
     """
     import json

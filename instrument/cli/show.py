@@ -71,8 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         nargs="+",
         default=[],
-        help="with --cuda-graph-nodes: traces recorded while the graphs were captured; the nodes "
-        "get their names from these traces",
+        help="with --cuda-graph-nodes: traces that were recorded while CUDA captured the graphs; "
+        "the graph nodes get their names from these traces",
     )
     timings = "show only the timings of a run with profiler.timings; PATH may be a timings file"
     add("--timings", action="store_true", help=timings)
@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text, JSON or CSV.
 
     Raises:
-        CaptureError: there is no capture, or the trace does not hold the property that `--by`
-            groups by, such as input shapes.
+        CaptureError: there is no capture, or the trace lacks the property of `--by`, such as input
+            shapes.
         ConfigError: an option names a column that does not exist, or an option is given for a table
             that is not shown.
         TraceError: the trace cannot be read.

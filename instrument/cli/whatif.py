@@ -19,7 +19,7 @@ HELP = "compute how long a step would take with faster or removed parts"
 
 _KINDS = ("range", "operator", "kernel", "thread")
 _SYNC = "sync"
-# A number of workers with at least this many digits is a mistake.
+# The option --workers refuses numbers of this many digits or more.
 _DIGITS = 10
 
 
@@ -41,14 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Simulate the steps of a capture. Without options, print the causal profile: for each "
         "range, operator and kernel, how much shorter a step would be if this part were faster. "
-        "Options such as --scale are edits. They can be repeated, and each one edits the result of "
-        "the options before it. With edits, print the new step, its critical path and its causal "
-        "profile. With --critical-path or --slack, print only these tables.\n\n"
-        "A GLOB is a name in which * stands for any text and ? for one character."
+        "Options such as --scale are edits. Several edits are applied one after the other, in "
+        "their order on the command line. With edits, print the new step, its critical path and "
+        "its causal profile. With --critical-path or --slack, print only these tables.\n\n"
+        "A GLOB is a pattern for names, in which * stands for any text and ? for one character."
     )
     parser.set_defaults(edits=[])
     add = parser.add_argument
-    of = f"{CAPTURE}; several paths are the ranks of one window, which are simulated together"
+    of = f"{CAPTURE}; several paths mean several ranks of one window, simulated together"
     add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
 
     def edit(option: str, metavar: str, text: str, **more: Any) -> None:
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     edit(
         "--remove",
         "KIND:GLOB",
-        "remove the matching parts and the waits in them; sync:GLOB or sync removes calls that "
-        "wait for the device",
+        "remove the matching parts and the waits in these parts; sync:GLOB or sync removes calls "
+        "that wait for the device",
     )
     edit(
         "--overlap-copies",
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """Return the name and the unedited scenario of a capture, or of a window of several ranks."""
+    """Return a name and a scenario without edits, of a capture or a window of several ranks."""
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif
@@ -216,7 +216,7 @@ def _number(text: str) -> float | None:
     return number if abs(number) < float("inf") else None
 
 
-# For each option, a function that parses the option's value and returns the edit.
+# For each option: a function that parses the value of the option and returns the edit.
 _PARSERS: Mapping[str, Callable[[str, str], Callable[[Scenario], Scenario]]] = {
     "--balance": lambda *_: lambda scenario: scenario.balance(),
     "--scale": _scale,

@@ -44,8 +44,8 @@ class Traced(NamedTuple):
         constants: a module with the tensors that the graph uses and the model does not have.
         values: a function that makes the values of the placeholders from the inputs of a call.
         result: a function that makes the result of the model from the value of the output node.
-        how: the tool that captured the graph. If another tool was tried first, the text also says
-            why that tool failed.
+        how: the tool that captured the graph, as text. If another tool failed before, the text
+            gives the reason.
     """
 
     graph: fx.Graph
@@ -65,11 +65,13 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     """Capture the graph that a call of the model with these inputs runs, and restore the model.
 
     `torch.fx` tracing is tried first, because its graph keeps modules and functions as the user
-    wrote them. The graph must give the same results and gradients as the model, and leave the same
-    buffers and inputs. If tracing fails, or if its graph differs from the model, `torch.export` is
-    tried: the nodes of its graph are operators. In both graphs, values that the forward pass reads
-    from Python attributes are constants. Random numbers are constants too, unless they come from
-    torch's generators. See `side_effects.unchanged` for what is restored.
+    wrote them. A graph must give the same results and gradients as the model, and change buffers
+    and inputs in the same way. If tracing fails, or if the traced graph differs from the model,
+    `torch.export` is tried. The nodes of an exported graph are operators.
+
+    In both graphs, values that the forward pass reads from Python attributes are constants. Random
+    numbers of torch's generators are not constants; all other random numbers are. See
+    `side_effects.unchanged` for what is restored.
 
     Cost: the model runs once, and each graph once, with a backward pass if gradients are enabled.
     Hooks of modules and tensors see these runs.
@@ -82,9 +84,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     failures: list[str] = []
     for name, capture in _WAYS.items():
         try:
-            # stderr is redirected because torch.export prints the graph of a failed attempt. With
-            # this seed, the random numbers differ from those of the run for `expected`. So the
-            # comparison fails if tracing turned random numbers into constants.
+            # stderr is redirected because torch.export prints the graph of a failed attempt. The
+            # seed makes the random numbers differ from those of the run for `expected`. So if
+            # tracing turns random numbers into constants, the comparison finds a difference.
             with redirect_stderr(io.StringIO()), unchanged(model, inputs, seed=0):
                 traced = capture(model, _copied(inputs))
             why = _hooks_left_out(traced.graph, model) or mismatch(traced, model, inputs, expected)
@@ -106,11 +108,11 @@ class Outcome(NamedTuple):
 
     Attributes:
         results: the leaves of the result.
-        gradients: the gradients of the parameters and inputs. A gradient is None if the result does
-            not depend on the tensor. Kernels may compute gradients slightly differently in each
-            run.
-        left: the values of the buffers and inputs when the call has returned.
-        changed: the attributes that the call changed on modules. A key is the position of the
+        gradients: the gradients of the parameters and inputs. If the result does not depend on a
+            tensor, its gradient is None. Gradients may differ slightly from run to run, because
+            some kernels are not deterministic.
+        left: the values of the buffers and inputs after the call.
+        changed: the attributes of modules that the call changed. A key is the position of the
             module and the name of the attribute.
     """
 
@@ -161,16 +163,16 @@ class _PackingObserver(TorchFunctionMode):
 
 
 def _saving_hooks() -> Any:
-    """The innermost pair of hooks that packs and unpacks saved tensors; None if there is none."""
+    """The innermost pair of autograd's hooks for saved tensors; None if there is no such pair."""
     # Some versions of torch do not have this function.
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top(False) if top is not None else None
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """Say that a call checkpoints or offloads activations; None if the call does neither.
+    """The end of a sentence about a call that checkpoints or offloads activations; else None.
 
-    A graph would not checkpoint or offload, so it would not use the same memory as the model.
+    A graph would not checkpoint or offload, so the graph and the model would differ in memory.
     """
     nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
@@ -186,9 +188,9 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 
 
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
-    """Say that a call changed dicts or lists of its inputs; None if the call changed none of them.
+    """The end of a sentence about a call that changed dicts or lists of its inputs; else None.
 
-    The call was given `copies`, a copy of `inputs`.
+    The arguments of the call were `copies`, a copy of `inputs` made before the call.
     """
     (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
     same = spec == other and all(one is another for one, another in zip(leaves, others))
@@ -198,8 +200,8 @@ def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
 def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome) -> str | None:
     """Describe how the graph's outcome differs from the model's outcome; None if both agree.
 
-    Values are compared by `torch.testing.assert_close`. The values of a gradient may differ by a
-    hundredth of the gradient's largest value.
+    Results, buffers and inputs are compared by `torch.testing.assert_close`. The values of a
+    gradient may differ by a hundredth of the gradient's largest absolute value.
     """
     interpreter = traced.interpreter(model)
 
@@ -215,9 +217,11 @@ def mismatch(traced: Traced, model: nn.Module, inputs: Inputs, expected: Outcome
 def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
     """A key for a call: two calls with the same key have the same graph.
 
-    The key holds the shape, type, device and `requires_grad` of each input tensor; the values of
-    all other inputs; the modules, the number of their hooks, and their plain attributes, such as
-    `training`; and the modes of autograd and autocast.
+    The key holds:
+
+    - the shape, type, device and `requires_grad` of each input tensor, and the other inputs.
+    - the modules, the number of their hooks, and their plain attributes, such as `training`.
+    - the modes of autograd and autocast.
 
     Cost: about 6 µs for each module.
     """
@@ -238,7 +242,7 @@ def signature(model: nn.Module, inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _copied(inputs: Inputs) -> Inputs:
-    """Copy the containers in the inputs, because a model may remove items; keep their leaves."""
+    """Copy the dicts and lists in the inputs, because a model may change them; copy no tensors."""
     copied: Inputs = pytree.tree_map(lambda leaf: leaf, inputs)
     return copied
 
@@ -276,10 +280,10 @@ _WAYS = {"torch.fx.symbolic_trace": _by_tracing, "torch.export": _by_export}
 
 
 class _Tracer(fx.Tracer):
-    """Traces one call: tensors among its inputs become placeholders, other inputs stay as they are.
+    """Traces one call. Input tensors become placeholders; other inputs keep their values.
 
-    For example, if the caller passes no attention mask, the model's test `mask is None` is true. If
-    a proxy took the place of None, the test would be false.
+    For example, if the caller passes no attention mask, `mask is None` is true in the model. With a
+    proxy in the place of None, `mask is None` would be false.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -309,7 +313,7 @@ class _Tracer(fx.Tracer):
 
 
 def _named(function: Any, inputs: Inputs) -> list[str]:
-    """Name each leaf of the inputs by its parameter, and by the keys and indices that lead to it.
+    """A name for each leaf of the inputs, made of the parameter's name, keys and indices.
 
     For example, `batch_images_0` is the first item of `batch["images"]`.
     """
@@ -340,10 +344,10 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | None]:
-    """The gradients of the tensors in `sources` that require one.
+    """The gradients of a weighted sum of the results for the `sources` that require gradients.
 
-    The gradients are those of a weighted sum of all elements of the results. The weights differ,
-    because with equal weights, the gradients of a normalisation would cancel out.
+    The sum has all elements of the results, with different weights. With equal weights, the
+    gradients of a normalisation would cancel out.
     """
     outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -360,12 +364,11 @@ def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | 
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    """The hooks of a module."""
     return chain.from_iterable(getattr(module, kind).values() for kind in _HOOKS)
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """Say which submodule has hooks that the graph does not call; None if there is none."""
+    """The end of a sentence about a submodule whose hooks the graph does not call; else None."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):

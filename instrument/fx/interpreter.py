@@ -24,11 +24,11 @@ class NodeInterpreter(fx.Interpreter):
 
     A node is timed in one of three ways:
 
-    - Without `device`, by the clock of the CPU.
-    - With `device`, by events in the stream of the device: they measure device time. The events are
-      read after the run.
-    - With `device` and `sync`, or if the device has no such events, by the clock of the CPU. The
-      interpreter then waits for the device before and after each node.
+    - Without `device`: by the clock of the CPU.
+    - With `device`: by events in the stream of the device, which measure device time. The events
+      are read after the run.
+    - With `device` and `sync`, or for a device without events: by the clock of the CPU. The
+      interpreter waits for the device before and after each node.
 
     Attributes:
         times_ns: the time of each node in the last run, in graph order.
@@ -84,7 +84,7 @@ class NodeInterpreter(fx.Interpreter):
             closes(opened)
 
     def _call_of(self, node: fx.Node) -> Callable[..., Any]:
-        """The callable of a node, looked up only once. The base class looks it up in each run."""
+        """The callable of a node. It is looked up once; the base class looks it up in each run."""
         if node.op == "call_function":
             return node.target  # type: ignore[return-value]
         if node.op == "call_method":
@@ -100,7 +100,7 @@ class NodeInterpreter(fx.Interpreter):
         return lambda *args, **kwargs: method(node.target, args, kwargs)
 
     def _owner(self, path: str, name: str) -> nn.Module:
-        """The module that holds an attribute: a module of the model, or else of the constants."""
+        """The module that holds an attribute: a module of the model, or else of `constants`."""
         with suppress(AttributeError):
             owner = self.module.get_submodule(path)
             if hasattr(owner, name):

@@ -16,9 +16,9 @@ class Liveness:
     """The memory of the activations of a graph in one run, node by node.
 
     A value is freed after its last use, as in the interpreter. The result and unused values live to
-    the end. A view, an item of a tuple or a value written in place has no memory of its own: it
-    keeps alive the value that it was made from. Sizes are the bytes that tensors request; an
-    allocator may use more.
+    the end of the run. A view, an item of a tuple, and the result of a write in place have no
+    memory of their own: they keep the memory of another value alive. Sizes are the bytes that
+    tensors request; an allocator may use more.
 
     These do not count as activations:
 
@@ -61,7 +61,7 @@ class Liveness:
 
 @dataclass
 class _Storage:
-    """A piece of memory: its bytes, the row of the node that makes it, and the row of the last use.
+    """A piece of memory: its size in bytes, and the row of the node that allocates it.
 
     `freed` is the row of the last use; None for memory that lives to the end.
     """
@@ -78,8 +78,8 @@ def liveness(
 
     Args:
         nodes: a table with the columns `name op inputs`; a node comes after its inputs.
-        storages: for each row, the memory of the node's tensors: pairs of a number and a size in
-            bytes. Tensors in the same memory have the same number.
+        storages: for each row, the memory of the node's tensors, as pairs (id, bytes). Tensors in
+            the same memory have the same id.
         model_bytes: the memory of the parameters and buffers.
     """
     names, ops = nodes.column("name"), nodes.column("op")

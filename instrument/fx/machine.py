@@ -19,7 +19,7 @@ from instrument.units import count, size
 
 #: The types whose rate can be measured.
 MEASURED = ("float32", "float64", "bfloat16", "float16")
-# Matrices grow until a product takes `_LONG_NS`, or until they have `_LARGEST` rows.
+# Matrices grow until their product takes `_LONG_NS`, or until the matrices have `_LARGEST` rows.
 _LONG_NS, _LARGEST = 10_000_000, 8192
 _COPIED_BYTES = 2**28  # far larger than CPU and GPU caches
 _WARMUP, _TIMES = 1, 5
@@ -30,8 +30,8 @@ class Machine:
     """The highest rates of a device.
 
     Attributes:
-        device: the name of the device, with the other things that the rates depend on: threads,
-            torch version, float32 precision.
+        device: the name of the device, and what else its rates depend on: the number of threads,
+            the torch version and the float32 precision.
         flops_per_second: the rate of matrix products for each type, such as `{"float32": ...}`; a
             multiplication and an addition count as two FLOPs.
         bytes_per_second: the bandwidth of a memory copy; bytes read and bytes written both count.
@@ -49,12 +49,12 @@ class Machine:
 def measured(
     device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False
 ) -> Machine:
-    """The rates of a device for these types; rates that are not in the cache are measured.
+    """Return the rates of a device for these types, from the cache or else measured.
 
-    The best of five measurements counts. On a busy machine, measured rates are too low; call again
-    with `refresh` to replace them in the cache. The file `machine.json` in the user's cache folder
-    (`instrument.cache`) holds the rates by device, torch version, number of threads and float32
-    precision.
+    The best of five measurements counts. On a busy machine, measured rates are too low. Call again
+    with `refresh` to replace these rates in the cache. The file `machine.json` in the user's cache
+    folder (`instrument.cache`) holds the rates by device, torch version, number of threads and
+    float32 precision.
 
     Args:
         device: such as `cpu` or `cuda`.
@@ -85,7 +85,7 @@ def measured(
 
 
 def _name(device: str) -> str:
-    """A device's name, and the torch version and settings on which its rates depend."""
+    """The key of a device in the cache; see `Machine.device`."""
     kind = torch.device(device).type
     if kind == "cpu":
         model = f"{_processor()}, {torch.get_num_threads()} threads"

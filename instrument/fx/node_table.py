@@ -28,21 +28,22 @@ class NodeTable(Table):
 
     - `op`, `name`, `target`: as in torch.fx; `target` is the path of a module, or the name of a
       function or method.
-    - `module_path`, `module_type`: the innermost module that the node runs in, and its class; "" is
-      the model itself.
+    - `module_path`, `module_type`: the path and the class of the innermost module around the node.
+      The path of the model itself is "".
     - `source`: file and line of the call in the user's own code.
     - `inputs`: the names of the nodes whose values this node takes, separated by commas.
     - `calls`: the number of timed runs.
     - `mean_ns median_ns p95_ns`: the mean, median and 95th percentile of the node's time over these
-      runs. The percentiles are by nearest rank.
-    - `share`: `median_ns` divided by the sum of `median_ns` over all nodes. The sum does not
-      include the time between nodes.
+      runs. The median and the percentile are by nearest rank.
+    - `share`: `median_ns` divided by the sum of `median_ns` over all nodes. So the time between
+      nodes does not count.
     - `output_shape output_dtype output_bytes`: the shapes, types and bytes of the tensors that the
       node returns, including views.
     - `new_bytes`: the memory that the node allocated for these tensors; 0 for views and for writes
       in place.
-    - `moved_bytes`: the fewest bytes that the node must move, if it reads each input tensor and
-      each parameter once, and writes each output tensor once; 0 for a view.
+    - `moved_bytes`: the bytes that the node moves if it reads each input tensor and each parameter
+      once, and writes each output tensor once; 0 for a view. Operators that select elements, such
+      as an embedding, read from each tensor at most as many bytes as they return.
     - `flops`: the FLOPs of the node's operators, by formula. Operators without a formula do not
       count; None if no operator has a formula.
     - `flops_per_second`: `flops` divided by `median_ns`.
@@ -69,13 +70,13 @@ class NodeTable(Table):
     def by(self, what: Grouping, *, depth: int | None = None) -> Table:
         """Group the nodes: one row for each group, in the order of the groups' first nodes.
 
-        The column `nodes` is the number of nodes in a group. In each run, the times of the nodes of
-        a group are summed; `mean_ns median_ns p95_ns` are statistics of these sums.
+        The column `nodes` is the number of nodes in a group. The time of a group in a run is the
+        sum of the times of its nodes. `mean_ns median_ns p95_ns` are statistics over the runs.
 
         Args:
             what: the column to group by.
-            depth: with `module_path`, group by the ancestor module at this depth; the children of
-                the model have depth 1.
+            depth: with `module_path`, nodes of deeper modules count for the module around them at
+                this depth. The direct submodules of the model have depth 1.
 
         Raises:
             ConfigError: there is no such grouping.
@@ -109,7 +110,7 @@ class NodeTable(Table):
 
 
 def _times(times_ns: Ints) -> dict[str, list[Any]]:
-    """The columns of times; `times_ns` has a row for each run and a column for each table row."""
+    """The columns of times; `times_ns` is an array of shape (runs, table rows)."""
     runs, rows = times_ns.shape
     if not runs:
         return {
@@ -128,10 +129,7 @@ def _times(times_ns: Ints) -> dict[str, list[Any]]:
 
 
 def _work(facts: Mapping[str, Sequence[Any]], times_ns: Ints) -> dict[str, Sequence[Any]]:
-    """The columns of `facts` (sizes and FLOPs), and two more that are computed from them.
-
-    The two columns are `flops_per_second` and `intensity`, the FLOPs for each moved byte.
-    """
+    """The columns of `facts` (sizes and FLOPs), and `flops_per_second` and `intensity`."""
     times = _times(times_ns)["median_ns"]
     flops, moved = facts["flops"], facts["moved_bytes"]
     return {
@@ -192,19 +190,19 @@ def _class_name(model: nn.Module, path: str) -> str | None:
 
 
 def module_types(graph: fx.Graph, model: nn.Module) -> dict[str, str]:
-    """Map the path of each module to its class, for modules whose call runs at least one node."""
+    """The class of each module whose call runs at least one node, by path of the module."""
     stacks = [node.meta.get("nn_module_stack", {}).values() for node in graph.nodes]
     paths = sorted({str(path) for stack in stacks for path, _ in stack})
     return {path: kind for path in paths if (kind := _class_name(model, path)) is not None}
 
 
 def _source(stack: str | None) -> str | None:
-    """The innermost line of the user's own code in the text of a stack, as file:line."""
+    """The place of the innermost frame of the user's own code in a stack's text, as file:line."""
     return innermost(_FRAME.findall(stack or ""))
 
 
 def line_of(traceback: TracebackType | None) -> str | None:
-    """The innermost line of the user's own code in a traceback."""
+    """The place of the innermost frame of the user's own code in a traceback, as file:line."""
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame.f_code.co_filename, str(traceback.tb_lineno)))
@@ -213,9 +211,9 @@ def line_of(traceback: TracebackType | None) -> str | None:
 
 
 def innermost(frames: list[tuple[str, str]]) -> str | None:
-    """The innermost frame outside torch, this package and generated code, as file:line.
+    """The innermost frame outside of torch, this package and generated code, as file:line.
 
-    `frames` begin with the outermost frame.
+    `frames` has the file and the line of each Python frame, the outermost first.
     """
     own = [frame for frame in frames if not frame[0].startswith((*_PACKAGES, "<"))]
     return ":".join(own[-1]) if own else None

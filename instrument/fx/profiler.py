@@ -40,8 +40,8 @@ def profile_graph(
     and the content of lists and dicts that an attribute holds. Hooks see every run. If the forward
     pass waits for other ranks, all ranks must make the same call. The modes of the model and the
     caller apply: for inference, call `model.eval()` first, and call this function under
-    `torch.no_grad()`. Before each run of the graph, the model also runs once without its graph:
-    `GraphProfile.overhead` compares the times of these runs.
+    `torch.no_grad()`. Before each run of the graph, the model also runs once without the graph, so
+    that `GraphProfile.overhead` can compare both times.
 
     Args:
         model: a module; it is not changed.
@@ -96,9 +96,9 @@ class _Captured:
 class NodeProfiler:
     """Runs the graph of a model, node by node, and collects the times of the nodes.
 
-    Call `run` instead of the model. It computes the same result and gradients as the model, and
-    writes the same values to buffers and inputs. The first `run` captures the graph. For that, the
-    model runs a few more times, and the changes that these runs make are undone, as in
+    Call the method `run` instead of the model. `run` computes the same result and gradients as the
+    model, and writes the same values to buffers and inputs. The first call of `run` captures the
+    graph. For this, the model runs a few more times; the changes of these runs are undone as in
     `profile_graph`. For `sync`, see `profile_graph`. Each run stores eight bytes for each node.
     """
 
@@ -106,7 +106,7 @@ class NodeProfiler:
         self._model = model
         self._sync = sync
         self._captured: _Captured | None = None
-        self._interpreters: dict[Any, NodeInterpreter] = {}  # by the signature of calls
+        self._interpreters: dict[Any, NodeInterpreter] = {}  # by signature of a call
         self._outputs: list[Any] = []  # of the first run
         self._wait: Callable[[], object] = _nothing  # waits for the device, once it is known
         self.reset()
@@ -162,11 +162,11 @@ class NodeProfiler:
         )
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
-        """The graph, and the interpreter for calls of this signature.
+        """The graph, and an interpreter for calls with the signature of this call.
 
-        The first call captures the graph. For each new signature, the graph is compared with the
-        model. Each signature has a separate interpreter, because an interpreter keeps the modules
-        that the model had when the interpreter was made.
+        The first call captures the graph. At the first call with another signature, the graph is
+        compared with the model. Each signature has its own interpreter, because an interpreter
+        keeps the modules that the model has when the interpreter is made.
         """
         key, captured = signature(self._model, inputs), self._captured
         if captured is None:
@@ -195,8 +195,8 @@ class NodeProfiler:
         with unchanged(model, inputs):
             flops = counted_flops(lambda: plain.run_timed(traced.values(inputs)), names)
         graded = torch.is_grad_enabled()
-        # torch does not count writes to inference tensors. So the inspection runs outside inference
-        # mode. A model with inference tensors is the exception: it runs only in inference mode.
+        # The inspection runs outside of inference mode, because torch does not count writes to
+        # inference tensors. If the model holds inference tensors, it runs only in inference mode.
         needed = any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers()))
         mode = torch.inference_mode(needed and torch.is_inference_mode_enabled())
         with unchanged(model, inputs), mode, torch.set_grad_enabled(graded):
@@ -239,7 +239,7 @@ def _nothing(*_: Any) -> None:
 
 
 def _node_ns(device: str | None, sync: bool) -> int:
-    """The time that measuring adds to a node: the time of a node that does nothing."""
+    """The time that measuring adds to a node: the median time of nodes that do nothing."""
     graph = fx.Graph()
     for _ in range(200):
         graph.call_function(_nothing, ())

@@ -30,7 +30,7 @@ SHOWN = [
     "output_shape",
     "flops",
 ]
-# If the quartiles are further apart than this, other work on the machine slowed some runs.
+# If the quartiles of the ratios are further apart, other work on the machine slowed some runs.
 _UNEQUAL = 0.2
 
 
@@ -44,14 +44,12 @@ class Overhead:
         nodes_ns: the sum of the times of the nodes in a run.
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
-        of_model: how long the nodes take compared with the model; 1.0 means equally long. Each pair
-            of neighbouring runs, one with the graph and one without, has a ratio: the sum of the
-            times of the nodes, minus the time that measuring adds, divided by the time of the run
-            without the graph. `of_model` is the median of these ratios. Neighbouring runs are
-            compared because other work on the machine slows both. None if the model never ran
-            without its graph.
-        quartiles: the first and third quartile of these ratios; None for fewer than two pairs of
-            runs.
+        of_model: the time of the nodes divided by the time of the model; 1.0 means equally long.
+            A ratio is computed for each run with the graph and its neighbouring run without the
+            graph, because other work on the machine slows both. The time of the nodes is a sum over
+            all nodes, without the time that measuring adds. `of_model` is the median of the ratios;
+            None if the model never ran without its graph.
+        quartiles: the first and third quartile of these ratios; None for fewer than two ratios.
     """
 
     model_ns: int | None
@@ -88,16 +86,16 @@ class GraphProfile:
 
     Attributes:
         nodes: a row for each node; see `NodeTable`.
-        how: the tool that captured the graph. If it was not `torch.fx` tracing, the text also says
-            why tracing failed.
+        how: the tool that captured the graph, as text. If `torch.fx` tracing failed, the text gives
+            the reason.
         overhead: the cost of running node by node.
         outputs: the result of the model in the first run, detached.
-        storages: for each node, the memory of its tensors, except parameters and buffers: pairs of
-            a number and a size in bytes. A view has the number of the tensor that it was made from.
+        storages: for each node, the memory of its tensors, except parameters and buffers, as pairs
+            (id, bytes). Tensors in the same memory, such as a view and its base, have the same id.
         model_bytes: the memory of the parameters and buffers.
         device: the kind of device that the model or its inputs are on, such as `cuda` or `cpu`.
         model: the name of the model's class.
-        module_types: the class of each module whose call contains nodes, by its qualified name.
+        module_types: the class of each module whose call runs nodes, by the module's path.
     """
 
     nodes: NodeTable
@@ -134,15 +132,15 @@ class GraphProfile:
         return roofline.roofline(self.nodes, machine or self.machine())
 
     def machine(self, *, refresh: bool = False) -> Machine:
-        """The rates of this machine for the types of the nodes; with `refresh`, measured again."""
+        """The rates of this machine for the types of the nodes; `refresh` measures them again."""
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
 
-        The table also has columns for the memory of each node and for its shortest possible time.
-        `roofline` describes these times and the argument `machine`. The page loads no other files.
-        The same profile gives the same page.
+        The table also has columns for the memory of each node, and for its shortest possible time
+        on `machine` (see `roofline`). The page loads no other files. The same profile gives the
+        same page.
         """
         return self._page(machine or self.machine())
 

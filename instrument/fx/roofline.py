@@ -25,8 +25,8 @@ def roofline(nodes: Table, machine: Machine) -> Table:
       compute `flops` at the machine's rate for the type of the result, and the time to move
       `moved_bytes` at the machine's bandwidth. If a rate is not known, its time counts as 0. None
       if both times are 0.
-    - `bound_by`: which of these two times is longer, `compute` or `bandwidth`; `compute` if they
-      are equal. Operators without a formula for FLOPs (elementwise operators, norms, pooling) get
+    - `bound_by`: the longer of these two times, `compute` or `bandwidth`; `compute` if both are
+      equal. Operators without a formula for FLOPs (elementwise operators, norms, pooling) get
       `bandwidth`, because they compute little for each byte. For operators that compute much, such
       as an FFT or a custom kernel, `bandwidth` may be wrong, but `bound_ns` is still a lower limit
       of their time. `bound_by` is None if the node has FLOPs and the rate for their type is not
@@ -41,9 +41,9 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The element types that nodes with FLOPs return, if their rates can be measured.
+    """The element types whose rates `roofline` needs: the types that nodes with FLOPs return.
 
-    `machine.measured` measures the rates of these types, and `roofline` uses the rates.
+    Types without a rate that `machine.measured` can measure are left out.
     """
     found = (dtype_of(row) for row in nodes if row.flops)
     return sorted({dtype for dtype in found if dtype is not None})

@@ -36,7 +36,7 @@ def unchanged(model: nn.Module, inputs: Any, *, seed: int | None = None) -> Iter
 
     These are restored: buffers, tensors among the inputs, attributes of modules, and the random
     number generators of torch, NumPy and Python. So the running statistics of BatchNorm and the
-    random numbers of dropout are the same as if nothing had run. These are not restored:
+    random numbers of dropout are the same as without the block. These are not restored:
     parameters, and the content of lists and dicts that an attribute holds.
 
     Args:
@@ -86,10 +86,10 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
-    """The value and length of each attribute of each module.
+    """The value and the length of each attribute of each module.
 
-    The keys are the position of the module and the name of the attribute. The length is None for
-    values that are not lists, dicts or sets, and for torch's own dicts, such as `_buffers`.
+    A key is the position of the module and the name of the attribute. The length is None for values
+    other than lists, dicts and sets, and for private attributes such as torch's `_buffers`.
     """
     return {
         (position, name): (
@@ -104,7 +104,8 @@ def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
 def changed(model: nn.Module, before: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
     """The attributes that changed since `before`, a result of `attributes_of`.
 
-    The result holds the new value of a plain attribute, and the new length of any other attribute.
+    The values are the new value of a plain attribute, the new length of any other attribute, and
+    "deleted" for a deleted attribute.
     """
     after = attributes_of(model)
     found: dict[tuple[int, str], Any] = dict.fromkeys(before.keys() - after.keys(), "deleted")
@@ -127,7 +128,7 @@ def plain_attributes(model: nn.Module) -> tuple[Any, ...]:
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """The number of writes to a tensor that torch has counted; None for an inference tensor.
+    """The number of writes that torch has counted for a tensor; None for an inference tensor.
 
     Some kernels, such as those of BatchNorm, do not count their writes.
     """

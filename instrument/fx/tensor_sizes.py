@@ -33,8 +33,7 @@ class Inspection(NodeInterpreter):
     Attributes:
         columns: the columns `output_shape output_dtype output_bytes new_bytes moved_bytes` of
             `NodeTable`, with a cell for each node.
-        storages: for each node, the memory of its tensors. A view has the memory of the tensor that
-            it was made from.
+        storages: for each node, the memory of its tensors; see `GraphProfile.storages`.
         model_bytes: the memory of the parameters and buffers; shared memory counts once.
     """
 
@@ -43,8 +42,8 @@ class Inspection(NodeInterpreter):
         names = ("output_shape", "output_dtype", "output_bytes", "new_bytes", "moved_bytes")
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
         self.storages: list[Storages] = []
-        # For each node, the numbers of its storages by address. An address does not identify a
-        # storage, because torch uses the address again after the storage is freed.
+        # For each node, the ids of its storages by address. The address alone is no id, because
+        # torch may use the address again after the storage is freed.
         self._numbers: dict[fx.Node, dict[int, int]] = {}
         self._count = 0
         self._of_model = {
@@ -112,9 +111,9 @@ def _stored(value: Any) -> list[Tensor]:
 
 
 def _read_bytes(call: Any, taken: list[Tensor], given: list[Tensor]) -> int:
-    """The bytes that a node must read, if it reads each of its tensors once.
+    """The bytes that a node reads, if the node reads each of its tensors once.
 
-    If a node selects elements, it reads from each tensor at most as many bytes as it returns.
+    A node that selects elements reads from each tensor at most as many bytes as the node returns.
     """
     distinct = {(_address(t), t.storage_offset(), t.shape, t.stride()): t for t in taken}.values()
     name = getattr(call, "__name__", type(call).__name__)
@@ -141,7 +140,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def counted_flops(run: Callable[[], object], names: Sequence[str]) -> list[int | None]:
-    """Call `run`, which must run each node once, and count the FLOPs of each node in a trace of it.
+    """Call and trace `run`, which must run each node once; return the FLOPs of each node.
 
     The FLOPs of a node are None if none of its operators has a formula for FLOPs. If another
     profiler is active in this process, the FLOPs of all nodes are None.

@@ -29,9 +29,9 @@ _COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
 
 
 def unsupported(model: nn.Module, inputs: Any) -> str | None:
-    """The reason why a graph cannot represent a call with these inputs; None if none is known.
+    """Why a graph cannot represent a call with these inputs, as the end of a sentence, or None.
 
-    The reason is the end of a sentence about the model.
+    The subject of the sentence is the model.
     """
     other = next(_other_types(inputs), None)
     if other is not None:
@@ -51,7 +51,7 @@ def unsupported(model: nn.Module, inputs: Any) -> str | None:
 
 
 def _other_types(value: Any) -> Iterator[str]:
-    """The names of the types that occur in a value and that a graph cannot represent."""
+    """The names of the types in a value that a graph cannot represent."""
     if isinstance(value, (Tensor, *_FIXED)):
         return
     if type(value) in _COPIED or (isinstance(value, tuple) and hasattr(value, "_fields")):

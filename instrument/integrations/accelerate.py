@@ -1,4 +1,4 @@
-"""A sink for the trackers of Accelerate; `Session` itself needs no integration."""
+"""A sink for the trackers of Accelerate. `Session` works with Accelerate without integration."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Trackers(Sink):
     The scalars are those of the TensorBoard sink, with `profiler/` before each name, such as
     `profiler/ranges/forward/cpu_ms`. They are logged for the window's last step. As usual in
     Accelerate, only the main process logs. A thread logs the scalars some seconds after the window.
-    By then, training may have logged a newer step. A tracker that refuses older steps, such as W&B,
-    then loses the scalars: use the wandb sink instead.
+    In the meantime, training may log a newer step. A tracker that refuses older steps, such as W&B,
+    loses the scalars in this case. For W&B, use the wandb sink instead.
     """
 
     inline: ClassVar[bool] = True  # the trackers are open in the training process

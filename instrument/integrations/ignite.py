@@ -27,16 +27,17 @@ def attach(
 ) -> Session:
     """Record windows of each `engine.run`; a step is an iteration, counted from 0.
 
-    A window is a series of recorded steps; the config says which. The wait for a batch is a range
-    `data`. The loss of a step, which triggers can use, comes from `state.output`, if the output is
-    a number, a tensor of one element, or a mapping whose `loss` is one of these. Handlers of
-    ITERATION_COMPLETED that were added before this call run inside the step; handlers that are
-    added later run inside the next step. While no window is open, an iteration costs a few µs.
+    A window is a series of recorded steps; the config says which steps. The wait for a batch is the
+    range `data`. Triggers can use the loss of a step. The loss is `state.output`, or the value of
+    `loss` if the output is a mapping. The loss must be a number or a tensor of one element.
+    Handlers of ITERATION_COMPLETED that were added before this call run inside the step; handlers
+    that are added later run inside the next step. While no window is open, an iteration costs a few
+    µs.
 
     Args:
         engine: the engine to attach to.
-        config: as for `Session`, or a session. Pass the same session for a second engine that runs
-            inside the first: `attach(evaluator, session, phase="validation")`.
+        config: as for `Session`, or a session. If a second engine runs inside the first, pass the
+            session of the first engine: `attach(evaluator, session, phase="validation")`.
         phase: the phase of the session while this engine runs.
         model: a model whose submodules get ranges.
         options: as for `Session`.
@@ -81,8 +82,8 @@ class Attached:
         self._handlers: dict[Any, Callable[[], object]] = {
             Events.GET_BATCH_STARTED: self._data.__enter__,
             Events.GET_BATCH_COMPLETED: self._data.close_all,
-            # if the loader has no length, the last wait finds no batch; this handler ends the range
-            # of that wait
+            # if the loader has no length, the last wait ends without a batch and without
+            # GET_BATCH_COMPLETED
             Events.EPOCH_COMPLETED: self._data.close_all,
             Events.ITERATION_COMPLETED: self._step,
         }
@@ -92,11 +93,11 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine within the session, or within a phase of a session that already runs."""
+        """Run the engine within the session; for a phase other than `train`, within the phase."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)
-                # an interrupted run continues without another STARTED
+                # a run that continues after an interrupt has no second STARTED
                 if self._engine.last_event_name == Events.INTERRUPT:
                     self._start()
             elif self._session.running:
@@ -136,7 +137,7 @@ def _iterations(state: State) -> int | None:
 
 
 def _loss(output: Any) -> Any:
-    """The loss in the output of a process function; None if the output has no loss."""
+    """The loss in the output of Ignite's process function; None if the output has no loss."""
     loss = output.get("loss") if isinstance(output, Mapping) else output
     single = isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1)
     return loss if single else None

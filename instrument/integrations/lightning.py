@@ -4,8 +4,9 @@ The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler is
 `Trainer(profiler=InstrumentProfiler(…))`: it adds the callback, and also opens a range for each
 action of Lightning.
 
-The package is `lightning` or `pytorch_lightning`. If both are installed, each of the two classes
-has base classes of both packages, so that the Trainer of each package accepts it.
+Lightning is the package `lightning` or `pytorch_lightning`. If both packages are installed, the
+Trainer of each package accepts both classes of this module: they have base classes of both
+packages.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
-    A window is a series of recorded steps; the config says which. The callback takes the arguments
-    of `Session`, and raises the same errors. `self.session` is the session, and
+    A window is a series of recorded steps; the config says which steps. The callback takes the
+    arguments of `Session`, and raises the same errors. `self.session` is the session, and
     `self.session.captures` holds its captures. Steps count from 0. Each batch is a step, even if
     gradients accumulate.
 
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
-    `optimizer_step` and `validation`. `optimizer_step` is inside torch's own range
-    `Optimizer.step#…`, in which Lightning also runs `training_step` and `backward`. If the user
-    marked `training_step` with `@profiled`, only `@profiled` opens a range for it. If the Trainer
-    has one of Lightning's profilers (`Trainer(profiler=…)`), only that profiler measures `data`,
+    `optimizer_step` and `validation`. Lightning runs `training_step`, `backward` and
+    `optimizer_step` inside torch's own range `Optimizer.step#…`. If the user marked `training_step`
+    with `@profiled`, the callback opens no second range for this method. If the Trainer has one of
+    Lightning's profilers (`Trainer(profiler=…)`), only this profiler measures `data`,
     `batch_to_device` and `training_step`.
 
     Validation within `fit` is the session's phase `validation`, whose batches count separately.
@@ -108,7 +109,7 @@ class ProfilerCallback(Callback):
         self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the step; the loss comes from the result of `training_step`."""
-        # a range is still open here if a gradient scaler has skipped the optimizer's step
+        # if a gradient scaler skips the optimizer's step, the range `optimizer_step` is still open
         self._close_ranges()
         self.session.step(loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
 
@@ -130,12 +131,12 @@ class ProfilerCallback(Callback):
         self._enter("predict", trainer, pl_module)
 
     def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        """End a step of the phase."""
+        """End a step of the phase `validation`, `test` or `predict`."""
         if self._phase:
             self.session.step()
 
     def on_validation_end(self, trainer: Any, pl_module: LightningModule) -> None:
-        """End the phase; outside of `fit`, also stop the session."""
+        """End the phase. Outside of `fit`, stop the session too."""
         self._open_phase.close()
         if self._phase and trainer.state.fn != "fit":
             self._stop(None)
@@ -187,9 +188,9 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Opens ranges for the parts of a step, in place of Lightning's `PassThroughProfiler`.
+    """Opens ranges for the parts of a step.
 
-    While nothing is recorded, this class costs less than the `PassThroughProfiler`.
+    It replaces Lightning's `PassThroughProfiler`, which costs more while nothing is recorded.
     """
 
     def __init__(self, module: LightningModule | None = None) -> None:
@@ -198,14 +199,15 @@ class _Parts(Profiler):
         self._find_marked_steps(module)
 
     def _find_marked_steps(self, module: LightningModule | None) -> None:
-        """Find the methods that the user marked, because they get no second range."""
+        """Find the methods that the user marked with `@profiled`; they get no second range."""
         self._marked = {step for step in _STEPS if is_ranged(getattr(module, step, None))}
         self._ranges.clear()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
         """A context manager that opens a range for one of Lightning's actions.
 
-        While nothing is recorded, and for actions that get no range, it does nothing.
+        While nothing is recorded, and for actions without a range, the context manager does
+        nothing.
         """
         if not backends.armed:
             return _NOTHING
@@ -238,12 +240,12 @@ class _Parts(Profiler):
 class InstrumentProfiler(_Parts):
     """Records windows as `ProfilerCallback` does, and opens a range for every action of Lightning.
 
-    The profiler takes the arguments of `Session`. Ranges that `ProfilerCallback` also opens have
-    the names that it gives them. All other ranges have Lightning's names, such as
+    The profiler takes the arguments of `Session`. The ranges of `ProfilerCallback` keep their
+    names, such as `training_step`. All other ranges have Lightning's names, such as
     `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
-    trainer. If the trainer already has such a callback, that callback records, with its own config.
-    Unlike Lightning's profilers, this profiler prints no summary: the session's sinks write the
-    results.
+    trainer. If the trainer already has a `ProfilerCallback`, this callback records, with its own
+    config. Unlike Lightning's profilers, this profiler prints no summary: the session's sinks write
+    the results.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -258,8 +260,7 @@ class InstrumentProfiler(_Parts):
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add the callback to the trainer.
 
-        The trainer is known here, because Lightning sets `_lightning_module` before it calls
-        `setup`.
+        Before Lightning calls `setup`, it sets `_lightning_module`, which holds the trainer.
         """
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
@@ -284,7 +285,7 @@ class InstrumentProfiler(_Parts):
         # `run_training_epoch` gets no range, because it contains many steps
         if own or has_range or action == "run_training_epoch":
             return None
-        return re.sub(r"\{.*\}", "", action)  # removes the state of a callback, which can be long
+        return re.sub(r"\{.*\}", "", action)  # without a callback's state, which can be long
 
 
 def _batches(trainer: Any, module: LightningModule) -> int | None:

@@ -26,11 +26,12 @@ except ImportError as error:
 class ProfilerCallback(TrainerCallback):
     """Records windows of `trainer.train()`; a step is an optimizer step.
 
-    A window is a series of recorded steps; the config says which. The number of a step is
+    A window is a series of recorded steps; the config says which steps. The number of a step is
     `state.global_step`. With gradient accumulation, a step includes all its batches. Logging,
-    evaluating and saving after a step belong to the next step. The ranges `data`, `forward`,
-    `backward` and `optimizer`, and a range for each submodule, are opened without annotations in
-    your code.
+    evaluating and saving after a step belong to the next step. Your code needs no annotations: the
+    callback opens the ranges `data`, `forward`, `backward` and `optimizer`, and a range for each
+    submodule.
+
     Evaluation is the session's phase `validation`, whose batches count separately.
     `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
     `profiler.phases` holds `validation` or `predict`. Triggers get the loss of the step's last
@@ -55,7 +56,7 @@ class ProfilerCallback(TrainerCallback):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        if self.session.config.enabled:  # this may be the first callback in its process
+        if self.session.config.enabled:  # an unpickled callback may be the first in its process
             _wrap_trainer()
 
     def on_train_begin(
@@ -67,7 +68,7 @@ class ProfilerCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Start the session at the step of the checkpoint, with a range for each submodule."""
-        self.session.stop()  # auto_find_batch_size restarts after a batch that was too large
+        self.session.stop()  # with auto_find_batch_size, training may begin several times
         self.session.step_number = state.global_step
         self.session.loop.loaders.add(kwargs.get("train_dataloader"), "train")
         self.session.start(model, total_steps=state.max_steps)
@@ -132,7 +133,7 @@ class ProfilerCallback(TrainerCallback):
 
 @contextmanager
 def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a method of an object by `wrap(method)` during the block."""
+    """Replace a method of `owner` by `wrap(method)` during the block."""
     own = vars(owner).get(method)
     setattr(owner, method, wrap(getattr(owner, method)))
     try:
@@ -148,8 +149,8 @@ def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[No
 def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
-    Transformers does not tell a callback about an exception that ends the training, or about the
-    beginning of an evaluation. Transformers also does not pass the Trainer to a callback.
+    This is needed because Transformers does not pass a callback the Trainer, an exception that ends
+    training, or the beginning of an evaluation.
     """
     for method, context in (
         ("train", ProfilerCallback.training),

@@ -31,7 +31,7 @@ _MACHINE = {
 
 
 def progress(number: int, blocks: int, block: Block) -> str:
-    """Return one line about a finished block: a step's time in A and B, and the load by others."""
+    """Return a line about a finished block: a step's time in A and B, and other programs' load."""
     text = durations_like(block.step_ns("A"))
     foreign = [run.machine.foreign_cpus for run in block.runs]
     known = [each for each in foreign if each is not None]
@@ -41,7 +41,7 @@ def progress(number: int, blocks: int, block: Block) -> str:
 
 
 def parts(a: Program, b: Program, comparison: Comparison) -> list[str | Section]:
-    """Return a comparison as parts: the verdict, the ranges, the counters, the machine's state."""
+    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine."""
     found: list[str | Section] = [
         "\n".join(f"{each.label}: {printable(each.name)}" for each in (a, b)),
         _verdict(comparison),
@@ -166,7 +166,7 @@ def _one_sided(comparison: Comparison) -> str:
 
 
 def _counters(counters: Sequence[CounterValues]) -> str:
-    """List the counters that differ or vary, one on each line, and the names of equal counters."""
+    """Return a line for each counter that differs or varies, and the names of equal counters."""
     if not counters:
         return "Counters: none, because the runs recorded no window."
     lines = []
@@ -189,7 +189,7 @@ def _values(counter: str, values: tuple[int, int]) -> str:
 
 
 def _machine(comparison: Comparison) -> str:
-    """Describe the machine during the runs of A and of B, with one line for each known quantity."""
+    """Return a line for each known quantity of the machine, with its values in A and in B."""
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
         sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]

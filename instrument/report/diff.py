@@ -1,7 +1,8 @@
 """A comparison as text, as JSON and as Markdown: how the time of a step changed, and where.
 
-The parts of a step are shown with as many decimals as the step. They are rounded so that their sum
-equals the rounded step. So a part may be rounded up or down.
+The time of a step is split into parts, by range and by kind of time. The text shows the parts and
+the step with equally many decimals. Parts are rounded up or down, so that the rounded parts sum to
+the rounded step.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _TABLES: Mapping[By, str] = {
     "kernel": "kernels",
     "shape": "shapes",
 }
-# The first sentence names a kind if its change is at least this part of the largest change.
+# The first sentence names at most `_MOST_NAMED` kinds of time. It names a kind if the change of the
+# kind is at least the fraction `_NAMED` of the largest change of a kind.
 _NAMED, _MOST_NAMED = 0.3, 2
-# The sentence names a range with a kind if the range has at least this part of the kind's change.
+# The sentence also names a range if at least this fraction of the kind's change is in the range.
 _MOSTLY = 0.5
 # The longest name in a sentence and in Markdown.
 _LONGEST_NAME = 60
@@ -58,13 +60,16 @@ TIMES = {
 
 
 def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[str | Section]:
-    """Return a comparison as parts: a sentence, warnings, the parts of the step, and tables.
+    """Return a comparison as paragraphs and tables.
+
+    The first paragraph says what changed. Warnings and a sentence on the spread of the steps
+    follow. The first table splits the time of a step into parts.
 
     Args:
         found: the comparison.
         rows: the maximum number of rows in each table.
-        by: the only table to show below the parts of the step. None shows the operators, the
-            kernels and the counters.
+        by: the only table to show below this first table. None shows the operators, the kernels
+            and the counters.
     """
     has_kernels = len(found.kernels) > 0
     usual: tuple[By, ...] = ("operator", "kernel") if has_kernels else ("operator",)
@@ -136,8 +141,8 @@ def summary(found: Difference, *, longest: int = _LONGEST_NAME) -> str:
 def names(found: Difference) -> tuple[str, str]:
     """Return the names of the two sides.
 
-    These are the names of the captures. If the names are equal or a side has several captures,
-    these are the arguments that the user gave.
+    The name of a side is the name of its capture. If both captures have the same name, or if a
+    side has several captures, the names are the arguments that the user gave.
     """
     if len(found.before) == len(found.after) == 1 and found.before != found.after:
         return found.before[0], found.after[0]
@@ -145,10 +150,10 @@ def names(found: Difference) -> tuple[str, str]:
 
 
 def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
-    """Yield the kinds of time that changed most, as a kind, a range or None, and a change in ns.
+    """Yield a tuple (kind, range, change in ns) for the kinds of time that changed most.
 
-    If most of a kind's change is in one range, this range and the change in it are yielded.
-    Otherwise the range is None, and the change is that of the whole kind.
+    If at least half of a kind's change is in one range, the tuple has this range, and the change in
+    this range. Otherwise the range is None, and the change is that of the whole kind.
     """
     of_kind: dict[str, int] = {}
     for row in step.parts:
@@ -164,7 +169,7 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
 
 
 def spread(step: Whole) -> str:
-    """Return sentences on how much the steps of each side vary and how their median changed."""
+    """Return sentences: the median step of each side, its change, and how much the steps vary."""
     one, other = step.before, step.after
     text = durations_like(max(one.median_ns, other.median_ns))
     medians = f"Median step: {_around(one, text)} → {_around(other, text)}. "
@@ -188,7 +193,6 @@ def _around(steps: Steps, text: Any) -> str:
 
 
 def _step_table(found: Difference, rows: int) -> Section:
-    """Return the parts that changed most, one row for all other parts, and a row for the step."""
     table, texts = _rounded(found.step, rows), _texts(found)
     times = [texts[name](ns) for name in _SIDES for ns in table.column(name)]
     kinds = table.column("kind")
@@ -204,7 +208,12 @@ def _step_table(found: Difference, rows: int) -> Section:
 
 
 def _rounded(step: Whole, rows: int) -> Table:
-    """Round the first parts of a step, the sum of the others, and the step, so that they add up."""
+    """Return a table of the parts of a step, with rounded times in ns.
+
+    - The first `rows` rows are the parts that changed most.
+    - The next row, if there are other parts, sums these other parts.
+    - The last row is the whole step. Its rounded time is the sum of the rounded times above it.
+    """
     unit = _unit(step)
     shown = [*step.parts.head(rows)]
     names, kinds = [row.range for row in shown], [row.kind for row in shown]
@@ -222,7 +231,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 
 def _unit(step: Whole) -> int:
-    """Return how many ns one unit of the last shown digit is; see `durations_like`."""
+    """Return the value in ns of the last digit that `durations_like` shows for the step."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
 
@@ -237,7 +246,7 @@ def _texts(found: Difference) -> dict[str, Any]:
 
 
 def _signed(ns: float, text: Any) -> str:
-    """A change with its sign; a change that is shown as 0 has no sign."""
+    """A change as text with its sign; a change that is rounded to 0 has no sign."""
     shown: str = text(abs(ns))
     is_nothing = not any(digit in shown for digit in "123456789")
     return shown if is_nothing else f"{MINUS if ns < 0 else '+'}{shown}"
@@ -249,7 +258,10 @@ def _ranks(found: Difference) -> Section:
 
 
 def of_ranks(found: Difference) -> Table:
-    """Return one row for each rank: its mean step on both sides, and the part that changed most."""
+    """Return a row for each rank, with its mean step on both sides and the change of the step.
+
+    The cell `largest` names the part of the step that changed most.
+    """
     wholes = found.wholes[1:]
     largest = [whole.parts[0] if any(whole.parts.column("change_ns")) else None for whole in wholes]
     return Table(
@@ -264,7 +276,7 @@ def of_ranks(found: Difference) -> Table:
 
 
 def _changed(found: Difference, by: By, rows: int) -> str | Section:
-    """Return the rows of a table whose time changed; the largest change comes first."""
+    """Return the table that `by` names: the rows whose time changed, the largest change first."""
     table = getattr(found, _TABLES[by])
     title, time = _TABLES[by].capitalize(), main_time(table)
     counts = statuses(table)
@@ -298,7 +310,7 @@ def _changed(found: Difference, by: By, rows: int) -> str | Section:
 
 
 def statuses(table: Table) -> list[str]:
-    """Return texts such as "2 added": the number of rows of each status except "same"."""
+    """Return a text such as "2 added" for each status that rows have, except for "same"."""
     return [
         f"{number} {status}"
         for status in ("added", "removed", "renamed", "changed")
@@ -307,9 +319,9 @@ def statuses(table: Table) -> list[str]:
 
 
 def main_time(table: Table) -> str:
-    """Return the quantity that a table shows, such as "self_cpu_ns".
+    """Return the name of the time that a table shows, such as "self_cpu_ns".
 
-    For ranges, this is "step_ns". For other tables, it is the quantity that changed most.
+    The table of ranges shows "step_ns". Other tables show the time that changed most in total.
     """
     if "change_step_ns" in table.columns:
         return "step_ns"
@@ -372,7 +384,8 @@ def _wrapped(text: str) -> str:
 def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
     """Return a comparison as Markdown of at most 6,000 bytes, for a comment on a pull request.
 
-    At most 15 parts of the step are shown. The others are summed in one row.
+    The table has at most 15 parts of the step, or fewer to keep within 6,000 bytes. One row sums
+    the other parts.
     """
     head = [
         f"## {escaped(summary(found))}",

@@ -19,7 +19,7 @@ _LEAST = 0.3  # the least width of a box in pixels; thousands of boxes are too n
 
 @dataclass
 class Frame:
-    """All frames with the same name and caller; `value_ns` includes the frames that they call."""
+    """All frames with the same name and caller; `value_ns` includes the time of called frames."""
 
     name: str
     value_ns: int = 0
@@ -38,11 +38,12 @@ class _Box(NamedTuple):
 
 
 def svg(stacks: Sequence[Stack], title: str) -> str:
-    """Draw call paths as a flame graph; the name and time of a box are shown on hover.
+    """Return call paths as a flame graph in SVG; the name and time of a box are shown on hover.
 
-    The width of a box is proportional to its time. The box below is its caller. Frames with the
-    same name and caller share a box, and boxes are ordered by name. The whole graph is 1,180 pixels
-    wide. Boxes narrower than 0.3 pixels are left out; their time remains in the box of the caller.
+    The width of a box is proportional to its time. The box of a caller is below the boxes of the
+    frames that it calls. Frames with the same name and caller share a box. Boxes are ordered by
+    name. The whole graph is 1,180 pixels wide. Boxes narrower than 0.3 pixels are left out, but
+    their time is still in the box of the caller.
     """
     root = merged(stacks)
     scale = (_WIDTH - 2 * _EDGE) / root.value_ns if root.value_ns else 0.0
@@ -75,7 +76,7 @@ def merged(stacks: Sequence[Stack]) -> Frame:
 
 
 def _placed(root: Frame, scale: float) -> Iterator[tuple[Frame, float, int]]:
-    """Yield each frame to draw with its left edge and its level; a caller precedes what it calls.
+    """Yield each frame to draw, its left edge and its level; a caller precedes frames it calls.
 
     The function is not recursive, because stacks may be deeper than Python's recursion limit.
     """

@@ -1,4 +1,4 @@
-"""Write the verdicts on the conditions of a comparison as text, as JSON values and as Markdown."""
+"""The verdicts of `instrument diff --fail-on` as text, as JSON values and as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from instrument.prose import code, escaped, wrapped
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:
-    """Return a line for each verdict, and below it the ranges in which its counter increased."""
+    """Return a line for each verdict, followed by the ranges in which the counter increased."""
     lines: list[str] = []
     for verdict in verdicts:
         lines += wrapped(str(verdict), indent="    ")
@@ -45,7 +45,7 @@ def as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _places(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield each range in which the counter increased, as its path and a text with both values."""
+    """Yield the path of each range whose counter increased, and a text with both values."""
     text = amount_of(verdict.condition.name)
     for each in verdict.ranges:
         yield each.path, f"{text(each.after)}, before {text(each.before)}"

@@ -25,14 +25,14 @@ _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns",
     "total_ns", "forward_ns", "backward_ns", "device_ns",
 )  # fmt: skip
-# Kinds of rows in the operator table that other tables show: ranges, steps, marks and waits for
+# The kinds of rows in the operator table that are no operators: ranges, steps, marks and waits for
 # data.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
 _RANGES, _OPERATORS = 20, 10
-# `DEVICE_PARTS` has the words for each part of the breakdown. `_BOUND_BY` has a sentence for each
-# cause of lost device time; the sentence of the largest cause is shown.
+# `DEVICE_PARTS` has the words for each part of the device's time. `_BOUND_BY` has a sentence for
+# each cause of lost device time. The text shows only the sentence for the largest cause.
 DEVICE_PARTS = {
     "compute_ns": "computing",
     "exposed_communication_ns": "exposed communication",
@@ -53,9 +53,9 @@ _BOUND_BY = {
 # A cause is a bottleneck if it takes at least this fraction of the device's time. In real traces,
 # bottlenecks take a quarter or more.
 _BINDING = 0.2
-# The rows of `capture.coverage` that the heading states.
+# The heading shows the losses of data in these rows of `capture.coverage`.
 HEADING_ROWS = (coverage_rows.PLANNED, coverage_rows.READ, coverage_rows.VALID)
-# Advice on which code to mark as a range is given if less than this share of the time is in ranges.
+# If less than this fraction of the time is in ranges, the text advises which code to mark.
 _MARKED = 0.5
 # The most modules without a call that the text names.
 _FEW = 4
@@ -107,11 +107,11 @@ def _steps(capture: Views) -> str:
 
 
 def cost(capture: Views) -> str:
-    """Return a line of at most 80 characters on the cost of recording; empty if it is not known.
+    """Return a line on the cost of recording, at most 80 characters; "" if the cost is not known.
 
-    The line says how much longer a recorded step is than a step before the window. It also gives
-    the time that training waited when the window began and ended, and the size of the compressed
-    trace.
+    The line says how much longer a recorded step is than a step before the window. The line also
+    gives the time that training waited when the window began and ended, and the size of the
+    compressed trace.
     """
     cost, parts = capture.about.cost, []
     undisturbed = part(capture, coverage_rows.UNDISTURBED)
@@ -125,12 +125,12 @@ def cost(capture: Views) -> str:
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
-    """Return the ranges with the largest shares, and the ranges around them, in tree order.
+    """Return the ranges that take most time and the ranges around these, in tree order.
 
-    At most `rows` ranges are kept. Shares are shares of the device time, or of the CPU time if no
-    device time was recorded. Names are indented by depth. One row sums all ranges that are left
-    out. The last rows are those of the view `ranges.rest`: the time outside of all ranges. So the
-    shares of all rows add up to 1.
+    The ranges with the largest share of the device time are kept, or with the largest share of the
+    CPU time if no device time was recorded. At most `rows` ranges are kept; one row sums all other
+    ranges. Names are indented by depth. The last rows are those of the view `ranges.rest`: the time
+    outside of all ranges. So the shares of all rows add up to 1.
     """
     kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -147,8 +147,8 @@ def outline(ranges: RangeTable, rows: int) -> Table:
 def leading(operators: Table, sort: str, rows: int) -> Table:
     """Return the operators with the largest values of a column, and rows that sum all the rest.
 
-    One row sums the operators that are left out. Another row sums the self time of ranges, steps,
-    marks and waits for data, which is outside of operators. So the shares of all rows add up to 1.
+    One row sums the operators that are left out. Another row sums the time outside of operators:
+    the self time of ranges, steps, marks and waits for data. So the shares of all rows add up to 1.
     """
     ordered = without_ranges(operators).sort(sort)
     shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
@@ -162,23 +162,24 @@ def leading(operators: Table, sort: str, rows: int) -> Table:
 
 
 def _summed(name: str, rows: Iterable[Any]) -> dict[str, Any]:
-    """Return a row with the sums of `OWN_COLUMNS` over other rows; its other cells stay unknown."""
+    """Return a row that sums the columns `OWN_COLUMNS` of `rows`; other cells stay unknown."""
     rows = [*rows]
     sums = {own: sum_of_known(getattr(row, own, None) for row in rows) for own in OWN_COLUMNS}
     return {"name": name, **sums}
 
 
 def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]]) -> Table:
-    """Return a table with the rows of `more` at its end; cells that they lack are unknown."""
+    """Return a table with the rows of `more` at its end; cells that `more` lacks are unknown."""
     return Table(
         {name: [*cells, *(row.get(name) for row in more)] for name, cells in columns.items()}
     )
 
 
 def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
-    """Return the positions of the ranges with the largest shares and of all ranges around them.
+    """Return the positions of the ranges with the largest shares, and of the ranges around these.
 
-    At most `rows` positions are returned, in the order of the tree. Cost: one sort of the ranges.
+    At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
+    Cost: one sort of the ranges.
     """
     if len(ranges) <= rows:
         return [*range(len(ranges))]
@@ -199,7 +200,7 @@ def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
 
 
 def with_type(name: str, module_type: str | None) -> str:
-    """Return a range's name or path with the class of its module: "layers.0: Linear"."""
+    """Return a range's name or path and the class of its module, such as "layers.0: Linear"."""
     plain = name.removesuffix(RECOMPUTED)
     # The range of the whole model has the name of the model's class.
     own = plain.rpartition("/")[2].rpartition(".")[2]
@@ -207,9 +208,10 @@ def with_type(name: str, module_type: str | None) -> str:
 
 
 def unmarked(capture: Views) -> str:
-    """Return advice on which code to mark as a range; "" if at least half of the time is in ranges.
+    """Return advice on which code to mark as a range.
 
-    The result is also "" for a trace outside of a capture folder, and if annotations were disabled.
+    Return "" if at least half of the CPU time is in ranges, if annotations were disabled, or for a
+    trace outside of a capture folder.
     """
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (
@@ -237,14 +239,14 @@ def recomputed(capture: Views) -> str:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return a text with the total time that the shares of ranges and operators are based on."""
+    """Return the CPU time that is 100 % in the shares of ranges and operators, as text."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
 
 
 def device(capture: Views) -> str:
-    """Return a line on how the devices' time splits, and a line on the bottleneck.
+    """Return a line that splits the devices' time into parts, and a line on the bottleneck.
 
     Return "" if there are no device events.
     """
@@ -293,9 +295,8 @@ def outside_operators(capture: Views) -> str:
 def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
-    `views` holds the names of views. If "ranges" and "operators" are both among them, the line
-    states what is missing from any view. What `heading` and `inside_compiled` already state is left
-    out.
+    `views` holds the names of views. With both "ranges" and "operators", all views are meant. The
+    line leaves out losses of data that `heading` and `inside_compiled` report.
     """
     stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
     return line(capture, [name for name in rows_of(views) if name not in stated])
@@ -378,7 +379,7 @@ def to_html(capture: Views) -> str:
 
 
 def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
-    """Return the title of the range tree, or of the list of ranges sorted by the column `by`."""
+    """Return the title of the range tree, or with `by`, of the ranges sorted by this column."""
     count = len(capture.ranges)
     some = sum(path is not None for path in shown.column("path"))
     if by is not None:
@@ -412,7 +413,6 @@ def costliest_by(operators: Table) -> str:
 
 
 def _tables(capture: Views) -> dict[str, Any]:
-    """The verdict and the tables of a notebook page, with their titles."""
     from instrument.report.verdict import verdict_of
 
     again = ["recompute_ns"] if any(capture.ranges.column("recompute_ns")) else []

@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._end()
 
     def _is_allowed(self) -> bool:
-        """Return whether the UI requests the file; if not, answer with the error 404."""
+        """Return whether the request is for the file and from the UI; if not, answer with 404."""
         allowed = (
             secrets.compare_digest(self.path.encode(), self.server.path.encode())
             and self.headers.get("Host") == f"127.0.0.1:{PORT}"
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) -> str:
-    """Return an address of the Perfetto UI; if a browser opens it, the UI loads the trace.
+    """Return an address that opens the Perfetto UI in a browser and loads the trace into the UI.
 
     Args:
         trace_address: the address of the trace.
@@ -151,8 +151,8 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
     """Return the time to show for a finding, on the trace's own clock.
 
-    This is the time of an event, with some time before and after it. The event is that of the first
-    row of evidence whose event is in the trace. If there is no such row, the result is None.
+    The result covers the event of the first row of evidence whose event is in the trace, and some
+    time before and after this event. The result is None if no row has such an event.
     """
     for row in finding.evidence:
         if span := evidence_span(capture, finding, row):

@@ -32,7 +32,10 @@ def as_text(ranks: Ranks, **options: Any) -> str:
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
 ) -> list[str | Section]:
-    """Return a comparison as parts: remarks, steps, stragglers, clocks, collectives and ranges.
+    """Return a comparison of ranks as text and tables.
+
+    The tables hold the ranks, the collectives and the ranges. The text describes stragglers and
+    clocks.
 
     Args:
         ranks: the window.
@@ -41,7 +44,8 @@ def parts(
             communication.
         sort: the column by which ranges are sorted. None shows the ranges with the most CPU time,
             in the order of the tree.
-        columns: the columns of the table of ranges; None means the main columns.
+        columns: the columns of the table of ranges; None means the main columns. ["all"] shows all
+            columns of all tables.
 
     Raises:
         ConfigError: the table of ranges has no such column.

@@ -8,7 +8,7 @@ from typing import Any
 
 from instrument.analysis.table import Table
 
-# The word that a user gives instead of column names, for all columns that hold a value.
+# If a user gives this word instead of column names, all columns that hold a value are shown.
 EVERY_COLUMN = "all"
 # The width of plain text in characters. To keep this width, names are shortened and columns are
 # left out. Some tables are still wider.
@@ -30,9 +30,9 @@ class Section:
         is_tree: whether the names form a tree: each is indented by two blanks per level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
         texts: for columns with their own format, the function that formats a cell.
-        of_cost: whether shares are fractions of a time to reduce; if so, large shares are drawn in
-            warm colours.
-        all_columns: the command's option that shows all columns, also those that are left out.
+        of_cost: whether the shares are shares of a cost, such as the time of a step; if so, large
+            shares are drawn in warm colours.
+        all_columns: the command's option that shows all columns, even if the table is too wide.
     """
 
     table: Table

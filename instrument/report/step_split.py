@@ -37,7 +37,7 @@ def step_split(capture: Views) -> list[tuple[str, float]]:
 
 
 def bar_png(shares: Sequence[float]) -> bytes:
-    """Return a PNG of a bar that has a part for each share, from left to right; see `COLOURS`."""
+    """Return a PNG of a bar with a part for each share, from left to right, in `COLOURS`."""
     ends, total = [], 0.0
     for share in shares:
         total += share

@@ -30,12 +30,13 @@ _LEAST_MISSED = (
     "self_total_ns", "total_ns", "start_ns", "end_ns", "graph", "graph_node", "streams",
     "max_replay_ns", "device_number", "peak_share", "precision",
 )  # fmt: skip
-# The minimum width of names, the minimum width of other text, and the maximum width of both. Other
-# text has room for a date with its time. On a wide terminal, the maximum width is half of the
-# terminal.
+# Widths of columns of text, in characters:
+# - `_NARROWEST_NAME` is the minimum width of the column of names.
+# - `_NARROWEST` is the minimum width of other text: a date and a time fit.
+# - `_WIDEST` is the maximum width, or half of the terminal if that is more.
 _NARROWEST_NAME, _NARROWEST, _WIDEST = 28, 19, 60
-# Unused width first widens columns of text up to this width. The rest widens the bar of a share,
-# and then columns of text further.
+# Unused width first widens columns of text up to this width, then the bar of a share, and then
+# columns of text further.
 _READABLE = 36
 # Shortened text keeps this many of its last characters, because names of kernels differ there.
 _TAIL = 15
@@ -43,10 +44,10 @@ _GAP = "  "
 # The minimum and the maximum width of the bar of a share.
 _SHORTEST_BAR, _LONGEST_BAR = 4, 8
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
-# Tree lines: nothing, a line that continues, a branch, the last branch.
+# The signs of a tree's lines: a blank, a line that continues, a branch, the last branch.
 _GUIDES, _ASCII_GUIDES = ("  ", "│ ", "├ ", "└ "), ("  ", "| ", "+ ", "` ")
 _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
-# The colours of shares of a cost, each with its smallest share.
+# The colours of large shares, each with the smallest share that has this colour.
 _WARM = ((0.2, "bold red"), (0.05, "yellow"))
 
 
@@ -187,14 +188,14 @@ def _needed(columns: Sequence[_Column]) -> int:
 
 
 def _least_bar(columns: Sequence[_Column]) -> int:
-    """Return the minimum width of a bar beside a share, with its blank; 0 if there is no bar."""
+    """Return the minimum width of a share's bar and the blank before it; 0 if there is no bar."""
     return 1 + _SHORTEST_BAR if any(column.of_cost for column in columns) else 0
 
 
 def _narrowed(
     columns: list[_Column], width: int, section: Section
 ) -> tuple[list[list[_Column]], list[str]]:
-    """Return the columns that fit in a line, as one block, and the names of those left out."""
+    """Return one block with the columns that fit in a line, and the names of other columns."""
     names = [column.name for column in columns]
     of_cpu = ["share"] if "device_share" in names and section.of_cost else []
     first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable, *of_cpu])]
@@ -226,8 +227,8 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 def _set_widths(columns: list[_Column], width: int) -> None:
     """Choose the width of each column, so that the columns use the width of the terminal.
 
-    Columns of text first get the unused width, each up to `_READABLE`. What remains is for the bar
-    of the last share. What then remains is again for columns of text.
+    The unused width goes to columns of text up to `_READABLE`, then to the bar of the last column
+    of shares, and then to columns of text again.
     """
     left = width - _needed(columns)
     for column in columns:

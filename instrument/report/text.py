@@ -76,7 +76,7 @@ _USUAL_OF_RANGES = (
     "device_ns",
 )
 _WHERE_BACKWARD = ("total_ns", "forward_ns", "backward_ns")
-# Default columns that are left out first if the table is too wide. The table is too wide if both
+# If the table is too wide, these default columns are left out first. The table is too wide if both
 # device time and memory were recorded.
 _LEAST_MISSED = ("cpu_bytes", "device_bytes", "device_share", "cpu_ns_per_call")
 _LEAST_MISSED_OF_VIEWS = {
@@ -98,7 +98,7 @@ _LEAST_MISSED_OF_VIEWS = {
     ),
 }  # fmt: skip
 _NARROWEST_NAME = 28
-# The column of `capture.coverage` whose text is shown below each row, in lines of this width.
+# The text in this column of `capture.coverage` is shown below each row, in lines of this width.
 _REASON, _REASON_WIDTH = "why", 74
 # Groupings that are shown as a column. Other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
@@ -202,7 +202,7 @@ def capture_parts(
     operators: bool = True,
     sort_ranges: str | None = None,
 ) -> list[str | Section]:
-    """Return a capture as parts: heading, range tree, costliest operators, and remarks.
+    """Return a capture as text and tables: heading, range tree, costliest operators, remarks.
 
     The tree shows only the ranges with the largest shares. One row sums all other ranges, and
     further rows hold the work outside of all ranges. The remarks list what was not recorded, and
@@ -217,8 +217,7 @@ def capture_parts(
         stack_depth: how many frames a stack has, for `by="stack"`.
         ranges: whether the range tree is shown.
         operators: whether the operators are shown.
-        sort_ranges: the column by which ranges are sorted. Sorted ranges are a list of paths; None
-            means a tree.
+        sort_ranges: the column by which a list of ranges is sorted; None shows ranges as a tree.
 
     Raises:
         ConfigError: `sort` or one of `columns` does not exist.
@@ -295,7 +294,7 @@ def view_part(
 
 
 def _key(view: str) -> str:
-    """Return a view's name up to the first dot; the whole name if that is another view's name."""
+    """Return a view's JSON key: its name up to the first dot, or its whole name; see `as_json`."""
     whole = view.split(".")[0]
     return view if whole in VIEWS else whole
 
@@ -303,7 +302,7 @@ def _key(view: str) -> str:
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
     """Return the sort keys of the operators and of the ranges.
 
-    `sort` is the key of only one of the two tables. The other key is None.
+    `sort` is the key of one of these two tables, and the key of the other table is None.
 
     Raises:
         ConfigError: no table that is shown has such a column.
@@ -332,10 +331,10 @@ def as_json(
 ) -> str:
     """Return views of the capture as JSON: its name, and the rows of each view with all columns.
 
-    The JSON key of a view is its name up to the first dot. If another view has this name, the key
-    is the whole name. A view without the column `sort` is not sorted. If something is missing
-    from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that describe
-    the loss.
+    The JSON key of a view is its name up to the first dot. If this short name is the name of
+    another view, the key is the whole name. A view without the column `sort` is not sorted. If data
+    is missing from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that
+    describe the loss.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.
@@ -506,7 +505,7 @@ def _with_waits(table: Table) -> Table:
 
 
 def _below(group: str | None) -> list[str]:
-    """Return the value by which a row is grouped, such as a stack, as lines."""
+    """Return the lines to show below a row: the value of its group, such as a stack."""
     return [] if group in (None, "[]") else group.split(";")
 
 

@@ -25,17 +25,17 @@ VERSION = 1
 #: The tables of a scenario, by the names that the command and the JSON give them.
 PROFILE, CRITICAL_PATH, SLACK = "profile", "critical_path", "slack"
 
-# The causal profile tries at least this many ranges, operators and kernels each.
+# The causal profile tries at least this many ranges, as many operators, and as many kernels.
 _TRIED = 12
 # Rows of the critical path with a smaller share are shown as one row.
 _LEAST_SHARE = 0.005
-# A smaller saving, as a share of the step, counts as none, because steps vary by more.
+# A saving below this fraction of the step is shown as "no shorter", because steps vary by more.
 _LEAST_WON = 0.001
 # The order in which columns are left out if the table is too wide.
 _MISSABLE = ("saving_10_ns", "saving_25_ns", "saving_100_ns", "kind", "device_ns", "cpu_ns")
 # The option that shows all columns.
 _ALL_COLUMNS = "--json"
-# The text for a row of the critical path without a name, by kind.
+# For rows of the critical path without a name: the text that is shown, by kind of row.
 _NAMELESS = {
     "CPU": "(in no range)",
     "launch": "(from the call until the device begins)",
@@ -58,14 +58,14 @@ def as_text(name: str, scenario: Scenario, **options: Any) -> str:
 def parts(
     name: str, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
 ) -> list[str | Section]:
-    """Return a scenario as parts: the time of the step, what the edits save, and tables.
+    """Return a scenario as text and tables: the time of the step, and what the edits save.
 
     Args:
         name: the name of the capture, or of the window of several ranks.
         scenario: the capture with or without edits.
         rows: the maximum number of rows in each table.
-        tables: which of the tables `PROFILE`, `CRITICAL_PATH` and `SLACK` are shown. If this is
-            empty, the causal profile is shown. With edits, the critical path is shown too.
+        tables: the tables to show: `PROFILE`, `CRITICAL_PATH`, `SLACK`. If `tables` is empty, the
+            causal profile is shown, and with edits also the critical path.
     """
     text = durations_like(scenario.baseline_ns)
     shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
@@ -202,7 +202,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """Merge the rows of kernels with the same short name; sort by time, the longest first."""
+    """Return the critical path with a row for each short name, the longest time first."""
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
         key = row.kind, _short(row.kind, row.name), row.rank
@@ -226,7 +226,7 @@ def _short(kind: str, name: str | None) -> str | None:
 
 
 def _kinds(table: Table) -> str:
-    """Return the share of each kind of row on a critical path as text, the largest first."""
+    """Return the share of each kind of work in a critical path as text, the largest first."""
     shares: dict[str, float] = {}
     for row in table:
         shares[row.kind] = shares.get(row.kind, 0.0) + row.share
@@ -244,10 +244,13 @@ def _slack(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str |
     known = table.where(lambda row: row.slack_ns != 0)
     without = len(table) - len(known)
     if not len(known):
-        return f"Slack: none of the {len(table)} ranges has slack; each can make a step longer."
+        return (
+            f"Slack: none of the {len(table)} ranges has slack; each range can make a step longer."
+        )
     shown = known.head(rows)
-    none = f"; {without} of {len(table)} ranges have none" if without else ""
-    none += "; - if no step depends on the range" if None in shown.column("slack_ns") else ""
+    none = f"; {without} of {len(table)} ranges have no slack" if without else ""
+    if None in shown.column("slack_ns"):
+        none += "; - means that no step depends on the range"
     return Section(
         shown,
         ("name", "slack_ns"),

@@ -1,9 +1,9 @@
 """`Sink`, the base class of sinks; a sink writes output from each capture.
 
-Each other file of this folder is one built-in sink, or a part that several sinks share. Your own
-sink is a class with the method `write(capture, folder)`; the config names the class by `_target_`.
-The session accepts any object with this method. The options of a subclass of `Sink` are checked
-before the first step.
+Every other file of this folder is a built-in sink, or code that several sinks share. Your own sink
+is a class with the method `write(capture, folder)`; the config names the class by `_target_`. If
+the class is a subclass of `Sink`, its options are checked before the first step. The session also
+accepts a sink as an object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sink(Options):
     """The sink's name in error messages; by default its class name without a trailing "Sink"."""
 
     last: ClassVar[bool] = False
-    """Whether this sink runs after the others, because it changes files that they read."""
+    """Whether this sink runs after all others, because it changes files that other sinks read."""
 
     def __init__(self, **options: Any) -> None:
         if type(self).write is Sink.write:
@@ -61,23 +61,22 @@ class Sink(Options):
         """Write this sink's output for `capture` into `folder`, the capture's own folder.
 
         After all sinks have run, the folder is renamed to `capture.place`. If this method raises,
-        the error is logged once per run; training and the other sinks go on.
+        training and the other sinks go on, and the error is logged once per run.
         """
 
     def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
-        """Whether this sink still needs the files of a capture after `write`.
+        """Return whether this sink still needs the files of the capture in `folder`.
 
         While the result is true, the session does not remove the capture.
         """
         return False
 
     def notice(self) -> None:
-        """Read state that only the training thread can read; training waits until this is done.
+        """Read state that only the training thread can read; training waits for this method.
 
         The session calls this method on the training thread when a run starts and when a window
-        ends. It calls the method only for sinks that run in the training process. These are the
-        sinks whose class sets `inline` to true, or all sinks if the option `profiler.export` has
-        the value `inline`.
+        ends, for sinks that run in the training process. These are the sinks whose class sets
+        `inline` to true. If the option `profiler.export` is `inline`, these are all sinks.
         """
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -86,7 +85,7 @@ class Sink(Options):
         If this method raises, the caller logs the error.
 
         Args:
-            timeout_s: the longest time, in seconds, that this method may wait. It is given if the
-                run ended early, because other ranks may then wait for this process to end. If it is
-                None, the sink itself decides how long to wait.
+            timeout_s: the longest time, in seconds, that this method may wait. None lets the sink
+                decide. The time is limited if the run ended early, because other ranks may wait for
+                the end of this process.
         """

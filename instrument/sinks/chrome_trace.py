@@ -20,9 +20,10 @@ class ChromeTrace(Sink):
     With the default options, this sink does nothing: every capture has `trace.json.gz` already.
     Perfetto opens plain and compressed traces; chrome://tracing opens only plain traces.
 
-    Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given;
-    another pass if `copy_to` is given. With `keep=False`, the capture can no longer be shown or
-    compared.
+    With `keep=False`, the capture can no longer be shown or compared.
+
+    Cost: one pass over the file, in constant memory, if `gzip` is false or `metadata` is given.
+    `copy_to` costs another pass.
     """
 
     sink_name: ClassVar[str] = "chrome_trace"
@@ -36,9 +37,9 @@ class ChromeTrace(Sink):
     sink creates it."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Keys to add to the top level of the trace's JSON object; Perfetto's info page shows them.
-    Keys from `profiler.metadata` or `Session.add_metadata` are in the trace already, and keep their
-    values."""
+    """Keys to add to the top level of the trace's JSON object; Perfetto's info page shows the keys.
+    Keys from `profiler.metadata` or `Session.add_metadata` are in the trace already. Their values
+    do not change."""
 
     keep: bool = True
     """Whether the trace stays in the capture's folder. The copy in `copy_to` always stays."""

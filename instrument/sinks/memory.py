@@ -32,16 +32,14 @@ class Memory(Sink):
       with the most bytes. With `profiler.memory_categories`, the page also shows memory by
       category. The section "Memory" of `report.html` has the same content. The page loads no other
       files.
-    - `memory.json`: the same content as data. If memory events are missing, the key `incomplete`
-      holds the rows of `capture.coverage` that say what is missing.
+    - `memory.json`: the data of the page, but split only by `by`. If memory events are missing, the
+      key `incomplete` holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
       fields of an event.
 
     Times in the data are nanoseconds on the trace's own clock. Only memory events are needed;
-    recorded shapes, ranges and stacks add detail.
-
-    Without `profiler.memory_categories`, there is no split into parameters, gradients and
-    activations, because torch does not record these categories.
+    recorded shapes, ranges and stacks add detail. A split into parameters, gradients and
+    activations needs `profiler.memory_categories`, because torch does not record these categories.
 
     Cost: about 10 µs per memory event, most of it for the raw form.
     """
@@ -52,8 +50,8 @@ class Memory(Sink):
     """Which files to write."""
 
     by: By = None
-    """What to split the curve by. None means the split that explains the largest part of the
-    peak."""
+    """The property that splits the memory into series. None means the property whose series explain
+    the largest part of the peak."""
 
     rows: int = Field(15, ge=1)
     """The maximum number of rows in each table of the page."""
@@ -84,7 +82,7 @@ class Memory(Sink):
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices with memory events; if there are none, `timeline` raises CaptureError."""
+    """The devices with memory events. Without such events, `timeline` raises CaptureError."""
     memory.timeline()
     return memory.timelines
 
@@ -111,7 +109,6 @@ def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
 
 
 def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    """The HTML page, whose only section is the one on memory."""
     found = section(capture, curves, rows)
     payload = {
         "version": VERSION,

@@ -13,16 +13,16 @@ from pydantic import PrivateAttr
 from instrument.errors import need_package
 from instrument.sinks.tracker import Sent, Tracker
 
-# MLflow's rules: the characters that it refuses in a metric's name, the maximum length of a name,
+# MLflow's limits: the characters that a metric's name must not have, the maximum length of a name,
 # and the maximum number of metrics in a request.
 _REFUSED, _LONGEST, _MOST = re.compile(r"[^\w.\- :/]"), 250, 1000
 
 
 class MLflow(Tracker):
-    """Logs each window into the MLflow run that is active in the program, or into a new one.
+    """Logs each window into the MLflow run that is active in the program, or into a new run.
 
     A metric's step is the window's last training step. The files of a capture go into the artifact
-    folder `profile/<capture>`. The sink ends only a run that it started, at the end of the session.
+    folder `profile/<capture>`. If the sink started the run, it ends the run with the session.
 
     In the names of metrics, `_` replaces characters that MLflow refuses. Names are cut after 250
     characters.
@@ -64,7 +64,7 @@ class MLflow(Tracker):
             self._active = run.info.run_id
 
     def send(self, sent: Sent) -> None:
-        """Log the metrics and the files; each request waits for its response."""
+        """Log the metrics and the files; wait for the response to each request."""
         from mlflow.entities import Metric
 
         client = self._client()
@@ -89,7 +89,7 @@ class MLflow(Tracker):
     def end(self) -> None:
         """End the MLflow run if this sink started it.
 
-        A run that the program started is not ended, but the sink does not log into it any more.
+        A run that the program started goes on, but the sink does not log into this run any more.
         """
         run, self._own, self._active = self._own, None, None
         if run is not None:

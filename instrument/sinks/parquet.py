@@ -19,9 +19,9 @@ from instrument.errors import need_package
 from instrument.files import make_folder, replacing
 from instrument.sinks import Sink
 
-# The key in the file's metadata that says which events are missing.
+# The metadata of the file says under this key which events are missing.
 _INCOMPLETE = "instrument.incomplete"
-# The value that stands for null in the name of a Hive partition.
+# In the name of a Hive partition, this text means null.
 _UNKNOWN = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -39,8 +39,8 @@ class Parquet(Sink):
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces the file.
 
-    The file contains no flows and no thread labels. Of an event's arguments, it contains only those
-    that have a column.
+    The file contains no flows and no thread labels. Arguments of events are left out, except for
+    arguments that have a column.
 
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 
@@ -91,7 +91,7 @@ class Parquet(Sink):
 
 
 def _partition(key: str, value: str | int | None) -> str:
-    """The name of a partition's folder; characters that a path cannot hold are written as %XX."""
+    """The name of a partition's folder, with special characters written as %XX."""
     return f"{key}={_UNKNOWN if value is None else quote(str(value), safe='')}"
 
 

@@ -14,9 +14,9 @@ from instrument.sinks import Sink
 class Report(Sink):
     """Writes `report.html`, one page with all that the capture shows; it loads no other files.
 
-    The page shows what takes the time of a step, what to change, how much faster a step would be if
-    a range were faster, and the timeline, flame graphs, memory and tables. `instrument report`
-    writes the same page later, and for several windows and ranks.
+    The page shows what takes the time of a step, what to change, and how much faster a step would
+    be if a range were faster. It also shows the timeline, flame graphs, memory and tables. The
+    command `instrument report` writes the same page later, also for several windows and ranks.
 
     Cost: about as much as reading the trace; a page has up to 2 MB.
     """

@@ -8,8 +8,8 @@ from instrument.analysis.coverage import incomplete
 from instrument.analysis.table import sum_of_known
 from instrument.capture import Capture
 
-# Tags for the cost of recording. The value of a tag is the sum of the fields after the tag, in ms;
-# the fields are those of the capture's cost.
+# For each tag on the cost of recording: the fields of `capture.about.cost` whose sum in ms is the
+# value of the tag.
 _COSTS = {
     "recorded_step_ms": ["recorded_step_ns"],
     "unrecorded_step_ms": ["unrecorded_step_ns"],
@@ -20,16 +20,18 @@ _COSTS = {
 
 
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
-    """The scalars of a window, as tag and value; unknown quantities are left out.
+    """Yield pairs of a tag and a value for a window; unknown quantities are left out.
 
     - `window/steps`, `window/step_ms` (mean), `window/cpu_ms` and `window/device_ms` (sums over all
       operators).
-    - `ranges/<path>/calls`: calls in the window. `ranges/<path>/cpu_ms` and
-      `ranges/<path>/device_ms`: CPU time in the range, and device time launched from it, in ms per
-      finished step. In a window without steps, both times are totals.
-    - `cost/…`: the cost of recording: the median time of the recorded steps and of the steps before
-      the window; how long the loop was blocked at the start and at the end of the window; how long
-      the export has taken so far; and the size of the trace.
+    - `ranges/<path>/calls`: the calls of a range in the window. `ranges/<path>/cpu_ms` and
+      `ranges/<path>/device_ms`: the CPU time of the range, and the device time of the work that the
+      range launched, in ms per finished step. In a window without steps, both times are totals.
+    - `cost/recorded_step_ms`, `cost/unrecorded_step_ms`: the median time of the recorded steps, and
+      of the steps before the window.
+    - `cost/start_ms`, `cost/end_ms`: how long training waited at the start and at the end of the
+      window. `cost/export_ms`: how long the export has taken so far. `cost/trace_bytes`: the size
+      of the trace.
     - `coverage/…`: the shares in `capture.coverage` that show a loss of data, such as
       `coverage/device_time_with_a_launch`. Without a loss, there are no such tags.
     """
@@ -64,7 +66,7 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 def last_step(capture: Capture) -> int:
     """The training step that the window's scalars belong to.
 
-    This is the window's last complete step, or its first step if none is complete.
+    This is the window's last complete step. If no step is complete, it is the first step.
     """
     window = capture.about.window
     if window.last_step is not None:

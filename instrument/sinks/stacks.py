@@ -27,10 +27,10 @@ _CALLED = {"cpu": "CPU", "device": "device"}
 class Stacks(Sink):
     """Writes `stacks.txt`: a line for each call path, with the self time of the path in µs.
 
-    The outermost frame of a path comes first. speedscope.app opens the file. With the option `svg`,
-    the sink also writes the flame graph as `stacks.svg`. If data is missing from the graph, its
-    title says what is missing. A frame is a Python function, a range or an operator; the file holds
-    only the names of frames, not their kinds. Paths below 0.5 µs are left out.
+    A frame of a path is a Python function, a range or an operator; the file holds only the names of
+    frames, not their kinds. The outermost frame comes first. Paths below 0.5 µs are left out.
+    speedscope.app opens the file. With the option `svg`, the sink also writes the flame graph as
+    `stacks.svg`. If data is missing from the graph, its title says what is missing.
 
     Cost: about 1 µs per event, besides reading the trace. Recording stacks costs much more.
     """
@@ -41,9 +41,9 @@ class Stacks(Sink):
     """`cpu` for CPU time, or `device` for the time of kernels; torch's names work too."""
 
     range: str | None = None
-    """The name or path of a range: only frames in the range and in its backward pass count.
+    """The name or path of a range; None means all frames.
 
-    None means all frames.
+    Only frames in the range and in its backward pass count.
     """
 
     threads: bool = False
@@ -66,9 +66,9 @@ class Stacks(Sink):
         """Write `stacks.txt`, and `stacks.svg` if `svg` is true.
 
         Raises:
-            CaptureError: the trace holds no Python frames, or no range that the option `range`
-                names; the option `metric` is `device`, but the trace holds no device activity; or
-                no path has any time.
+            CaptureError: the trace holds no Python frames, does not hold the range of the option
+                `range`, or holds no device activity although `metric` is `device`. Or no path has
+                any time.
             TraceError: the trace cannot be read.
         """
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)

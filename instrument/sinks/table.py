@@ -22,7 +22,7 @@ class TableSink(Sink):
 
     Only the lowest recording rank logs the text. The other ranks log the name of the file.
 
-    Cost: reads the whole trace, about 3 s for a million events. Other sinks do not read it again.
+    Cost: reading the whole trace, about 3 s for a million events. Other sinks use the same events.
     """
 
     sink_name: ClassVar[str] = "table"
@@ -77,7 +77,7 @@ class TableSink(Sink):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The option of ProfilerConfig that the grouping `by` needs, if any."""
+        """The option of ProfilerConfig that the option `by` needs, if any."""
         flags = {
             "input_shapes": "record_shapes",
             "input_types": "record_shapes",

@@ -25,13 +25,13 @@ from instrument.trace.rewrite import rewrite
 class TensorBoard(Sink):
     """Writes the traces and scalars of all windows into one folder, so that scalars become curves.
 
-    `tensorboard --logdir` shows the scalars, the verdict and the range tree as text, and a bar with
-    the parts of a step as an image. With the plugin `torch-tb-profiler`, it also shows the traces.
+    TensorBoard shows the scalars as curves, the verdict and the range tree as text, and the parts
+    of a step as a bar in an image. With the plugin `torch-tb-profiler`, it also shows the traces.
     The files are in a subfolder with the name of the run. Inside this subfolder, `rank1` holds the
     scalars of rank 1, and so on. TensorBoard shows each of these folders as a run.
 
-    Cost: the trace is read once for the scalars, and diagnosed for the report. Traces are copied,
-    and decompressed unless `use_gzip` is true.
+    Cost: reading the trace for the scalars, a diagnosis for the report, and a copy of the trace.
+    With `use_gzip=False`, the copy is decompressed.
 
     Raises:
         MissingPackage: the package `tensorboard` is not installed. The error is raised when the
@@ -45,8 +45,8 @@ class TensorBoard(Sink):
 
     run: str | None = None
     """The name of TensorBoard's run, a subfolder of the log folder. None means the name of the
-    folder for captures. If this name is `profile`, the names of the two folders above it are used,
-    which Hydra names after the day and the time."""
+    folder for captures. If this folder is named `profile`, None means the names of the two folders
+    above it: Hydra names these two folders after the day and the time."""
 
     worker_name: str | None = None
     """The beginning of a trace's file name; it must differ between processes. None means
@@ -102,8 +102,8 @@ def run_name(recorded_into: Path) -> str:
 def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
     """Write an event file with the window's scalars and report; return the path of the file.
 
-    An earlier file of the same window is replaced. The global step of each scalar is the window's
-    last step.
+    An earlier event file of the same window is replaced. The global step of each scalar is the
+    window's last step.
     """
     rank = capture.about.rank
     into = make_folder(into, f"rank{rank}") if rank else make_folder(into)
@@ -120,10 +120,10 @@ def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
 
 
 def _report(capture: Capture) -> Iterator[Any]:
-    """The verdict, the range tree and the split of the step, as values of a summary."""
+    """Yield the verdict, the range tree and the parts of a step, as values of a summary."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
-    # Indented lines are code, which Markdown does not interpret.
+    # In Markdown, indented lines are code, and code has no markup.
     table = plain(capture_parts(capture, operators=False)).splitlines()
     yield _text("window/verdict", verdict_as_markdown(capture))
     yield _text("window/ranges", "\n".join(f"    {printable(line)}" for line in table))
@@ -171,9 +171,9 @@ def append_scalars(
 def event_file_name(started_s: float, host: str, pid: int, name: str) -> str:
     """The name of an event file, in TensorBoard's form.
 
-    TensorBoard reads the event files of a folder once, in the order of their names, so a name
-    begins with the start time. TensorBoard's own EventFileWriter is not used: its file names end in
-    a counter, where 10 sorts before 9, and it writes on a thread.
+    TensorBoard reads the event files of a folder once, in the order of their names. So a name
+    begins with the start time. TensorBoard's own EventFileWriter is not used, because it writes on
+    a thread, and because its file names end in a counter: the name of file 10 sorts before 9.
     """
     return f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{name}"
 

@@ -19,8 +19,8 @@ from instrument.errors import CaptureError
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 
-# If the end of a run waits longer than this, in seconds, the log names the windows that are not
-# sent yet.
+# If the end of a run waits for the tracker longer than this, in seconds, the log names the windows
+# that are not sent yet.
 _SILENT_S = 2.0
 
 
@@ -38,9 +38,9 @@ class Sent(NamedTuple):
 class Tracker(Sink):
     """Sends each window to an experiment tracker: its scalars, and the capture's files.
 
-    The tracker's run is open in the training process, so a thread of this process sends the data. A
-    slow or unreachable tracker delays neither training nor the next window. An error is reported
-    with the next window or at the end of the session.
+    The tracker's run is open in the training process, so a thread of this process sends the data.
+    Neither training nor the next window waits for the tracker. An error is reported with the next
+    window or at the end of the session.
 
     Tags begin with `profile/` on rank 0, with `profile/rank1/` on rank 1, and so on. Only rank 0
     may start a new run of the tracker; other ranks send only into a run that exists.
@@ -66,15 +66,16 @@ class Tracker(Sink):
 
     @abstractmethod
     def send(self, sent: Sent) -> None:
-        """Send one window to the tracker; may block, and may raise any exception."""
+        """Send one window to the tracker. This method may block and may raise any exception."""
 
     def end(self) -> None:
-        """End the run that this sink started, if any; called on the thread of `send`."""
+        """End a run of the tracker that this sink started; called on the thread of `send`."""
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Queue the window for the thread that sends.
 
-        With inline export, the window is sent now, because its folder is renamed afterwards.
+        With `profiler.export=inline`, `write` sends the window itself, because the window's folder
+        is renamed afterwards.
 
         Raises:
             CaptureError: an earlier window could not be sent.
@@ -107,8 +108,7 @@ class Tracker(Sink):
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until everything is sent; after 2 s, log the names of the windows that are left.
 
-        The wait ends after the argument `timeout_s` or the option `timeout_s`, whichever is
-        shorter.
+        The wait takes at most the argument `timeout_s`, and at most the option `timeout_s`.
 
         Raises:
             CaptureError: the time was too short, or a window could not be sent.
@@ -133,7 +133,6 @@ class Tracker(Sink):
             raise CaptureError(f"{self.display_name()} could not send {failures}")
 
     def _too_late(self, waited_s: float, failures: str) -> str:
-        """The error message about a thread that is still sending."""
         kind = type(self)
         shipped = kind.__module__.startswith("instrument.")
         sink = self.sink_name if shipped else f"{kind.__module__}.{kind.__qualname__}"
@@ -174,8 +173,8 @@ class Tracker(Sink):
         about = capture.about
         rank = about.rank or 0
         prefix = f"profile/rank{rank}/" if rank else "profile/"
-        # A worker process, if there is one, has computed the scalars already. To compute them here,
-        # the trace must be read, which slows training.
+        # If there is a worker process, it has computed the scalars already. Computing them here
+        # reads the trace, and this slows training.
         known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
         values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
         return Sent(

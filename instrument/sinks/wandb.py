@@ -13,7 +13,7 @@ _STEP = "profile/step"
 
 
 class WandB(Tracker):
-    """Logs each window into the wandb run that is active in the program, or into a new one.
+    """Logs each window into the wandb run that is active in the program, or into a new run.
 
     The x axis of the curves is `profile/step`, the window's last training step. Each capture is a
     version of the artifact `profile-<run id>` of type `profile`; the version's alias is the name of
@@ -21,10 +21,10 @@ class WandB(Tracker):
 
     In a run that the program started, the sink does not advance wandb's own step. So wandb accepts
     every `wandb.log(…, step=…)` of the program. But if several windows end between two calls of
-    `wandb.log`, only the scalars of the last window are kept. With `commit=true`, all scalars are
-    kept, but the sink advances wandb's step.
+    `wandb.log`, wandb keeps only the scalars of the last window. With `commit=true`, wandb keeps
+    all scalars, but each window advances wandb's step.
 
-    The sink finishes only a run that it started, at the end of the session.
+    At the end of the session, the sink finishes a run that the sink started.
 
     Raises:
         MissingPackage: the package `wandb` is not installed. The error is raised when the sink is
@@ -56,7 +56,7 @@ class WandB(Tracker):
     def notice(self) -> None:
         """Remember the wandb run that is active in the program.
 
-        Later windows are logged into this run, even if no run is active when they end.
+        Later windows are logged into this run, even if no run is active at the end of a window.
         """
         import wandb  # the import takes seconds, so it is done before the first step
 
@@ -84,7 +84,7 @@ class WandB(Tracker):
     def end(self) -> None:
         """Finish the wandb run if this sink started it.
 
-        A run that the program started is not finished, but the sink does not log into it any more.
+        A run that the program started goes on, but the sink does not log into this run any more.
         """
         run, self._own, self._active = self._own, None, None
         if run is not None:

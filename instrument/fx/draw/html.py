@@ -28,7 +28,7 @@ def page(
     The page has the sections `summary` and `graph` of `payload`.
 
     Args:
-        nodes: a `NodeTable`. Columns that were added to it are also shown.
+        nodes: a `NodeTable`; it may have additional columns. All columns with values are shown.
         title: the title of the page.
         types: the classes of the modules, by qualified name.
         notes: paragraphs of the summary.
@@ -75,7 +75,7 @@ def payload(
 
 
 def _facts(nodes: Table, times: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """The time of a run, and the module, the type and the node with the most time."""
+    """Facts for the summary: the time of a run, and what takes most of this time."""
     whole = sum(row.median_ns or 0 for row in nodes)
     if not whole:
         return []

@@ -22,16 +22,17 @@ def graphs(
 ) -> list[dict[str, Any]]:
     """Return two flame graphs of the nodes' times; an empty list if no node has a time.
 
-    In the graph `BY_MODULE`, each module is a frame, and its nodes are frames inside it. If a
-    module without submodules has only one node, the frame of the module stands for this node. A
-    parameter (`get_attr`) has no frame: its time counts for the module that holds it, or for the
-    frame `get_attr` if the model itself holds it.
+    In the graph `BY_MODULE`, each module is a frame, and its nodes are frames inside this frame. If
+    a module without submodules has only one node, this node has no frame of its own. Parameters
+    (`get_attr`) have no frames either: their time counts for the module that holds the parameter.
+    The time of parameters of the model itself is in the frame `get_attr`.
 
-    In the graph `BY_TYPE`, the outermost frames are the classes of modules. A node that does not
-    stand for a module is in a frame of the function that it calls.
+    In the graph `BY_TYPE`, the outermost frames are the classes of modules, and the functions that
+    the other nodes call. A node counts for a class if the node is a call of a module, or the only
+    node of its module.
 
-    Each graph has the keys of `instrument.report.page.flame.section`, and two more keys. Their
-    values are lists with one entry for each name in `names`:
+    Each graph has the keys of the graphs in `instrument.report.page.flame.section`, and two more
+    keys. Their values are lists with an entry for each name in `names`:
 
     - `labels`: the name without the path of the module around it.
     - `targets`: the address of the module or node in the picture of the graph; None for a type.
@@ -39,7 +40,7 @@ def graphs(
     Args:
         nodes: a table with the columns of `NodeTable`.
         types: the classes of modules, by path. A module that is not in `types` has no frame.
-        frame_of: the number of each module's frame in the picture, by path.
+        frame_of: the number of a module's frame in the picture, by path of the module.
     """
     by_module, by_type = [], []
     labels: dict[str, str] = {}
@@ -89,7 +90,7 @@ def _modules(path: str, types: Mapping[str, str]) -> list[str]:
 
 
 def _type(row: Any, is_alone: bool, types: Mapping[str, str]) -> str:
-    """The class of the module that a node stands for; for other nodes, the function they call."""
+    """The class of the module that a node calls or is alone in; else the node's function."""
     if row.op == "call_module" or (is_alone and row.op.startswith("call_")):
         return types.get(row.module_path, row.target)
     return str(row.target if row.op.startswith("call_") else row.op)

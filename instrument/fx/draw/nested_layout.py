@@ -22,7 +22,7 @@ Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """The size of a node, and the distance from its left edge to the point where its lines end."""
+    """The size of a node's box; its lines meet the box `port_x` pixels from the left edge."""
 
     width: float
     height: float
@@ -32,7 +32,8 @@ class Box(NamedTuple):
 class Line(NamedTuple):
     """One piece of the line of a value. The line leads to the boxes that take the value.
 
-    If several boxes take the value, the line branches. A piece is a part without branches.
+    If several boxes take the value, the line branches. A line is cut into pieces at its branches
+    and at the edges of frames.
 
     Attributes:
         source: the box that makes the value.
@@ -55,13 +56,13 @@ class Frame:
     Attributes:
         path: the qualified name of the module; "" for the whole model.
         first, last: the boxes of the frame are `first` to `last` - 1.
-        children: the frames and the numbers of the boxes that are directly in this frame.
+        children: what is directly in this frame: inner frames, and numbers of boxes.
         sources: the boxes outside the frame whose values enter it.
         results: the boxes inside the frame whose values leave it.
-        drawing: the layout inside the frame: the ports of `sources`, the children, the ports of
-            `results`.
-        lines: for each box that makes a value: the children that the line of the value reaches, and
-            the segments of this line.
+        drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the
+            children, and the ports of `results`.
+        lines: a value's line inside the frame, by the box that makes the value. A line is the ends
+            of the line (see `_ends`) and its segments.
     """
 
     path: str
@@ -91,10 +92,10 @@ def _first(child: int | Frame) -> int:
 
 
 def frames(paths: Sequence[str]) -> Frame:
-    """Make the frames of the modules. `paths` are the module paths of the boxes, in graph order.
+    """Return the frame of the model, with the frames of its modules inside.
 
-    A frame that would have only one child is left out. The child, a box or a frame, takes its
-    place.
+    `paths` are the module paths of the boxes, in graph order. If a frame would have only one child,
+    the child, a box or a frame, takes the place of the frame.
     """
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
@@ -153,7 +154,7 @@ def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
 
 
 def _holders(root: Frame, count: int) -> list[list[Frame]]:
-    """Return, for each box, the frames that hold it; the outermost frame comes first."""
+    """Return a list for each box: the frames around the box, the outermost frame first."""
     holders: list[list[Frame]] = [[root] for _ in range(count)]
     for _, frame in nested(root):
         for box in range(frame.first, frame.last):
@@ -162,7 +163,11 @@ def _holders(root: Frame, count: int) -> list[list[Frame]]:
 
 
 def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> None:
-    """Add an edge to `results` of the frames it leaves and to `sources` of the frames it enters."""
+    """Add ports for the line from `source` to `target` where the line crosses edges of frames.
+
+    `source` is added to `results` of each frame that the line leaves, and to `sources` of each
+    frame that the line enters. `holders` is the result of `_holders`.
+    """
     for frame in holders[source]:
         if not frame.holds(target) and source not in frame.results:
             frame.results.append(source)
@@ -172,10 +177,9 @@ def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> 
 
 
 def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) -> None:
-    """Lay out the frames inside a frame, and then the frame itself.
+    """Set the layout and the size of the frames inside a frame, and then of the frame itself.
 
-    The items of the layout are the ports of the sources, the children, and the ports of the
-    results.
+    The order of boxes in the layout is that of `Frame.drawing`.
     """
     for child in frame.children:
         if isinstance(child, Frame):
@@ -209,12 +213,12 @@ def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) 
 def _ends(
     frame: Frame, boxes: Sequence[Box], source: int, targets: Sequence[int]
 ) -> dict[int, float]:
-    """The ends of a value's line inside a frame, and the place of each end.
+    """The ends of a value's line inside a frame.
 
-    The line ends at the children of the frame that take the value. An end is the index of such a
-    child. Its place is the distance from the child's left edge to the point where the line meets
-    the child. If the value leaves the frame, its port in `results` is an end too. The indices of
-    these ports begin after the index of the last child.
+    The line ends at each child that takes the value. The keys are the indices of these children.
+    The values are the distances from the left edge of a child to the point where the line meets
+    this child. If the value leaves the frame, the line also ends at a port in `results`. The
+    indices of these ports follow the index of the last child.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
@@ -241,7 +245,7 @@ def _size(child: int | Frame, boxes: Sequence[Box]) -> tuple[float, float]:
 
 
 def _set_places(frame: Frame, x: float, y: float) -> None:
-    """Set the place of a frame, and of the frames inside it, on the whole picture."""
+    """Set the places of a frame and of the frames inside it in the whole picture."""
     frame.x, frame.y = x, y
     for child, (left, top) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
@@ -249,11 +253,11 @@ def _set_places(frame: Frame, x: float, y: float) -> None:
 
 
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
-    """Append the line of a value inside a frame to `lines`, piece by piece.
+    """Append the pieces of a value's line inside a frame to `lines`.
 
     The pieces directly in the frame come first, then the pieces in its inner frames. `after` is the
-    index of the piece that leads into the frame; None if no piece does. Returns the index of the
-    piece that leaves the frame; None if no piece leaves it.
+    index of the piece that leads into the frame, or None. Returns the index of the piece that ends
+    at a port of the frame's `results`; None if the value does not leave the frame.
     """
     reached, segments = frame.lines[source]
     first, last = len(lines), len(frame.children)

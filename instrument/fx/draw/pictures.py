@@ -15,7 +15,7 @@ from instrument.units import duration
 _CHARACTER, _SMALL_CHARACTER = 6.7, 5.6  # the widths of both sizes of text, in pixels
 _LINE, _BADGE = 14.0, 14.0  # the heights of a line of text and of a parameter badge
 _LABEL, _BADGE_LABEL = 28, 12  # the most characters in a node and in a parameter badge
-# The opacity of the colour for no time and for the highest share.
+# The opacity of the colour of a box: for a share of 0, and for the highest share of the time.
 _FAINT, _STRONG = 0.05, 0.8
 
 
@@ -35,7 +35,7 @@ class DrawnFrame(NamedTuple):
 
 
 class DrawnLine(NamedTuple):
-    """A line, or a part of a line, from the node `source` to the nodes that take its value.
+    """A part of the line that leads from a node to all nodes that take its value.
 
     Attributes:
         source: the node that makes the value.
@@ -107,7 +107,7 @@ class View(NamedTuple):
 
 @dataclass
 class _Unit:
-    """One box of the picture: a node, or a closed module with the number of its frame."""
+    """One box of the picture: a node, or a closed module; `frame` is the number of its frame."""
 
     nodes: list[int]
     label: str
@@ -116,13 +116,13 @@ class _Unit:
 
 @dataclass
 class _Graph:
-    """The nodes of a graph, and how they are drawn; a number of a node is an index into `rows`.
+    """The nodes of a graph, and how they are drawn; nodes are indices into `rows`.
 
     Attributes:
         rows: the rows of the `NodeTable`, one for each node.
         order: the nodes that get a box, in drawing order.
         paths: the module path of each node in `order`.
-        badges: for each node, the parameters that it takes. They are drawn beside the node.
+        badges: by node: the parameters that are drawn beside the node, because the node takes them.
         edges: pairs of a node and a node that takes its value.
         types: the classes of modules, by path.
     """
@@ -136,10 +136,10 @@ class _Graph:
 
 
 def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
-    """Draw a graph at several depths, from all modules closed to every node drawn.
+    """Return pictures of a graph: in the first, all modules are closed; the last has every node.
 
-    The number of a node is its row in `nodes`. The number of a frame is the same in all pictures.
-    The box of a closed module has the number of the frame that the module has when it is open.
+    The number of a node is its row in `nodes`. The frame of a module has the same number in all
+    pictures. The box of a closed module has this number too.
 
     Args:
         nodes: a table with the columns of `NodeTable`; each node comes after its inputs.
@@ -162,7 +162,7 @@ def module_label(path: str, around: str, types: Mapping[str, str]) -> str:
 
 
 def heat(share: float | None, highest: float) -> float:
-    """The opacity of the colour for a share of the time.
+    """The opacity of the colour for a share of the time; `highest` is the largest share.
 
     The opacity grows with the square root of the share, so that small shares look different from
     each other.
@@ -219,9 +219,9 @@ def _view(graph: _Graph, root: Frame, opened: Sequence[tuple[int, Frame]], depth
 def _closed(
     graph: _Graph, frame: Frame, depth: int, units: list[_Unit], numbers: dict[int, int]
 ) -> Frame:
-    """Copy a frame and append the copy's boxes to `units`.
+    """Return a copy of a frame in which each inner frame deeper than `depth` is one box.
 
-    In the copy, each frame deeper than `depth` is one box.
+    The boxes of the copy are appended to `units`. `numbers` has the numbers of the frames by `id`.
     """
     first = len(units)
     children: list[int | Frame] = []
@@ -240,7 +240,7 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node. If it is the only node of a module, its label is that of the module."""
+    """The label of a node: its name, or the module's label for the only node of a module."""
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:
@@ -266,7 +266,6 @@ def _drawn_frames(
 
 
 def _texts(graph: _Graph, unit: _Unit) -> list[str]:
-    """The lines of text in a box."""
     row = graph.rows[unit.nodes[0]]
     time, share = (
         sum_of_known(getattr(graph.rows[node], name) for node in unit.nodes)
@@ -288,9 +287,9 @@ def _badge_text(graph: _Graph, node: int) -> str:
 
 
 def _box(graph: _Graph, unit: _Unit) -> Box:
-    """The size of a unit with its parameter badges, and where lines meet it.
+    """The box of a unit and its parameter badges.
 
-    Lines meet the middle of the unit's own box, without the badges.
+    Lines meet the middle of the part without the badges.
     """
     texts = _texts(graph, unit)
     own, badges = round(max(map(len, texts)) * _CHARACTER + 14, 1), _badges(graph, unit)
@@ -328,7 +327,7 @@ def _node(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float) 
 
 
 def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]:
-    """The lines between nodes; `first_nodes` has the first node of each box."""
+    """The parts of lines with node numbers; `first_nodes` has the first node of each box."""
     continued = {line.after for line in lines}
     return [
         DrawnLine(

@@ -1,13 +1,13 @@
 """Layered layout: boxes in rows, with lines that run downwards and pass between the boxes.
 
-Sugiyama's method (Sugiyama, Tagawa, Toda 1981) in three stages: rows by longest path, an order
-within each row by barycentres, horizontal positions by least squares. The method is implemented
-here because Graphviz is a system package, networkx has no layered layout and grandalf is no longer
-maintained.
+This is Sugiyama's method (Sugiyama, Tagawa, Toda 1981). It finds the rows by longest path, then the
+order within each row by barycentres, then horizontal positions by least squares. The method is
+implemented here because Graphviz is a system package, networkx has no layered layout and grandalf
+is no longer maintained.
 
-If a line passes a row between its ends, it has a waypoint in that row. A waypoint is an item of the
-row, like a box, with a width of 0. A graph with very many waypoints has some lines without
-waypoints, and these lines may cross boxes.
+Where a line passes a row, the row has a waypoint: an item like a box, but with a width of 0. The
+line goes through the waypoint, so the line does not cross the boxes of the row. The number of
+waypoints is limited. In large graphs, the longest lines have no waypoints, and may cross boxes.
 
 Cost: linear in boxes, lines and waypoints, times a logarithm for sorting.
 """
@@ -23,21 +23,21 @@ Point = tuple[float, float]
 
 _SWEEPS, _PASSES = 8, 4
 _BOX_GAP, _LINE_GAP = 18.0, 10.0
-# The least distance between two rows. A tenth of the longest sideways distance of a line
-# between them is added, but at most `_MOST_WIDENING`.
+# The minimum distance between two neighbouring rows. A tenth of the largest sideways distance of a
+# line between the two rows is added, but at most `_MOST_WIDENING`.
 _ROW_GAP, _MOST_WIDENING = 22.0, 40.0
-# How strongly a line pulls its two ends into a vertical line: `_STRAIGHT` between two waypoints,
-# `_LOOSE` from a box without inputs to its only target, `_PLAIN` for all other lines.
+# How strongly a line pulls its two ends to the same horizontal position: `_STRAIGHT` between two
+# waypoints, `_LOOSE` from a box without inputs to its only target, `_PLAIN` for all other lines.
 _STRAIGHT, _PLAIN, _LOOSE = 8.0, 2.0, 0.25
-# The highest number of waypoints for each box, on average. If there would be more, the lines that
-# pass the most rows are drawn without waypoints.
+# The maximum number of waypoints divided by the number of boxes. Above this limit, the lines that
+# pass the most rows have no waypoints.
 _WAYPOINTS_PER_BOX = 20
 
 
 class Hyperedge(NamedTuple):
-    """A value: the box that makes it, and the boxes that take it.
+    """The line of a value, from the box that makes the value to the boxes that take it.
 
-    A target is a box and the point where the line of the value meets it. `source_x` is the point
+    A target is a pair: a box, and the point where the line meets this box. `source_x` is the point
     where the line leaves the source. Points are in pixels from the left edge of the box.
     """
 
@@ -61,9 +61,9 @@ class Segment(NamedTuple):
 class Drawing:
     """The layout: the upper left corner of each box, and the lines of each hyperedge.
 
-    Lines are cut into segments, so that a part that several lines share is drawn only once. For
-    each hyperedge, the segments that end at the targets come first, in the order of the targets.
-    The shared segments follow.
+    The line of a hyperedge branches to its targets. The line is cut into segments, so a part on the
+    way to several targets is drawn only once. The segments that end at the targets come
+    first, in the order of the targets. The shared segments follow.
     """
 
     width: float
@@ -73,9 +73,10 @@ class Drawing:
 
 
 class _Neighbour(NamedTuple):
-    """The other end of a line between neighbouring rows.
+    """The item at the other end of a line between neighbouring rows.
 
-    `other_x` and `own_x` say where the line meets the two items, as offsets from their middles.
+    The line meets the other item at `other_x`, and the item at this end at `own_x`, in pixels right
+    of an item's middle. `weight` is how strongly the line pulls.
     """
 
     other: int
@@ -108,11 +109,10 @@ def arrange(
     tops: int = 0,
     bottoms: int = 0,
 ) -> Drawing:
-    """Place boxes and lines. The same arguments give the same drawing.
+    """Return the layout of boxes and lines. The same arguments give the same drawing.
 
     Args:
-        sizes: the width and height of each box. The order of the boxes is such that every hyperedge
-            leads to later boxes.
+        sizes: the width and height of each box. Each target of a hyperedge comes after its source.
         hyperedges: the lines, one for each value, from its source to all its targets.
         tops: the first `tops` boxes form a row above all other boxes.
         bottoms: the last `bottoms` boxes form a row below all other boxes.
@@ -150,9 +150,9 @@ def _ranks(count: int, hyperedges: Iterable[Hyperedge], tops: int, bottoms: int)
 def _rows(
     rank: list[int], widths: list[float], hyperedges: Sequence[Hyperedge]
 ) -> tuple[_Rows, list[list[int]]]:
-    """The rows with all waypoints, and the waypoints of each hyperedge from top to bottom.
+    """The rows with their waypoints, and the waypoints of each hyperedge from top to bottom.
 
-    The lines of a hyperedge share one waypoint in each row that they pass together.
+    A hyperedge has at most one waypoint in a row, also if the row is on the way to several targets.
     """
     rows = _Rows(rank, widths, [[] for _ in range(max(rank, default=-1) + 1)])
     for box in range(len(rank)):
@@ -173,7 +173,10 @@ def _rows(
 
 
 def _routed(rows: _Rows, edge: Hyperedge, passed: int) -> list[int]:
-    """Add the waypoints and lines of a hyperedge to the rows; return the waypoints."""
+    """Add the waypoints and lines of a hyperedge to the rows; return the waypoints.
+
+    `passed` is the number of rows between the source and the lowest target.
+    """
     chain = [edge.source]
     source_x = edge.source_x - rows.widths[edge.source] / 2
     for rank in range(rows.rank[edge.source] + 1, rows.rank[edge.source] + 1 + passed):
@@ -204,10 +207,11 @@ def _join(
 
 
 def _order(rows: _Rows) -> None:
-    """Sort the items of each row by the positions of their neighbours in the row above or below.
+    """Sort the items of each row so that lines rarely cross.
 
-    The rows are sorted several times, alternately from top to bottom and from bottom to top. The
-    order with the fewest crossings of lines is kept.
+    The rows are sorted several times. From top to bottom, the items are sorted by the mean position
+    of their neighbours in the row above; from bottom to top, in the row below. The order with the
+    fewest crossings is kept.
     """
     position = [0.0] * len(rows.widths)
     for row in rows.rows:
@@ -240,10 +244,10 @@ def _barycentre(
 
 
 def _at(item: int, x: float, position: Sequence[float], widths: Sequence[float]) -> float:
-    """Where a line meets an item of a row, as a position in the order of the row.
+    """The point where a line meets an item, as a position in the order of the row.
 
-    The middle of item 2 has the position 2.0. A line that meets the item further left or right has
-    a position between 1.5 and 2.5.
+    The middle of item 2 has the position 2.0. Other points of this item have positions between 1.5
+    and 2.5. `x` is the distance from the middle in pixels.
     """
     return position[item] + (x / widths[item] if widths[item] else 0.0)
 
@@ -265,7 +269,7 @@ def crossings(rows: _Rows, position: Sequence[float]) -> int:
 
 
 def _inversions(values: Sequence[float]) -> int:
-    """The number of pairs in the wrong order, by a Fenwick tree over the ranks of the values."""
+    """The number of pairs of values in the wrong order, counted with a Fenwick tree."""
     ranks = {value: rank for rank, value in enumerate(sorted(set(values)), 1)}
     tree, found = [0] * (len(ranks) + 1), 0
     for earlier, value in enumerate(values):
@@ -284,10 +288,10 @@ def _inversions(values: Sequence[float]) -> int:
 def _centres(rows: _Rows) -> list[float]:
     """The x position of each item's middle, as close to its neighbours as the row's order allows.
 
-    Each row is placed several times, alternately by the neighbours above it and by the neighbours
-    below it, because each placement moves the neighbours of other rows. The last time, each row is
-    placed by the neighbours above it, so that chains are straight. An item without neighbours above
-    is placed by its neighbours below.
+    Each row is placed several times, because other rows move too. A row is placed alternately by
+    its items' neighbours above and by their neighbours below. The last time, the neighbours above
+    count, so that a line through several rows is straight. An item without neighbours above is
+    placed by its neighbours below.
     """
     centres = [0.0] * len(rows.widths)
     upper = [above or below for above, below in zip(rows.above, rows.below)]
@@ -307,11 +311,12 @@ def _place(
     centres: list[float],
     widths: Sequence[float],
 ) -> None:
-    """Place the items of a row by least squares, and keep their order.
+    """Set the centres of the items of a row by least squares, and keep their order.
 
-    Items that would be too close to each other move as one block.
+    Items that would be too close to each other move as one block. `ends` holds the neighbours that
+    pull each item.
     """
-    # For each block, the position of its first item, its weight and its number of items.
+    # Each block: the position of its first item, its weight, and its number of items.
     blocks: list[tuple[float, float, int]] = []
     shifts: list[float] = []
     shift = 0.0
@@ -336,7 +341,7 @@ def _place(
 
 
 def _distance(left: float, right: float) -> float:
-    """The least distance between the middles of two adjacent items of these widths."""
+    """The minimum distance between the middles of two adjacent items of these widths."""
     return (left + right) / 2 + (_BOX_GAP if left or right else _LINE_GAP)
 
 
@@ -378,15 +383,15 @@ def _drawn(
 def _segments(
     trunk: Sequence[Point], passed: Sequence[int], ends: Sequence[Point]
 ) -> list[Segment]:
-    """Cut the lines of a hyperedge, from one box to several boxes, into segments.
+    """Cut the line of a hyperedge into segments.
 
-    All lines begin on a shared path, the trunk. Each line leaves the trunk above the row of its
-    own end, and the trunk is cut there. `passed` is the number of rows that each line passes on the
-    trunk.
+    The line begins with a trunk. The branch to each target leaves the trunk above the row of this
+    target, and the trunk is cut there. `passed` has, for each target, the number of rows that the
+    trunk passes on the way to this target. `ends` are the points where the branches end.
     """
     forks = sorted({rows for rows in passed if rows})
     if forks and passed.count(forks[-1]) == 1:
-        forks.pop()  # a line that continues alone after a fork needs no cut
+        forks.pop()  # only one branch uses the trunk after the last fork, so no cut is needed
 
     def segment(rows: int, forks_before: int, *end: Point) -> Segment:
         begin = 2 * forks[forks_before - 1] + 1 if forks_before else 0
@@ -398,7 +403,7 @@ def _segments(
 
 
 def _sideways(rows: _Rows, row: Sequence[int], centres: Sequence[float]) -> float:
-    """The largest horizontal distance between the two ends of a line from a row to the next row."""
+    """The largest horizontal distance that a line covers from this row to the next row."""
     ends = ((item, end) for item in row for end in rows.below[item])
     return max(
         (abs(centres[e.other] + e.other_x - centres[item] - e.own_x) for item, e in ends),

@@ -30,10 +30,11 @@ from instrument.report.diff import (
 )
 from instrument.report.page.tables import as_columns
 
-# The bars show this many parts of the change, and one bar for all other parts.
+# The page has a bar for each of the largest parts of the change, at most this many, and one bar for
+# all other parts.
 _MOST_PARTS = 10
 _OTHERS = "(others)"
-# The most rows of a table; the limit keeps the page small.
+# The maximum number of rows of a table; the limit keeps the page small.
 _MOST_ROWS = 500
 _TABLES = {
     "ranges": ("Ranges", RANGES_COMPARED),
@@ -55,16 +56,19 @@ def section(before: Side, after: Side) -> dict[str, Any]:
     - `what`, `unlike`: as in `instrument diff --json`.
     - `spread`: a sentence on the spread of the steps.
     - `step`: the first of `wholes` in `instrument diff --json`, without `parts`.
-    - `parts`: the parts of the step that changed most, and one part for all other parts. The keys
-      of a part are `range`, `kind`, `before_ns`, `after_ns` and `change_ns`; for all other parts,
-      `kind` is None. The times sum exactly to those of `step`.
-    - `by_kind`: one part for each kind of time, with the same keys except `range`.
+    - `parts`: the parts of the step that changed most, and a last entry that sums all other parts.
+      The keys of an entry are `range`, `kind`, `before_ns`, `after_ns` and `change_ns`; `kind` is
+      None in the last entry. The times sum exactly to those of `step`.
+    - `by_kind`: an entry for each kind of time, with the same keys except `range`.
     - `ranks`: the table of the ranks, with the keys of `tables.as_columns`; None unless both sides
       have several ranks.
-    - `tables`: those of `ranges`, `operators`, `kernels` and `shapes` of `instrument diff --json`
-      that have rows. Each has its `name` and `title`; `time`, the quantity that sorts the rows,
-      such as "self_cpu_ns"; `statuses`, such as "2 added"; `left_out`, the number of rows that are
-      left out; and the keys of `tables.as_columns`. The largest change comes first.
+    - `tables`: the tables `ranges`, `operators`, `kernels` and `shapes` of `instrument diff --json`
+      that have rows. The row with the largest change comes first. The keys of a table are those of
+      `tables.as_columns`, and:
+      - `name` and `title`.
+      - `time`: the time whose change sorts the rows, such as "self_cpu_ns".
+      - `statuses`: the number of rows by status, such as "2 added".
+      - `left_out`: the number of rows that are left out.
     - `counters`: the counters, with `left_out` and the keys of `tables.as_columns`. `cells` also
       has `unit`: the unit of each counter.
     """

@@ -45,8 +45,8 @@ def section(
 
     - `devices`: for each device its `name`; `summary`, its row of `capture.memory.devices`;
       `charts`; `missing`; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
-      `missing` is a sentence on what to record if no chart names what used the memory; else it is
-      "".
+      If no chart names what used the memory, `missing` is a sentence on what to record; otherwise
+      it is "".
     - `steps`: the number and the start of each finished step.
     - `snapshot`: the name of the file with the allocator's snapshot, or None.
     - `notes`: sentences on missing data.
@@ -56,15 +56,15 @@ def section(
     - `by`: the property that groups the memory into series.
     - `time`, `reserved`: the times, and the reserved bytes; `reserved` is None if it was not
       recorded.
-    - `series`: for each series its `name`, its `bytes`, and `is_grey`: whether it holds memory that
-      belongs to no named series.
+    - `series`: for each series its `name`, its `bytes`, and `is_grey`: whether the page draws the
+      series in grey, because it holds memory from before the window or the rest of the memory.
     - `live`: the table of the memory in use at the peak, or None.
 
-    A chart in which no series names what used the memory is left out. If this is so for all charts
-    of a device, the first chart is kept.
+    A chart is kept if at least one series names what used the memory. If a device has no such
+    chart, its first chart is kept.
 
-    The lists `time`, `reserved` and `bytes` hold the difference of each value from the value before
-    it. The memory is constant between two times.
+    The lists `time`, `reserved` and `bytes` hold the difference of each value from the value
+    before. The memory is constant between two times.
 
     Args:
         capture: the capture.
@@ -91,7 +91,7 @@ def section(
 
 
 def _categories(capture: Views) -> tuple[list[Categories], str]:
-    """Return the memory by torch's categories, and ""; or an empty list and why there are none."""
+    """Return the memory by torch's categories and "", or an empty list and the reason."""
     try:
         return capture.categories, ""
     except CaptureError as error:
@@ -136,7 +136,6 @@ def _is_name(chart: dict[str, Any], series: dict[str, Any]) -> bool:
 
 
 def _chart(capture: Views, plot: Plot) -> dict[str, Any]:
-    """Return the times and the series of a chart; see `section`."""
     begin_ns = capture.events.begin_ns
     return {
         "time": differences([time - begin_ns for time in plot.time_ns]),

@@ -74,7 +74,7 @@ def payload(
     capture.
 
     Args:
-        captures: the captures. One after the other is read.
+        captures: the captures; they are read one after the other.
         before: what to compare the captures with; see `instrument.compare.diff.diff`.
         redact: whether to leave out the names of files, users and hosts.
 
@@ -92,7 +92,7 @@ def payload(
 
     def reading() -> Iterator[Capture]:
         for capture in captures:
-            # Only several captures are compared, so a lone capture needs no summary.
+            # The section `runs` needs summaries. A single capture has no such section.
             read.extend(map(_summary, last))
             last[:] = [capture]
             private.update(private_words(capture))

@@ -15,7 +15,7 @@ from instrument.report.notebook import recomputed, unmarked, with_largest_shares
 from instrument.report.page.tables import as_columns
 from instrument.trace.events import Ints
 
-# The most ranges and steps on a page; the limits keep the page small.
+# The maximum numbers of ranges and of steps on a page; they keep the page small.
 _MOST_ROWS, _MOST_STEPS = 2000, 100
 _COLUMNS = (
     "name", "total_ns", "share", "self_total_ns", "forward_ns", "backward_ns", "accumulate_ns",
@@ -31,12 +31,13 @@ def section(capture: Views) -> dict[str, Any] | None:
     The keys:
 
     - `by_path`: the ranges in the order of the tree, with the keys of `tables.as_columns`. `cells`
-      also has `depth`, `module_type`, and `steps`: for each range its CPU time in each of `steps`.
-      The last rows are those of `ranges.rest`, the time outside of all ranges.
+      also has `depth`, `module_type`, and `steps`: for each range a list of its CPU times, one for
+      each step in the key `steps` below. The last rows are those of `ranges.rest`, the time outside
+      of all ranges.
     - `by_name`: the same for ranges grouped by name, without `depth` and `module_type`. The name
       with the most CPU time comes first.
     - `steps`: the numbers of the last finished steps, at most 100.
-    - `left_out`: the number of paths that are left out, since a page has at most 2000 paths.
+    - `left_out`: the number of ranges that `by_path` leaves out, because a page has at most 2000.
     - `notes`: sentences on the time outside of all ranges, and on activation checkpointing.
     """
     ranges = capture.ranges
@@ -61,9 +62,10 @@ def section(capture: Views) -> dict[str, Any] | None:
 
 
 def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> dict[str, Any]:
-    """Return the rows `rows` of a table of ranges, followed by the time outside of all ranges.
+    """Return the rows of `table` with the indices `rows`, and the time outside of all ranges.
 
-    `group` holds for each path in `capture.ranges` the index of its row in `table`.
+    `table` holds ranges or groups of ranges. For each range in `capture.ranges`, `group` holds the
+    index of its row in `table`.
     """
     rest = capture.ranges.rest
     cells = {

@@ -9,15 +9,16 @@ from instrument.analysis.table import Schema, Table, heading, is_text, known_col
 from instrument.analysis.views import VIEWS, Views
 from instrument.report.notebook import without_ranges
 
-# The most rows of a table; the limit keeps the page small.
+# The maximum number of rows of a table; the limit keeps the page small.
 _MOST_ROWS = 1000
 _OPERATORS = (
     "name", "calls", "self_cpu_ns", "share", "cpu_ns", "cpu_ns_per_call", "self_device_ns",
     "device_share", "device_ns", "device_ns_per_call", "self_cpu_bytes", "self_device_bytes",
     "flops", "kind",
 )  # fmt: skip
-# For each view on the page: its title, and the columns by which it may be sorted. The first column
-# that has a known value sorts the view. If there is none, the view keeps its own order.
+# For each view on the page: its title, and the columns by which the page may sort the view. The
+# first of these columns that has a known value is used. Without such a column, the view is not
+# sorted.
 _TABLES = {
     "operators": ("Operators", ("self_device_ns", "self_cpu_ns")),
     "efficiency": ("Matrix products, convolutions and attention", ("device_ns",)),
@@ -38,7 +39,7 @@ def section(capture: Views) -> list[dict[str, Any]] | None:
     The table of operators leaves out ranges, steps, marks and waits for data. The keys of a table:
 
     - `name`, `title`: the name and the title of the view.
-    - `left_out`: the number of rows that are left out, since a table has at most 1000 rows.
+    - `left_out`: the number of rows that are left out, because a table has at most 1000 rows.
     - `columns`, `cells`: see `as_columns`.
     """
     found = []

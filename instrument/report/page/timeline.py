@@ -25,9 +25,9 @@ MOST_SLICES = 120_000
 #: The kinds of slices. The number of a kind is its index.
 KINDS = ("range", "operator", "call", "frame", "device", "idle", "finding")
 _RANGE, _OPERATOR, _CALL, _FRAME, _DEVICE, _IDLE, _FINDING = range(len(KINDS))
-# The most rows of a track. Deeper rows, such as those of a recursion, are left out.
+# The maximum number of rows of a track. Deeper rows, such as those of a recursion, are left out.
 _MOST_ROWS = 256
-# In each layer, this many tracks with the most time are open at first.
+# This many tracks of a layer are open at first: those with the most time.
 _MOST_OPEN = 12
 _LONGEST_NAME = 400
 _CAUSES = {
@@ -41,15 +41,17 @@ _CAUSES = {
 
 @dataclass(frozen=True)
 class _Layer:
-    """Slices of one origin, such as all CPU calls. Each thread of a layer becomes one track.
+    """A layer of the timeline: all slices from one source, such as all CPU calls.
+
+    The page draws a track for each thread of a layer.
 
     Attributes:
         title: the format string of a track's name; its arguments are the process and the thread.
-        tree: the slices; `index` is -1 for slices that are not events.
+        tree: the slices; `index` is -1 for a slice that is no event of the trace.
         names: the names of slices; `name` holds indices into them.
         name, kind: the name and the kind of each slice.
         inner_ns: the part of each slice's duration that its direct children take.
-        is_open: whether the page shows all rows of the tracks at first, or only the first row.
+        is_open: whether the page at first shows all rows of a track, or only the first row.
     """
 
     title: str
@@ -61,7 +63,7 @@ class _Layer:
     is_open: bool = True
 
     def only(self, chosen: Flags) -> _Layer:
-        """The layer with only the chosen slices. Their `inner_ns` does not change."""
+        """The layer with only the chosen slices; `inner_ns` still counts children left out."""
         return replace(
             self,
             tree=self.tree.only(chosen)[0],
@@ -73,7 +75,11 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Track:
-    """The slices of one thread of a layer: `nodes` are sorted by row and start."""
+    """The slices of one thread of a layer.
+
+    `nodes` holds the positions of the slices in `layer.tree`, sorted by row and start. `row_sizes`
+    holds the number of slices in each row.
+    """
 
     name: str
     is_open: bool
@@ -83,32 +89,32 @@ class _Track:
 
 
 def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
-    """Return the slices of a trace, at most `MOST_SLICES`; None if the trace holds no events.
+    """Return the slices of a trace for the page; None if the trace holds no events.
 
-    If a trace has more slices, the page keeps the slices of the step that it shows first, and
-    longer slices before shorter ones. The slices of findings come in addition. Times are in
-    nanoseconds since the first event of the trace.
+    The result has the slices of all findings, and at most `MOST_SLICES` other slices. If a trace
+    has more, slices of the step that the page shows first are kept before slices of other steps,
+    and long slices before short slices. Times are in nanoseconds since the first event.
 
     The keys:
 
     - `steps`: the number, start and duration of each finished step.
-    - `first_step`: the position of the step that the page shows first, or None: the step of the
-      first evidence that lies in a step, else the median step. In the median, the first step does
-      not count if there are others.
-    - `first_code`: the code of this finding; None if it is the median step.
+    - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
+      This is the step in which the first evidence of a finding begins. If no evidence begins in a
+      step, it is the median step. The first of several steps does not count for the median.
+    - `first_code`: the code of the finding with this evidence; None for the median step.
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
     - `names`, `kinds`: the distinct names of slices, and for each name an index into `KINDS`.
     - `ranges`: the paths of ranges.
-    - `tracks`: for each track its `name`, whether it is `open` at first, and its `rows`: the number
-      of slices in each row.
+    - `tracks`: for each track its `name`, whether the track is `open` at first, and `rows`: the
+      number of slices in each row of the track.
     - `start`, `duration`, `inner`, `name`, `range`: the columns of the slices, sorted by track, row
       and start. `start` holds the difference from the slice before. `inner` is the part of the
       duration that the slice's direct children take. `name` and `range` are indices into `names`
       and `ranges`; a `range` of -1 means no range.
-    - `launched`, `launches`: two columns with a row for each launch. `launched` is the index of a
-      slice of device work, and `launches` the index of the slice of the call that launched it. Both
-      hold the difference from the value before.
+    - `launched`, `launches`: two columns with an entry for each launch: the index of the slice of
+      device work, and the index of the slice of the call that launched this work. Both columns
+      hold the difference of each index from the index before.
     - `left_out`: the number of slices that are left out.
 
     Cost: about 3 µs an event.
@@ -138,9 +144,10 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
 
 def _median(duration_ns: Ints) -> int | None:
-    """The position of the median step, the lower one of two middle steps; None without steps.
+    """The position of the step with the median duration; None without steps.
 
-    The first step does not count if there are others.
+    The first of several steps does not count. For an even number of steps, the shorter of the two
+    middle steps is taken.
     """
     first = int(len(duration_ns) > 1)
     counted = duration_ns[first:]
@@ -164,7 +171,7 @@ def _layer(title: str, events: Events, tree: CallTree, kind: Ints, **more: Any) 
 def _flat(
     title: str, names: Sequence[str], kind: int, start: Ints, end: Ints, name: Ints
 ) -> _Layer:
-    """A layer of slices that are not events. They lie on one track."""
+    """A layer with one track, for slices that are no events of the trace."""
     order = np.lexsort((-end, start))
     none = np.full(len(order), -1)
     until = np.arange(1, len(order) + 1, dtype=np.int32)
@@ -174,7 +181,7 @@ def _flat(
 
 
 def _threads(capture: Views) -> list[_Layer]:
-    """Two layers: the ranges, operators and runtime calls of the CPU, and the Python frames."""
+    """Two layers: one of the CPU's ranges, operators and runtime calls, one of Python frames."""
     events, links = capture.events, capture.links
     tree, frames = links.call_tree, links.frames
     frames = frames.only(~events.named(is_own_frame)[frames.index])[0]
@@ -194,7 +201,10 @@ def _threads(capture: Views) -> list[_Layer]:
 
 
 def _device(capture: Views) -> list[_Layer]:
-    """Two layers: the time in which all devices are idle, by cause, and the work of each stream."""
+    """Two layers: one of the times in which all devices are idle, one of the work of streams.
+
+    Without device work, the result is empty.
+    """
     events, device = capture.events, capture.links.launches.device
     if not len(device):
         return []
@@ -213,9 +223,9 @@ def _device(capture: Views) -> list[_Layer]:
 
 
 def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, int, str]]:
-    """For each row of evidence, the start and end of its longest event, and the finding's code.
+    """The start and end of the longest event of each row of evidence, and the finding's code.
 
-    Evidence from another capture is left out.
+    Rows of evidence from another capture are left out.
     """
     return [
         (*span, finding.code)
@@ -228,7 +238,10 @@ def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, in
 def _first_in_step(
     spans: Sequence[tuple[int, int, str]], begin_ns: Ints, end_ns: Ints
 ) -> tuple[int, str] | None:
-    """The step of the first evidence that begins in a step, and the finding's code."""
+    """The position of the step in which the first evidence begins, and the finding's code.
+
+    Evidence that begins outside of all steps is skipped. None if all evidence is outside.
+    """
     for start, _, code in spans:
         steps = np.flatnonzero((begin_ns <= start) & (start < end_ns))
         if len(steps):
@@ -237,7 +250,7 @@ def _first_in_step(
 
 
 def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
-    """One layer: a slice for each row of evidence, named by the code of the finding."""
+    """A layer with a slice for each row of evidence, named by the code of the finding."""
     if not spans:
         return []
     start, end, codes = zip(*spans)
@@ -247,7 +260,7 @@ def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
 
 
 def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_Layer]:
-    """The layers with at most `MOST_SLICES` slices in total; see `section` for which ones."""
+    """The layers with at most `MOST_SLICES` slices in total; see `section` for the order."""
     sizes = [len(layer.tree) for layer in layers]
     if sum(sizes) <= MOST_SLICES:
         return [*layers]
@@ -265,7 +278,7 @@ def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_La
 
 
 def _tracks(layer: _Layer, events: Events) -> Iterator[_Track]:
-    """The tracks of a layer, the one with the most time first."""
+    """Yield the tracks of a layer; the track with the most time comes first."""
     tree = layer.tree
     threads, groups = groupby(tree.thread)
     spent_ns, members = groups.sum(tree.total_ns - layer.inner_ns), groups.rows()
@@ -287,10 +300,10 @@ def _title(layer: _Layer, thread: Thread) -> str:
 
 
 def _rows(tree: CallTree, nodes: Ints) -> Ints:
-    """The row of each slice of a thread, at most `_MOST_ROWS`. Slices of a row do not overlap.
+    """The row of each slice of a thread; `_MOST_ROWS` for slices that are too deep to show.
 
-    A slice lies below its parent, in the first free row. This is the row of its depth, unless some
-    slices of one depth overlap.
+    A slice lies in the first free row below its parent, so the slices of a row do not overlap. If
+    no slices of the same depth overlap, the row of a slice is its depth.
     """
     depth = np.minimum(tree.depth[nodes], _MOST_ROWS)
     by_depth = nodes[np.argsort(depth, kind="stable")]
@@ -313,7 +326,6 @@ def _rows(tree: CallTree, nodes: Ints) -> Ints:
 
 
 def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
-    """The tracks and the columns of their slices; see `section`."""
     events = capture.events
 
     def column(name: str) -> Ints:
@@ -358,7 +370,7 @@ def _names(tracks: Sequence[_Track]) -> tuple[Ints, list[tuple[str, int]]]:
 
 
 def _launches(capture: Views, event: Ints) -> dict[str, list[int]]:
-    """The slices of device work and the slices of the calls that launched them; see `section`."""
+    """The keys `launched` and `launches` of `section`."""
     found = capture.links.launches
     number = np.full(len(capture.events) + 1, -1)
     number[event] = np.arange(len(event))

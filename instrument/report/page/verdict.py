@@ -15,10 +15,11 @@ from instrument.findings.places import evidence_span, percent
 from instrument.report.notebook import cost, facts
 from instrument.report.verdict import verdict
 
-# The bar by range shows this many ranges, and one part for all other ranges.
+# The bar by range has parts for at most this many ranges, and one part for all other ranges.
 _MOST_RANGES = 9
 _OTHERS = "(others)"
-# If the shares in the title and in the saving of a finding differ by more, a sentence says why.
+# A finding has two shares of the step: the share in its title, and the share that it saves. If they
+# differ by more than this, a sentence says why.
 _ALIKE = 0.03
 
 
@@ -38,14 +39,14 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
       `instrument.compare.step_parts.split_parts`.
     - `device_share`: the share of `total_ns` in which a device works; None without device work.
     - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or None; whether it is a lower bound.
-    - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`, and `is_incomplete`,
-      whether the row tells of a loss that the tables depend on.
+    - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`, and `is_incomplete`:
+      whether the row reports a loss of data that affects the tables.
     - `step_ns`: the duration of the simulated step, or None.
-    - `findings`: the findings of `instrument diagnose --json`. In addition, each has `baseline_ns`,
-      the duration of the step that `saving_ns` would shorten, and `difference`, a sentence on why
-      the saving is another share of the step than the title names, or "". Each row of evidence has
-      `start_ns` and `end_ns`: its longest event, since `begin_ns`. Both are None if this event is
-      not known or in another capture.
+    - `findings`: the findings of `instrument diagnose --json`, with additional keys:
+      - `baseline_ns`: the duration of the step that `saving_ns` would shorten.
+      - `difference`: a sentence; see `_difference`.
+      - `start_ns` and `end_ns` of each row of evidence: the start and end of its longest event,
+        since `begin_ns`. Both are None if this event is unknown or in another capture.
     - `passed`, `not_checked`, `notes`: sentences.
 
     In `spread` and `parts`, a single step counts too. Without finished steps, the whole recording
@@ -137,7 +138,10 @@ def _finding(finding: Finding, capture: Views) -> dict[str, Any]:
 
 
 def _difference(finding: Finding) -> str:
-    """Why a finding saves another share of the step than its title names; "" if both are alike."""
+    """Why the share of the step in a finding's title is not the share that the finding saves.
+
+    Return "" if both shares are similar, or if one of them is not known.
+    """
     share, saving = finding.share, finding.saving
     if share is None or saving is None or not saving.baseline_ns:
         return ""
