@@ -64,7 +64,7 @@ def test_a_hook_that_cannot_be_set_again_is_warned_of(tmp_path: Path, log: Log) 
     (warning,) = log.at("WARNING")
     assert warning.startswith("profiler.with_stack=true has stopped <cProfile.Profile object")
     assert warning.endswith(
-        "and only the code that started it can start it again: use only one of the two."
+        "and only the code that started it can start it again: use it without with_stack."
     )
 
 

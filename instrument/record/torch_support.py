@@ -43,10 +43,7 @@ _OPTIONS_OF_2_13 = frozenset(
 
 
 def known(read: Callable[[], T]) -> T | None:
-    """Call `read` and return its result; None if `read` raises.
-
-    For example, `read` raises if this version of torch lacks a function that `read` calls.
-    """
+    """Call `read` and return its result; None if `read` raises, for example on an old torch."""
     try:
         return read()
     except Exception:
@@ -97,9 +94,9 @@ def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
     """The experimental options of a window: our defaults, overridden by the user's options.
 
-    A default is left out if this torch does not have the option. `verbose` puts the call stack on
-    every operator. `trace_only` skips events that this package never reads. `profile_all_threads`
-    records every thread, but torch then loses all memory events.
+    A default is left out if this version of torch does not have the option. `verbose` puts the call
+    stack on every operator. `trace_only` skips events that this package never reads.
+    `profile_all_threads` records every thread, but torch then loses all memory events.
     """
     ours = {
         "verbose" if config.with_stack else "trace_only": True,
@@ -116,8 +113,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
 
     Raises:
         ConfigError: an experimental option is unknown to this version of torch, or its value has
-            the wrong type, or the config chooses some types of an activity, but this version of
-            torch can only record all of them.
+            the wrong type; or the config chooses types of an activity, which this version of torch
+            does not support.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):
