@@ -779,7 +779,7 @@ class StepLoop:
         stepped = counter.step_number > counter.began_at
         if window.last is not None:
             reason = reason or (ended if stepped else "session.step() was never called")
-        elif reason is None and not stepped:  # no step has ended: the whole `with` block is one step
+        elif reason is None and not stepped:  # no step has ended: the whole block is one step
             counter.step_number += 1
             recorder.end_step()
         self._end_window(reason)

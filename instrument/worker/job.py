@@ -1,4 +1,4 @@
-"""A run's job, which tells the worker the run's folder, sinks, upload URL and time limit.
+"""The job of a run: the folder, sinks, upload URL and time limit for the worker process.
 
 The trainer sends the job once, with credentials, through the worker's standard input. No file in a
 folder of captures can change the job: `capture.json` is never read as an instruction. A copy of
@@ -23,7 +23,7 @@ import msgspec
 from instrument import files
 from instrument.redact import public, redact
 
-# How long the copy of a job is kept if its captures are never finished, in seconds.
+# How long the copy of a job is kept if the captures of the run are never finished, in seconds.
 _KEPT_S = 90 * 86_400
 _RUN = re.compile(r"[0-9a-f]{32}")
 
@@ -32,7 +32,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The job of one rank of one run.
 
     Attributes:
-        run: the run's id, 32 hexadecimal digits, which is in the capture.json of each capture.
+        run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
         rank: the rank that recorded the captures.
         folder: the folder for captures.
         owner: the user id that owns the run's files; None on systems without user ids.
@@ -43,8 +43,8 @@ class Job(msgspec.Struct, kw_only=True):
         timeout_s: the longest time for one capture, in seconds.
         given_up: the names of folders that the worker skips, because an earlier worker died while
             it finished or uploaded them.
-        world_size: the number of ranks. If there are several, the lowest recording rank writes the
-            comparison of all ranks at the end of the run.
+        world_size: the number of ranks. If there are several ranks, the lowest recording rank
+            writes the comparison of all ranks at the end of the run.
         ranks: the ranks that record, in the form of the option `profiler.ranks`.
     """
 
@@ -72,7 +72,7 @@ def from_line(line: str) -> Job:
 
 
 def remember(job: Job) -> None:
-    """Save a copy without secrets for `instrument export`; an OSError is ignored.
+    """Save a copy of a job without secrets for `instrument export`; ignore an OSError.
 
     Without a copy, `instrument export` runs only its default sinks.
     """

@@ -32,7 +32,7 @@ def enforce(
     budget: int | None,
     needed: Callable[[Path], bool],
 ) -> list[Path]:
-    """Remove the oldest captures of a run until the others are within the limits.
+    """Remove the oldest captures of a run until the remaining captures are within the limits.
 
     The newest capture and the captures for which `needed` is true are never removed.
 
@@ -70,7 +70,7 @@ def enforce(
 def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
     """The finished captures of a run on one rank, oldest first; links are skipped."""
     found = list[tuple[str, Path]]()
-    # the second pattern finds captures to whose names `queue` added a number
+    # the second pattern finds captures whose names end with a number that `queue` added
     for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
         for folder in output_dir.glob(pattern):
             with suppress(OSError, *BAD_JSON):
