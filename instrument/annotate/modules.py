@@ -141,10 +141,10 @@ def instrument_models(
     exclude: Sequence[str],
     types: Sequence[str],
 ) -> list[nn.Module]:
-    """Give ranges to the submodules of models that are not instrumented yet; return these models.
+    """Instrument the models that are not instrumented yet; return these models.
 
-    `models` is a result of `named_models`. The options and the ConfigError are those of
-    `instrument_model`.
+    `models` is a result of `named_models`. The other parameters and the ConfigError are the same as
+    in `instrument_model`.
     """
     models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
     if not models or backends.disabled:

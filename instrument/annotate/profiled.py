@@ -25,9 +25,8 @@ T = TypeVar("T")
 class Range:
     """A named range, used as a decorator or as a context manager; `profiled("name")` makes it.
 
-    One object may be entered again while it is open, and from several threads. Do not put an
-    `await` or a `yield` into its `with` block: the range would include other code that runs
-    meanwhile.
+    `with` blocks of the same object may be nested, and may run in several threads. Do not put an
+    `await` or a `yield` into such a block: the range would include other code that runs meanwhile.
     """
 
     def __init__(self, name: str) -> None:

@@ -103,8 +103,8 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     """Wrap a function so that each of its calls is in a range.
 
     `name` may be a format string with the parameters (`"layer{self.index}"`), or a function of the
-    arguments. Both are evaluated only when a range opens. Coroutines and generators get one range
-    for each slice between two suspensions.
+    arguments. The format or the function is evaluated only when a range opens. Coroutines and
+    generators get one range for each slice between two suspensions.
     """
     exact = _signature_source(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC

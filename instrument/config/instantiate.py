@@ -37,8 +37,8 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
             returned unchanged.
 
     Raises:
-        ConfigError: `given` is none of these three, cannot be built, or lacks the method that a
-            sink (`write`) or a trigger (`fires`) must have.
+        ConfigError: `given` has another form or cannot be built, or the result lacks the method of
+            a sink (`write`) or of a trigger (`fires`).
     """
     path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
     if isinstance(given, Mapping):
@@ -112,7 +112,7 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
         kind = _imported(path)
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
             raise ConfigError(
-                f"{target!r} is no class of a sink: such a class has a method {signature}."
+                f"{target!r} is not a sink class: a sink class has a method {signature}."
             )
         return kind(**options)
     except InstrumentError:

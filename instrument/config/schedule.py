@@ -1,7 +1,7 @@
 """Computes windows from the options of a schedule and a step number.
 
-A window consists of consecutive recorded steps; warm-up steps may come before it. Steps are counted
-from 0, as in `torch.profiler.schedule`.
+A window consists of consecutive recorded steps; warm-up steps may come before the window. Steps are
+counted from 0, as in `torch.profiler.schedule`.
 """
 
 from __future__ import annotations
@@ -203,8 +203,9 @@ def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
 def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
     """The same as `next_window`, for a function from a step to the name of torch's action.
 
-    A window ends with RECORD_AND_SAVE, or before a step that is not recorded (where torch's own
-    profiler would log a warning). A window that began before `step` is left out.
+    A window ends with a step of the action RECORD_AND_SAVE, or before a step of the action NONE or
+    WARMUP (torch's own profiler would then log a warning). A window that began before `step` is
+    left out.
     """
     begin = step
     if step and action(step - 1) == "RECORD":

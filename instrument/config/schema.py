@@ -121,21 +121,21 @@ class ProfilerConfig(BaseModel):
             recording as slow.
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
-        capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
-            Then they can be grouped by overload. By default, tables show operators without
+        capture_overload_names: record operators with their overload, such as `aten::add.Tensor`, so
+            that tables can group operators by overload. By default, tables show operators without
             overload.
         communication: regular expressions for kernel names; case is ignored. A kernel whose name
             matches counts as communication. Known kernels, such as NCCL's, always do. The capture
             stores the expressions.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
-            precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
-            float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Peaks
-            that are not given come from a built-in table of devices. None means that all peaks come
-            from this table.
+            precisions, or a mapping such as `{bfloat16: 989e12}`. The precisions are float64,
+            float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Missing
+            peaks come from a built-in table of devices. None means that all peaks come from this
+            table.
         memory_snapshot: write `memory_snapshot.pickle` to the capture: the snapshot of CUDA's
-            allocator, with the allocations and frees during the window. pytorch.org/memory_viz
-            opens it. If the program records a memory history with `torch.cuda.memory`, the window
-            ends that history.
+            allocator, with the allocations and frees during the window. Open this file on
+            pytorch.org/memory_viz. If the program records a memory history with
+            `torch.cuda.memory`, the window ends that history.
         execution_trace: write `execution_trace.json` to the capture: torch's execution trace
             (Chakra) of the window's steps, for replay and simulation. Costs about 8 µs and 1 kB per
             operator.

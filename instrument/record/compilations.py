@@ -71,9 +71,9 @@ def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
     """Count what Dynamo compiled between two copies of its counters.
 
     The result has the number of graphs, the number of graph breaks for each reason, the number of
-    recompilations, and how often each guard failed. A value is None if its counter is not known.
-    It is also None if its counter has become smaller, because the program has then cleared
-    Dynamo's counters. The graph breaks are None if the counter of graphs has become smaller.
+    recompilations, and how often each guard failed. A value is None in two cases: its counter is
+    not known, or its counter has become smaller, because the program has cleared Dynamo's counters.
+    The graph breaks are None if the counter of graphs has become smaller.
     """
     graphs = _unique_graphs(after) - _unique_graphs(before)
     recompilations = None

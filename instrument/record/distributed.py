@@ -1,9 +1,9 @@
 """Decides which ranks record, into which folder, and at which step a trigger's window begins.
 
-The ranks exchange messages of a few hundred bytes through the job's store, which listens at
-MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and uses this connection only on
-threads other than the training thread. No collective is called, and no lock is shared with
-training.
+The ranks exchange messages of a few hundred bytes through the job's store: the key-value store of
+torch.distributed, which listens at MASTER_ADDR:MASTER_PORT. Each rank opens its own connection.
+The training thread does not use this connection. No collective is called, and no lock is shared
+with training.
 
 The store outlives a restart of the job, and its entries have no timestamps. To separate new
 messages from old messages, each rank first sends a join message. The lowest recording rank is the
@@ -258,10 +258,10 @@ def join_ranks(
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
     there are no triggers.
 
-    Cost: a connection to the store. All ranks except the leading rank also wait for the answer of
-    the leading rank: about 0.1 s, or up to 30 s if the leading rank starts later. If the store
-    cannot be reached, a rank waits 10 s and then records by itself. If the store stops answering
-    after the rank has connected, the rank waits up to 40 s.
+    Cost: a connection to the store. All ranks except the leading rank also wait for the leading
+    rank's answer. This takes about 0.1 s, or up to 30 s if the leading rank starts later. If the
+    store cannot be reached, a rank waits 10 s and then records by itself. If the store stops
+    answering after the rank has connected, the rank waits up to 40 s.
 
     Returns:
         The folder, and the coordinator. The coordinator is None if there are no triggers, or if

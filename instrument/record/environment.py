@@ -147,8 +147,8 @@ def thread_counts() -> dict[str, int | None]:
 def usable_cpus() -> int | None:
     """How many CPUs this process may use.
 
-    The result is the smaller of two numbers: the CPUs on which the process's threads may run, and
-    the CPU quota of the process's cgroups, rounded up.
+    The smaller of two numbers: how many CPUs the process's threads may run on, and the CPU quota of
+    the process's cgroups, rounded up.
     """
     if not hasattr(os, "sched_getaffinity"):  # not on Linux
         return os.cpu_count()
@@ -217,7 +217,7 @@ def local_ranks() -> int | None:
 
 
 def hook_counts() -> dict[str, int | None]:
-    """Count the hooks for every module, the hooks on single modules, and those on parameters.
+    """Count torch's hooks: for every module, on single modules, and on parameters.
 
     Hooks on single modules and on parameters are counted only in instrumented models. Without an
     instrumented model, these two counts are None.

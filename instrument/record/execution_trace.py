@@ -23,7 +23,7 @@ class ExecutionTrace:
     times as long as without an execution trace.
 
     Attributes:
-        path: the hidden file. It is deleted with this object, unless the file was moved.
+        path: the hidden file. If nobody has moved the file, it is deleted with this object.
         observer: writes the file; torch's profiler starts and stops this observer. None if no
             execution trace can be written.
     """

@@ -23,8 +23,8 @@ class ProfileHook:
     def restore(self) -> None:
         """Set the current thread's hook again if torch removed this hook.
 
-        Two kinds of hooks cannot be set from here, so a warning is logged: a hook in C, such as
-        cProfile's hook before Python 3.12, and the hooks of other threads.
+        A warning is logged about two kinds of hooks that cannot be set from here: hooks in C, such
+        as cProfile's hook before Python 3.12, and the hooks of other threads.
         """
         if self._thread != threading.get_ident() or sys.getprofile() is self._hook:
             return

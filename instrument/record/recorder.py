@@ -73,8 +73,8 @@ class Recorder:
     continues such a window, the window is dropped, and `one_profiler.stop_abandoned` stops torch's
     profiler later.
 
-    `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
-    million events, or 13–16 s with `record_shapes`.
+    `stop` waits for the device. While torch collects the events, `stop` holds the GIL: about 4 s
+    per million events, or 13–16 s with `record_shapes`.
 
     Attributes:
         prepared: whether torch's profiler is on for this window.
@@ -319,10 +319,10 @@ class Recorder:
             self._detach()
         memory = self._profile.profile_memory
         raise CaptureError(
-            "A window began on one thread and continued on another, but "
-            f"{'with profiler.profile_memory ' * memory}torch {torch.__version__} records only the "
-            "first thread and can be stopped only there, so the window is dropped: call "
-            f"session.step() from one thread{', or turn profile_memory off' * memory}."
+            "A window began on one thread and continued on another thread, so the window is "
+            f"dropped: {'with profiler.profile_memory, ' * memory}torch {torch.__version__} "
+            "records only the thread on which the window began. Call session.step() from one thread"
+            f"{', or turn profile_memory off' * memory}."
         )
 
     def release(self) -> None:

@@ -745,8 +745,9 @@ class StepLoop:
             metadata["config"] = self._config_of(window).plain()
         if graphs := recorded.ranges["graphs_compiled"]:
             logger.warning(
-                "torch.compile compiled {} graphs inside the window of {}, and the window's times "
-                "include the compilation: wait longer before the window (profiler.wait).",
+                "torch.compile compiled {} graphs inside the window of {} or its warm-up, so the "
+                "window's times may include the compilation: wait longer before the window "
+                "(profiler.wait).",
                 graphs,
                 window.done_in_words(ended),
             )
@@ -787,8 +788,11 @@ class StepLoop:
     def _has_recorded_steps(self, reason: str | None) -> bool:
         """Whether a window is open and must be saved when the run or the phase ends.
 
-        The open window is saved in three cases: a step has ended in the window; the run or phase
-        ends early (`reason` is not None); or no step has ended since the start.
+        The open window is saved in three cases:
+
+        - A step has ended in the window.
+        - The run or phase ends early (`reason` is not None).
+        - No step has ended since the start.
         """
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first

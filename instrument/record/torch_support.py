@@ -1,6 +1,6 @@
 """Finds what this version of torch can record on this machine.
 
-The functions try out what torch accepts. They do not compare version numbers.
+The functions try out what torch accepts, instead of comparing version numbers.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def available_activities() -> list[str]:
 def usable_activities(wanted: Activities | None) -> list[str]:
     """The activities in `wanted` that this machine can record; a warning names the others.
 
-    If none of them can be recorded, returns cpu. If `wanted` is None, returns all activities that
-    the machine can record.
+    If no wanted activity can be recorded, the result is cpu. If `wanted` is None, the result is all
+    activities that this machine can record.
     """
     available = available_activities()
     if wanted is None:
@@ -112,9 +112,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
     """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: an experimental option is unknown to this version of torch, or its value has
-            the wrong type; or the config chooses types of an activity, which this version of torch
-            does not support.
+        ConfigError: this version of torch does not know an experimental option, or needs another
+            type of value for it, or cannot record chosen types of an activity.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):

@@ -29,7 +29,7 @@ _JOIN_S = 5.0
 
 @dataclass
 class _ActiveTrigger:
-    """One trigger of a run, with its cooldown and the number of windows that it may still have."""
+    """One trigger of a run, with the state of its `cooldown` and `max_windows`."""
 
     name: str
     callbacks: TriggerCallbacks
@@ -64,9 +64,9 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
-    With a `coordinator`, all recording ranks record a window if a trigger of any of these ranks
-    requests it. The window begins at the step that the leading rank announces. The options
-    `cooldown` and `max_windows` then apply to all these ranks together.
+    With a `coordinator`, a window that one rank's trigger requests is recorded on all recording
+    ranks. The window begins at the step that the leading rank announces. The options `cooldown` and
+    `max_windows` then apply to all recording ranks together.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TriggerRunner:
         if polled or coordinator is not None:
             without = [f"the trigger {each.name} is not polled between steps" for each in polled]
             if coordinator is not None:
-                without.append("this rank alone records what its triggers request")
+                without.append("only this rank records the windows that its triggers request")
             if not threads.start(self._thread, " and ".join(without)):
                 self._coordinator = None
 
@@ -178,7 +178,7 @@ class TriggerRunner:
             return window.trigger, Request(window.why, window.steps)
         logger.warning(
             "The window that the trigger {} requested ({}) is not recorded on this rank: all ranks "
-            "begin it with step {}, but this rank is already at step {}.",
+            "begin the window with step {}, but this rank is already at step {}.",
             window.trigger,
             window.why,
             window.begin,
@@ -246,7 +246,7 @@ class TriggerRunner:
             self._coordinator = None
             logger.log(
                 "INFO" if coordinator.ended else "WARNING",
-                "From now on, rank {} alone records what its triggers request: {}.",
+                "From now on, only rank {} records the windows that its triggers request: {}.",
                 coordinator.rank,
                 str(error).rstrip("."),
             )

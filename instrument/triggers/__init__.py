@@ -28,8 +28,8 @@ class Step(NamedTuple):
         duration_ns: wall time since the previous training step ended, minus the time spent in
             other phases of the session, such as validation.
         loss: the newest loss that has arrived on the CPU since the previous step; None if no loss
-            has arrived. This is the loss of an earlier step, `loss_step`: a loss is copied from the
-            device asynchronously, so that training hardly ever waits for the loss.
+            has arrived. A loss is copied from the device asynchronously, so `loss` is the loss of
+            an earlier step, `loss_step`.
         loss_step: the number of the step whose loss `loss` is; None if `loss` is None.
         recorded: whether a window was open or warming up in this step; such steps are slower.
     """

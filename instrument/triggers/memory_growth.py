@@ -29,8 +29,8 @@ class MemoryGrowth(Trigger):
     of a step. Without a CUDA device, a sample is the resident memory of the process (Linux only).
     Sampling starts again after each window, because recording itself takes memory.
 
-    The windows that this trigger requests are recorded with `profile_memory=true`, even if this
-    option is false in the run. torch then records only the thread that calls `session.step()`.
+    This trigger's windows are recorded with `profile_memory=true`, whatever the run's config says.
+    In these windows, torch records only the thread that calls `session.step()`.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})

@@ -121,8 +121,8 @@ class CaptureQueue:
         if not self._dropped:
             logger.warning(
                 "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so "
-                "are later windows until the exporter has finished one. Record less often, or give "
-                "the exporter a CPU core of its own.",
+                "are later windows until the exporter has finished a window. Record less often, or "
+                "give the exporter a CPU core of its own.",
                 self._config.export_queue,
                 name,
             )
@@ -212,8 +212,8 @@ class CaptureQueue:
     def _choose_inline_sinks(self) -> dict[str, Any]:
         """The sinks that this process must run itself.
 
-        These are the sinks that no other process can build. If there are such sinks, the sinks that
-        set `last` run here too, because they must run after all other sinks.
+        This process must run the sinks that no other process can build. If there are such sinks,
+        the sinks that set `last` run here too, because they must run after all other sinks.
         """
         names = self._config.inline_sinks
         if not names:

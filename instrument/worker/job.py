@@ -1,10 +1,11 @@
 """The job of a run: the folder, sinks, upload URL and time limit for the worker process.
 
-The trainer sends the job once, with credentials, through the worker's standard input. No file in a
-folder of captures can change the job: `capture.json` is never read as an instruction. A copy of
-the job without secrets is saved in the user's state folder, so that `instrument export` can finish
-the windows of a killed run. The copy is valid only for the folder that the run recorded into. The
-folder is identified by path, device and inode, so a downloaded folder cannot match.
+The trainer (the training process) sends the job once, with credentials, through the worker's
+standard input. No file in a folder of captures can change the job: `capture.json` is never read as
+an instruction. A copy of the job without secrets is saved in the user's state folder, so that
+`instrument export` can finish the windows of a killed run. The copy is valid only for the folder
+that the run recorded into. This folder is identified by path, device and inode, so a downloaded
+folder cannot match.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Job(msgspec.Struct, kw_only=True):
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.
-        given_up: the names of folders that the worker skips, because an earlier worker died while
-            it finished or uploaded them.
+        given_up: the names of folders that the worker skips. An earlier worker died while it
+            finished or uploaded these folders.
         world_size: the number of ranks. If there are several ranks, the lowest recording rank
             writes the comparison of all ranks at the end of the run.
         ranks: the ranks that record, in the form of the option `profiler.ranks`.

@@ -4,7 +4,8 @@ The sinks come from the command line, or from the run's job in the user's state 
 `instrument.worker.job`). The sinks never come from the capture, because anybody may have made the
 capture. If the command line names no sinks and there is no job, the default sinks run with their
 default options. The default sinks are `table`, `chrome_trace`, `stacks` and `memory`; the last two
-run only if the data that they need was recorded. They all write only into the capture's folder.
+run only if the data that they need was recorded. The default sinks write only into the capture's
+folder.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def finish_all(path: Path | str, url: str | None) -> str:
             "sink on the captures at the URL."
         )
     if not path.exists():
-        raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
+        raise CaptureError(
+            f"There is no folder {path}: give the folder that a run has recorded into."
+        )
     folders = queued_at(path)
     finished, notes, errors = finish_queued(folders)
     captures: Iterable[Path] = []
@@ -133,7 +136,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list of one sentence that names the config's sinks that did not run; empty if all ran."""
+    """A sentence, in a list, on sinks of the config that did not run; empty if all sinks ran."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [

@@ -1,5 +1,8 @@
 """The worker process, which finishes captures during training, and `Exporter`, which starts it.
 
+Options call the worker the export process, and log messages call it the exporter. The trainer is
+the training process.
+
 `main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each
 further line is empty and announces a window: the worker then looks for queued folders of its run
 and rank in the output folder. `end`, or the end of the input, means that no more windows come. The
@@ -13,13 +16,13 @@ The worker answers with JSON objects, one per line. Their keys are:
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: the number of lines that the worker has read and handled after its job. Each folder that
-  was queued before these lines were written is then finished, has failed, or could not be found;
+- `looked`: the number of lines that the worker has read and handled after its job. All folders that
+  these lines announced are finished, have failed, or could not be found;
 - `closed`: true once the sinks are closed.
 
-The worker loads no torch. It ignores Ctrl-C and SIGTERM, since these are often sent to all
-processes of a job. If the trainer ends, the worker continues until its queue is empty. A timer
-kills the worker if one capture, or closing the sinks, takes longer than the job allows.
+The worker loads no torch. It ignores Ctrl-C and SIGTERM, because launchers often send these signals
+to all processes. If the trainer ends, the worker continues until its queue is empty. A timer kills
+the worker if a capture takes longer than the job's time limit, or if closing the sinks does.
 """
 
 from __future__ import annotations

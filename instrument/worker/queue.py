@@ -83,7 +83,7 @@ def hydra_run() -> Any:
 
 
 def writable(folder: Path) -> Path:
-    """Create a folder if it is missing, check that it can be written, and return it.
+    """Return the folder; create it if it is missing, and check that files can be written to it.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -158,7 +158,7 @@ def _make_again(staging: Path) -> None:
 
 
 def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a folder's capture.json, replacing an existing one."""
+    """Write a folder's capture.json, and replace an existing capture.json."""
     files.write(folder / METADATA_FILE, _as_text(metadata))
 
 

@@ -36,8 +36,8 @@ def enforce(
 
     The newest capture and the captures for which `needed` is true are never removed.
 
-    Cost: none without limits. With a limit, about 0.1 ms to read the `capture.json` of each capture
-    of this rank; with a budget, also about 0.04 ms to list the files of each capture.
+    Cost: none without limits. With a limit, about 0.1 ms for each capture of this rank, to read its
+    `capture.json`. With a budget, about 0.04 ms more for each capture, to list its files.
 
     Args:
         output_dir: the folder for captures.

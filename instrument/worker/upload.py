@@ -165,7 +165,7 @@ class Upload(Sink):
 def _is_final(error: Exception) -> bool:
     """Whether further attempts are useless after this error.
 
-    They are useless if the bucket or the permission is missing, or if the interpreter shuts down.
+    True if the bucket or the permission is missing, or if the interpreter shuts down.
     """
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError):
@@ -215,7 +215,7 @@ def _note(folder: Path) -> dict[str, Any]:
 
     The file holds the inode of the folder for which it was written, and is valid only in that
     folder. Otherwise a downloaded capture could hold the token of another capture, and overwrite
-    the other capture at the URL.
+    that capture at the URL.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))
