@@ -32,8 +32,8 @@ class ProfileHook:
             sys.setprofile(self._hook)
         else:  # a hook in C
             logger.warning(
-                "profiler.with_stack=true has stopped {!r}, and only the code that started it can "
-                "start it again: use it without with_stack.",
+                "profiler.with_stack=true has stopped {!r}. Only the code that started this "
+                "profile hook can start it again: use either with_stack or this hook.",
                 self._hook,
             )
         if self._hook_of_threads is not None:

@@ -320,8 +320,8 @@ class Recorder:
         memory = self._profile.profile_memory
         raise CaptureError(
             "A window began on one thread and continued on another thread, so the window is "
-            f"dropped: {'with profiler.profile_memory, ' * memory}torch {torch.__version__} "
-            "records only the thread on which the window began. Call session.step() from one thread"
+            f"dropped ({'with profiler.profile_memory ' * memory}torch {torch.__version__} records "
+            "only the first thread): call session.step() from one thread"
             f"{', or turn profile_memory off' * memory}."
         )
 
@@ -401,11 +401,12 @@ class RecordedWindow:
     execution_trace: ExecutionTrace | None
 
     def save(self, path: Path, *, quickly: bool = False) -> None:
-        """Write the trace as plain JSON; write snapshot, execution trace and categories beside it.
+        """Write the trace as plain JSON, and the window's other files into the same folder.
 
-        Call this once: torch refuses a second export, and the recording is freed. Set `quickly` if
-        the process is about to end: memory categories take long, so they are then not written.
-        Cost: holds the GIL for about 3.5 s per million events.
+        The other files are the memory snapshot, the execution trace and the memory categories. Call
+        this once: torch refuses a second export, and the recording is freed. Set `quickly` if the
+        process is about to end: then the memory categories, which take long, are not written. Cost:
+        holds the GIL for about 3.5 s per million events.
 
         Raises:
             CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted

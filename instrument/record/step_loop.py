@@ -61,7 +61,7 @@ class OverheadTimer:
         self._began_ns = time.perf_counter_ns()
 
     def end_step(self, *, recorded: bool | None) -> int:
-        """End the current step, begin the next one, and return the ended step's duration in ns.
+        """End the current step, begin the next step, and return the ended step's duration in ns.
 
         `recorded` says whether a window was open. If `recorded` is None, the step belongs to the
         warm-up of a window, and its duration is not kept.
@@ -123,7 +123,7 @@ class OverheadTimer:
 
 @dataclass
 class StepCounter:
-    """The steps of one phase, and the windows among them.
+    """Counts the steps of one phase, and plans the windows of this phase.
 
     Attributes:
         name: train, validation, test or predict.
@@ -281,7 +281,7 @@ class StepLoop:
 
     @property
     def recording(self) -> bool:
-        """Whether a window is open, and not only warming up."""
+        """Whether a window is being recorded; False while a window warms up."""
         recorder = self.recorder  # read once, because another thread may set it to None
         return recorder is not None and recorder.started_at is not None
 
@@ -511,7 +511,7 @@ class StepLoop:
     # Between two steps.
 
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
-        """End the step and, if the window is over, the window; then begin the next step.
+        """End the step; end the window too if it is over; then begin the next step.
 
         Returns True, so that the caller of `exclusively` knows that this method was called.
         """
@@ -809,7 +809,7 @@ class StepLoop:
     def _drop_window(self, recorder: Recorder | None) -> None:
         """Stop recording without saving.
 
-        `recorder` is the loop's recorder before the error; None if there was none.
+        `recorder` is the recorder that the loop had before the error; None if it had no recorder.
         """
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None

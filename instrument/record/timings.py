@@ -241,8 +241,8 @@ class DeviceTimes:
     def _usable(self) -> bool:
         """Whether CUDA events may be used now.
 
-        During a stream capture they must not be used: a query of an event would make the stream
-        capture fail.
+        They must not be used during a stream capture, because a query of an event would make the
+        stream capture fail.
         """
         cuda = self._cuda
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""`CaptureQueue`, which finishes and uploads the windows of a run and removes old captures."""
+"""`CaptureQueue` finishes and uploads the windows of a run, and removes old captures."""
 
 from __future__ import annotations
 

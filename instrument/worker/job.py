@@ -97,7 +97,7 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The saved job of a run, if this user recorded the run into `folder`; otherwise None."""
+    """The saved job of a run; None unless this user recorded the run into `folder`."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:

@@ -63,9 +63,9 @@ class Exporter:
 
     A thread reads the worker's output and calls `on_finished` with the folder of each capture.
 
-    The first window starts the process. If the process dies before its work is done, the window
-    that it was finishing stays queued, and the next window or `close` starts another process. Only
-    the first death in a run is logged.
+    The first window starts the process. If the process dies before its work is done, the unfinished
+    window stays queued, and the next window or `close` starts another process. An error is logged
+    for the first process that dies in a run.
 
     Cost for the training loop: about 2 ms to start the process; for each window, the time to write
     a line to a pipe.

@@ -34,7 +34,7 @@ def enforce(
 ) -> list[Path]:
     """Remove the oldest captures of a run until the remaining captures are within the limits.
 
-    The newest capture and the captures for which `needed` is true are never removed.
+    The newest capture always stays, and so do captures for which `needed` returns True.
 
     Cost: none without limits. With a limit, about 0.1 ms for each capture of this rank, to read its
     `capture.json`. With a budget, about 0.04 ms more for each capture, to list its files.
