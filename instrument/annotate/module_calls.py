@@ -128,7 +128,7 @@ def _set_call(call: Callable[..., Any]) -> None:
 def _unwrap(call: Any) -> Callable[..., Any]:
     """Remove all wrappers that `_wrap` put around a function.
 
-    Some of them may be old wrappers, because another tool may have put an old wrapper back.
+    Some wrappers may be old ones, because another tool may have put an old wrapper back.
     """
     while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
         call = call.__wrapped__

@@ -1,4 +1,4 @@
-"""`ProfilerConfig`: every option, with torch's own names."""
+"""`ProfilerConfig` holds all options; options that torch has too keep torch's names."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class ProfilerConfig(BaseModel):
             An empty list means that only triggers request windows.
         every_n_steps: a window begins at each multiple of this number except 0, until the run ends.
         schedule: a function from a step to torch's `ProfilerAction`, such as
-            `torch.profiler.schedule(…)`, or a `_target_` mapping that builds such a function. It
-            replaces the cycles, `at_steps` and `every_n_steps`. The result must depend on the step
+            `torch.profiler.schedule(…)`, or a `_target_` mapping that builds such a function. Use
+            it instead of cycles, `at_steps` and `every_n_steps`. The result must depend on the step
             alone. The function is called once per step, before training reaches the step. To find
             the next window, the session calls the function for all steps up to the end of that
             window. If 1,000 steps hold no window, the search pauses until training has passed these
@@ -125,8 +125,8 @@ class ProfilerConfig(BaseModel):
             that tables can group operators by overload. By default, tables show operators without
             overload.
         communication: regular expressions for kernel names; case is ignored. A kernel whose name
-            matches counts as communication. Known kernels, such as NCCL's, always do. The capture
-            stores the expressions.
+            matches counts as communication. Known kernels, such as NCCL's, always count as
+            communication. The capture stores the expressions.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
             precisions, or a mapping such as `{bfloat16: 989e12}`. The precisions are float64,
             float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Missing
@@ -153,9 +153,9 @@ class ProfilerConfig(BaseModel):
         ranks: which ranks of a job record: all, first_per_node, or a list of global ranks. On the
             other ranks a session does nothing. If a trigger of one recording rank requests a
             window, all recording ranks record that window, at the same steps.
-        export: `process`: a separate export process compresses the traces and runs the sinks while
-            training continues; `inline`: the session does both at the end of each window, for short
-            scripts and notebooks.
+        export: where captures are finished. With `process`, a separate export process compresses
+            the traces and runs the sinks while training continues. With `inline`, the session does
+            both at the end of each window, which suits short scripts and notebooks.
         export_queue: how many windows may wait for the export process; further windows are dropped.
         export_timeout_s: how many seconds the export process may take for one window. `stop` waits
             at most the same time for all unfinished windows.

@@ -21,7 +21,7 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
     the files are then removed. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
     """
     try:
-        # imported here, because torch will remove it in a later version
+        # imported here, because a later version of torch will not have this module
         from torch.profiler._memory_profiler import MemoryProfileTimeline
 
         timeline = MemoryProfileTimeline(profile._memory_profile())

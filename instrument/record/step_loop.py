@@ -34,7 +34,7 @@ from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 
-# The steps of a window are compared with at most this many unrecorded steps before it.
+# The steps of a window are compared with at most this many unrecorded steps before the window.
 _STEPS_COMPARED = 50
 # How long a step waits at most while another thread begins or ends a window.
 _LOCK_WAIT_S = 0.1
