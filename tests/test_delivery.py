@@ -259,7 +259,7 @@ def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log
     queue.remove_stale(tmp_path)
     assert log == [
         "WARNING An earlier run recorded first, second but its sinks did not run: "
-        f"`instrument export {tmp_path}` runs them."
+        f"`instrument export {tmp_path}` runs these sinks."
     ]
 
 

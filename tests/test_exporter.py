@@ -389,7 +389,7 @@ def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
         build_sinks({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}
     )
     assert not (tmp_path / "made").exists()
-    assert "'os.mkdir' is no class of a sink" in log.at("ERROR")[0]
+    assert "'os.mkdir' is not a sink class" in log.at("ERROR")[0]
 
 
 def test_a_plain_sinks_options_survive_a_config_made_of_a_config(profiler: dict[str, Any]) -> None:

@@ -64,7 +64,8 @@ def test_a_hook_that_cannot_be_set_again_is_warned_of(tmp_path: Path, log: Log) 
     (warning,) = log.at("WARNING")
     assert warning.startswith("profiler.with_stack=true has stopped <cProfile.Profile object")
     assert warning.endswith(
-        "and only the code that started it can start it again: use only one of the two."
+        "Only the code that started this profile hook can start it again: use either with_stack or "
+        "this hook."
     )
 
 

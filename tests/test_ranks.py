@@ -235,7 +235,7 @@ def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
     assert other.began == {}
     assert log.at("WARNING") == [
         "The window that the trigger mine requested (it is time, on rank 1 after step 1) is not recorded on this rank: all "
-        "ranks begin it with step 15, but this rank is already at step 33."
+        "ranks begin the window with step 15, but this rank is already at step 33."
     ]
 
 
@@ -302,7 +302,7 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
     alone.watch.end()
     assert alone.began == {4: ("mine", Request("it is time")), 10: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
-        "From now on, rank 1 alone records what its triggers request: Connection was likely closed."
+        "From now on, only rank 1 records the windows that its triggers request: Connection was likely closed."
     ]
 
 
@@ -316,7 +316,7 @@ def test_when_the_leader_has_ended_the_others_go_by_themselves(
     assert other.began.keys() == {2}
     assert log.at("WARNING") == []
     assert (
-        "From now on, rank 1 alone records what its triggers request: the leading rank has ended its session."
+        "From now on, only rank 1 records the windows that its triggers request: the leading rank has ended its session."
         in (log.at("INFO"))
     )
 
@@ -331,7 +331,7 @@ def test_a_leader_that_leaves_lets_the_others_go(
     other.goes_on(3)
     assert other.began.keys() == {2}
     assert log.at("WARNING") == [
-        "From now on, rank 0 alone records what its triggers request: division by zero."
+        "From now on, only rank 0 records the windows that its triggers request: division by zero."
     ]
 
 
@@ -345,7 +345,7 @@ def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
     other.goes_on(3)
     assert other.began == {3: ("mine", Request("it is time"))}
     assert log.at("WARNING") == [
-        "From now on, rank 1 alone records what its triggers request: rank 0, which coordinates the "
+        "From now on, only rank 1 records the windows that its triggers request: rank 0, which coordinates the "
         "recording ranks, has not answered for -1 s."
     ]
 

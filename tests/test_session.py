@@ -381,7 +381,7 @@ def test_a_run_whose_length_is_known_is_told_of_a_window_without_room(
         (
             1200,
             None,
-            "The run begins with step 1200, after all windows of the schedule (the last: steps 8–9), so ",
+            "The run begins with step 1200, after the last window of the schedule (steps 8–9), so ",
         ),
         (8, 8, "The run begins with step 8, but has 8 steps in all: nothing is left to record."),
         (3, None, None),

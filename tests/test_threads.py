@@ -120,7 +120,7 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
     assert not profiler_is_on()
     assert [capture.steps.column("number") for capture in session.captures] == [[6, 7, 8]]
     (error,) = log.at("ERROR")
-    assert "but with profiler.profile_memory torch" in error
+    assert "dropped (with profiler.profile_memory torch" in error
     assert error.endswith("call session.step() from one thread, or turn profile_memory off.")
 
 

@@ -5,10 +5,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 
 class InstrumentSearchPath(SearchPathPlugin):
-    """Adds the config groups of `instrument` to Hydra's search path.
-
-    Those of the application come first.
-    """
+    """Adds the config groups of `instrument` to Hydra's search path, after the application's."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append `instrument.conf` to Hydra's search path."""

@@ -1,9 +1,11 @@
 """Opens and closes ranges in torch, NVTX and ITT.
 
 torch's `record_function` costs 11 µs or more per range, with or without a profiler. So this module
-uses two private functions of torch instead, which cost about 3 µs. They record the same events: a
-user annotation, and a `gpu_user_annotation` for the device. Annotations open ranges only while
-something records ranges: each call reads the flag `armed`, which only `arm` and `disarm` change.
+uses two private functions of torch instead, which cost about 3 µs per range. They record the same
+events as `record_function`: a user annotation, and a `gpu_user_annotation` for the device.
+
+Annotations open ranges only while a window or timings record ranges: each call reads the flag
+`armed`, which only `arm` and `disarm` change.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ class Backend(NamedTuple):
     """The functions with which one tool records ranges.
 
     Attributes:
-        open: opens a range of this name on the calling thread; returns the handle for `close`.
-        close: ends a range, on the thread that opened it. A range may also be closed after the tool
-            has stopped recording.
+        open: opens a range with a given name on the calling thread; returns the handle for `close`.
+        close: ends a range; call it on the thread that opened the range. A range may also be closed
+            after the tool has stopped recording.
         mark: records a moment (a named point in time); None if the tool cannot record moments.
     """
 
@@ -50,8 +52,8 @@ def _public_close(handle: Any) -> None:
 
 
 # torch writes the end of a range into the recording in which the range began. If that recording has
-# ended and another one is on, the write corrupts memory. So torch never closes a range that is open
-# when its recording stops: `_outlived` keeps its handle until no recording is on.
+# ended and another recording is on, the write corrupts memory. So a range that is open when its
+# recording stops is never closed in torch: `_outlived` keeps its handle until no recording is on.
 _recording = 0  # how many recordings have ended
 _outlived: list[Any] = []
 
@@ -77,9 +79,9 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Call this when a recording stops, so that no range of this recording is closed afterwards.
+    """Note that a recording stops: from now on, no range of this recording is closed in torch.
 
-    Closing such a range in torch could corrupt memory.
+    Closing such a range could corrupt memory.
     """
     global _recording
     _recording += 1
@@ -124,8 +126,8 @@ backend: Backend = torch_backend
 _arming: tuple[Backend, ...] = ()
 #: Functions that are called after each change of `armed`.
 on_arming: list[Callable[[], None]] = []
-#: Ranges that Dynamo traced into a compiled region. A key holds the names of range and region; the
-#: value holds the id and the code of the region.
+#: Ranges that Dynamo traced into a compiled region. A key is the name of the range and the name of
+#: the region; the value is the id and the code of the region.
 compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
@@ -168,7 +170,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def mark(moment: str) -> None:
-    """Record a moment in the tools that can record moments. torch's profiler is not one of them."""
+    """Record a moment in the tools that can record moments; torch's profiler cannot."""
     if backend.mark is not None:
         backend.mark(moment)
 
@@ -177,15 +179,15 @@ def backend_for(names: Sequence[str]) -> Backend:
     """The backend of the named tools: `torch`, `nvtx` (Nsight Systems) and `itt` (VTune).
 
     Raises:
-        ConfigError: this torch was built without the tool.
+        ConfigError: this torch was built without one of the tools.
     """
     return reduce(both, [BACKENDS[name]() for name in dict.fromkeys(names)])
 
 
 def both(outer: Backend, inner: Backend) -> Backend:
-    """Combine two backends, so that each range opens in both.
+    """Combine two backends, so that each range opens in both backends.
 
-    The combination costs 0.1 µs per range; a loop over backends would cost 0.8 µs.
+    The combination costs 0.1 µs per range; a loop over backends would cost 0.8 µs per range.
     """
     open_outer, close_outer, _ = outer
     open_inner, close_inner, _ = inner
@@ -206,10 +208,9 @@ def both(outer: Backend, inner: Backend) -> Backend:
 
 
 def note_compiled(name: str) -> None:
-    """Remember the name of a range that is opened in code which Dynamo compiles.
+    """Remember the name of a range in code that Dynamo compiles.
 
-    Dynamo calls this function while it compiles the code. The compiled code does not call this
-    function.
+    Dynamo calls this function during the compilation. The compiled code does not call it.
     """
     from torch._guards import CompileContext  # already imported when Dynamo calls this
 
@@ -223,12 +224,12 @@ def _compiled_code() -> ref[CodeType] | None:
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
         return ref(InstructionTranslator.current_tx().output.root_tx.f_code)
-    except Exception:  # these are private parts of torch; the compilation must not fail here
+    except Exception:  # torch may change these private functions; the compilation must not fail
         return None
 
 
 def current_compiled_ranges() -> list[dict[str, str]]:
-    """List `compiled_ranges`, except ranges whose code `torch._dynamo.reset()` has removed."""
+    """List `compiled_ranges`, without ranges whose compiled code Dynamo has removed since."""
     return [
         {"range": name, "region": region_name}
         for (name, region_name), (region, code) in compiled_ranges.items()

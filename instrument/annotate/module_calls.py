@@ -1,8 +1,11 @@
-"""Opens ranges around calls of modules: wraps `nn.Module.__call__` while something records ranges.
+"""Opens ranges around calls of modules: wraps `nn.Module.__call__` while ranges are recorded.
 
-Module hooks are not used, for four reasons. A copy or a saved file of a module contains its hooks.
-TorchScript does not accept hooks. torch does not use its inference fast path for modules with
-hooks. Dynamo recompiles a module if its hooks change.
+Module hooks are not used, for four reasons:
+
+- A copy or a saved file of a module contains the module's hooks.
+- TorchScript does not accept hooks.
+- torch does not use its inference fast path for modules with hooks.
+- Dynamo recompiles a module if the module's hooks change.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from instrument.annotate import backends
 from instrument.range_names import to_trace
 
 # The key in the `__dict__` of a marked module. The value is plain text, so copies of the module
-# keep it, and any process can load it.
+# keep the value, and a process without this package can load the module.
 _MARK = "_profiled_as"
 
 # Python 3.13 stops caching the attributes of a class that was changed 1,000 times. From then on,
@@ -32,7 +35,7 @@ _MOST_CHANGES = 800
 
 @dataclass(eq=False)
 class ModuleRange:
-    """The range of a module, and how often the module was called.
+    """The range of a module; `calls` counts how often the range has opened.
 
     Modules that were marked with the same name share one `ModuleRange`. `type` is the name of the
     module's class; None if the user marked the module with `profiled`.
@@ -47,7 +50,7 @@ class ModuleRange:
         self.label = to_trace(self.name)
 
 
-# The keys are ids of modules. They stay valid, because the caller of `attach` keeps the modules
+# The keys are ids of modules. The ids stay valid, because the caller of `attach` keeps the modules
 # alive.
 _attached: dict[int, ModuleRange] = {}
 _marked: WeakSet[nn.Module] = WeakSet()
@@ -58,7 +61,7 @@ _changes = 0
 
 
 def mark(module: nn.Module, name: str) -> None:
-    """Give a module and its later copies a range; a second call replaces the name."""
+    """Give a module and its later copies a range; a second call replaces the range's name."""
     vars(module)[_MARK] = name
     _marked.add(module)
     _follow_arming()
@@ -103,7 +106,7 @@ def _follow_arming() -> None:
 
 
 def _refresh() -> None:
-    """Wrap `nn.Module.__call__` if ranges can open, and unwrap it if not."""
+    """Wrap `nn.Module.__call__` if ranges of modules can open; otherwise unwrap it."""
     global _wrapper, _changes
     needed = backends.armed and bool(_attached or _ranges_by_mark)
     if needed and _wrapper is None:
@@ -125,7 +128,7 @@ def _set_call(call: Callable[..., Any]) -> None:
 def _unwrap(call: Any) -> Callable[..., Any]:
     """Remove all wrappers that `_wrap` put around a function.
 
-    These may be older wrappers too, because another tool may have put an older wrapper back.
+    Some wrappers may be old ones, because another tool may have put an old wrapper back.
     """
     while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
         call = call.__wrapped__
@@ -136,8 +139,8 @@ def _unwrap(call: Any) -> Callable[..., Any]:
 def unwrapped() -> Iterator[None]:
     """Restore torch's own `nn.Module.__call__` during the block.
 
-    When a process records stacks for the first time, torch looks up the code of
-    `nn.Module.__call__`, and uses that code until the process ends.
+    When a process records stacks for the first time, torch looks up the code object of
+    `nn.Module.__call__`, and uses this code object until the process ends.
     """
     before: Callable[..., Any] = nn.Module.__call__
     _set_call(_unwrap(before))
@@ -174,12 +177,12 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def skip_in_dynamo(function: Callable[..., Any]) -> None:
-    """Make Dynamo skip a function's own frame, but compile the functions that it calls.
+    """Make Dynamo skip `function` itself, but compile the functions that `function` calls.
 
-    Dynamo treats torch's `nn.Module.__call__` in the same way. Without this function, Dynamo would
-    compile module calls a second time after a graph break, together with the wrapper.
-    `torch.compiler.disable(recursive=False)` has the same effect, but loads Dynamo, which takes two
-    seconds.
+    Dynamo treats torch's own `nn.Module.__call__` in the same way. If Dynamo did not skip the
+    wrapper of `nn.Module.__call__`, it would compile module calls a second time after a graph
+    break, together with the wrapper. `torch.compiler.disable(recursive=False)` has the same effect,
+    but loads Dynamo, which takes two seconds.
     """
     dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     code = function.__code__

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 class ModuleFilter:
     """Which submodules of a model get a range; see `instrument_model`.
 
-    If `prefix` is not empty, the names of the ranges begin with it.
+    The names of the ranges begin with `prefix`, if `prefix` is not empty.
     """
 
     depth: int | None = None
@@ -80,7 +80,7 @@ def instrument_model(
     per call of any other module in the process. With `profiler.timings.modules`, these costs apply
     to the whole run. Submodules inside a compiled region or in the replicas of
     `nn.DataParallel` get no ranges; the capture lists them. With `INSTRUMENT_DISABLE=1` in the
-    environment, this does nothing.
+    environment, this function does nothing.
 
     Raises:
         ConfigError: the options select no submodule, or a glob in `include` or `exclude` matches no
@@ -141,10 +141,10 @@ def instrument_models(
     exclude: Sequence[str],
     types: Sequence[str],
 ) -> list[nn.Module]:
-    """Give ranges to the submodules of models that are not instrumented yet; return these models.
+    """Instrument the models that are not instrumented yet; return these models.
 
-    `models` is a result of `named_models`. The options and the ConfigError are those of
-    `instrument_model`.
+    `models` is a result of `named_models`. The other parameters and the ConfigError are the same as
+    in `instrument_model`.
     """
     models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
     if not models or backends.disabled:
@@ -182,13 +182,14 @@ class ModuleRanges:
         modules that the user marked with `profiled` are included.
         """
         before = self._calls_before | (self._marked_calls_before if with_marked else {})
-        names = {each.name for each in before}  # a compiled model and the model in it share names
+        # names, because a compiled model and the original model inside it share names
+        names = {each.name for each in before}
         return names - {each.name for each, calls in before.items() if each.calls > calls}
 
     def types(self) -> dict[str, str]:
         """The classes of the submodules whose ranges opened, by the name of the range.
 
-        If several submodules share a name, their classes are one text, such as "Linear or Conv2d".
+        If submodules of several classes share a name, the text is like "Conv2d or Linear".
         """
         found: dict[str, set[str]] = {}
         for each, calls in self._calls_before.items():
@@ -220,7 +221,7 @@ def _selected_modules() -> Iterator[tuple[str, nn.Module]]:
     """The range name and module of each selected submodule of all instrumented models."""
     for model, module_filter in list(_instrumented.items()):
         for path, module in model.named_modules():
-            # torch.compile holds the original module as `_orig_mod`
+            # a compiled module holds the original module as `_orig_mod`
             name = path.replace("_orig_mod.", "").removesuffix("_orig_mod")
             if module_filter.matches(name, module) and _has_forward(module):
                 kind = type(getattr(module, "_orig_mod", module)).__name__

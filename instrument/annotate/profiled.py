@@ -25,16 +25,16 @@ T = TypeVar("T")
 class Range:
     """A named range, used as a decorator or as a context manager; `profiled("name")` makes it.
 
-    One object may be entered again while it is open, and from several threads. Do not put an
-    `await` or a `yield` into its `with` block: the range would include other code that runs
-    meanwhile.
+    `with` blocks of the same object may be nested, and may run in several threads. Do not put an
+    `await` or a `yield` into such a block: the range would include other code that runs meanwhile.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._label = to_trace(name)
         # The open ranges of each thread, innermost last. An entry holds the function that closes
-        # the range, and the range's handle. It is None if nothing recorded when the range began.
+        # the range, and the range's handle. An entry is None if nothing was recording when the
+        # range began.
         self._open: dict[int, list[tuple[Callable[[Any], None], Any] | None]] = {}
 
     def __call__(self, target: T) -> T:
@@ -140,13 +140,14 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     An instance of `nn.Module` is marked in place: an attribute holds the name as plain text. So
     copies keep the name, and a process without this package can load the module.
 
-    A name may be a format string with the function's parameters, as in
-    `@profiled("layer{self.index}")`. The option `name=` also takes a function of the arguments. The
-    format or the function is evaluated only while a window records or timings run.
+    A name may be a format string with the parameters of the marked function, as in
+    `@profiled("layer{self.index}")`. The option `name=` also takes a function of the arguments,
+    which returns the name. The format or the function is evaluated only while a window records or
+    timings run.
 
-    The result has the signature and the docstring of the marked object, and `pickle` and `inspect`
-    treat it like the marked object. A call costs one check of a flag while nothing records, about
-    3 µs while a window records, and 0.5 µs with timings of the whole run. With
+    The result has the signature and the docstring of the marked object; `pickle` and `inspect`
+    treat the result like the marked object. A call costs one check of a flag while nothing records,
+    about 3 µs while a window records, and 0.5 µs with timings of the whole run. With
     `INSTRUMENT_DISABLE=1` in the environment at import, `profiled` returns the object itself. A
     range that `torch.compile` traces into a compiled region is not timed, because the compiled code
     does not contain the range. The capture lists such ranges.
@@ -176,7 +177,7 @@ _pushed = _PushedRanges()
 def range_push(name: str) -> int:
     """Open a range on this thread, until `range_pop`; return the range's nesting depth, from 0.
 
-    This works like `torch.cuda.nvtx.range_push`; use it in code in which no `with` block fits. A
+    `range_push` works like `torch.cuda.nvtx.range_push`; use it where no `with` block fits. A
     window does not show ranges that were pushed before the window began. While nothing records, a
     call costs 0.5 µs. Inside compiled regions, no range opens and the returned depth is -1.
     """
@@ -261,8 +262,8 @@ def _mark_class(cls: type, name: Name) -> type:
 def _mark_autograd_function(cls: type, name: Name) -> None:
     """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
 
-    The subclass may define `vjp` instead of `backward`; torch allows only one of the two. The range
-    is named after `backward` in both cases.
+    The subclass may define `vjp` instead of `backward`; torch allows only one of these two methods.
+    If `name` is text, the name of the range ends with `.backward` for both methods.
     """
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):

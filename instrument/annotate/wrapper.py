@@ -2,7 +2,7 @@
 
 A plain function gets a wrapper with the function's signature, compiled from source. A call through
 this wrapper takes a third of the time of a call through `*args, **kwargs`, and tools that inspect
-the wrapper see the signature. The wrapper uses the globals of the module `backends`. So the flag
+the wrapper see the signature. The wrapper's globals are those of the module `backends`. So the flag
 `armed`, which each call checks, is a global variable of the wrapper.
 """
 
@@ -27,8 +27,8 @@ from instrument.range_names import RESUMED, to_trace
 
 Name = str | Callable[..., Any]
 
-# is_dynamo_compiling() comes first: Dynamo knows the result, so Dynamo never reads `armed`. If
-# Dynamo read `armed`, it would compile again whenever `armed` changes.
+# is_dynamo_compiling() comes first: Dynamo knows its result, so Dynamo never reads `armed`. If
+# Dynamo read `armed`, Dynamo would compile again whenever `armed` changes.
 _PLAIN = """
 def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
@@ -103,8 +103,8 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     """Wrap a function so that each of its calls is in a range.
 
     `name` may be a format string with the parameters (`"layer{self.index}"`), or a function of the
-    arguments. Both are evaluated only when a range opens. Coroutines and generators get one range
-    for each slice between two suspensions.
+    arguments. The format or the function is evaluated only when a range opens. Coroutines and
+    generators get one range for each slice between two suspensions.
     """
     exact = _signature_source(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
@@ -162,9 +162,13 @@ def _wrapper_factory(
 def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
     """Write a wrapper's parameters and arguments as source code.
 
-    Returns three texts, such as "x, *, y", "x, y=y" and "{'x': x, 'y': y}": the list of parameters,
-    the arguments that pass the parameters on, and a dict from the parameters' names to their
-    values. Returns None if the parameters cannot be written as source code. Default values are not
+    Returns three texts:
+
+    - the list of parameters, such as "x, *, y";
+    - the arguments that pass the parameters on, such as "x, y=y";
+    - a dict from the parameters' names to their values, such as "{'x': x, 'y': y}".
+
+    Returns None if the parameters cannot be written as source code. Default values are not
     included: the wrapper gets them from the function.
     """
     positional = code.co_varnames[: code.co_argcount]
@@ -209,7 +213,7 @@ def _fallback(function: Any, name: Name) -> str:
 class _CallSlices:
     """Opens a range for each slice of one call, from one suspension to the next.
 
-    The first range has the label as its name; the later ones have `LABEL (resumed)`.
+    The first range is named `LABEL`; later ranges are named `LABEL (resumed)`.
     """
 
     def __init__(self, label: Callable[[], str]) -> None:
@@ -248,7 +252,7 @@ class _CallSlices:
 
     @staticmethod
     def without_own_frames(error: BaseException) -> BaseException:
-        """Remove this module's frames from the start of a traceback.
+        """Remove this module's Python frames from the start of a traceback.
 
         When the wrapper raises the exception again, Python adds the wrapper's frame again.
         """

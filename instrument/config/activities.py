@@ -1,8 +1,8 @@
 """The option `activities`: which activities torch records (CPU, CUDA), and which of their events.
 
 The option is a list of names. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` selects
-some types of the activity's events. The types have Kineto's names, which differ by device and
-version; torch checks the names when a session starts.
+some types of the activity's events. The types have Kineto's names, which depend on the device and
+on Kineto's version. torch checks these names when a session starts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
 Activities: TypeAlias = list[str | dict[str, list[str]]]
 
-# For each option: the experimental flag that breaks the option, and the type of cpu events that the
-# option needs.
+# For each option: the experimental option that conflicts with it, and the type of cpu events that
+# it needs.
 _CONFLICTS = (
     ("with_stack", "trace_only", "PYTHON_FUNCTION"),
     ("profile_memory", "profile_all_threads", "CPU_INSTANT_EVENT"),
@@ -25,7 +25,7 @@ _CONFLICTS = (
 
 
 class Config(Protocol):
-    """The options of `ProfilerConfig` that `conflict` reads; `_CONFLICTS` names the other ones."""
+    """The options of `ProfilerConfig` that `conflict` reads, except those in `_CONFLICTS`."""
 
     activities: Activities | None
     experimental_config: dict[str, Any]

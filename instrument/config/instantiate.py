@@ -1,10 +1,10 @@
 """Builds sinks and triggers from `_target_` mappings, and makes mappings from instances.
 
-`_target_` is the import path of a class. There is no other registry, but built-in classes also have
-short names. Hydra builds the mappings of a config, because they may hold interpolations and nested
-`_target_` mappings. The mappings from the command line, and the mappings that the export process
-receives, hold neither interpolations nor nested mappings. `sink_of_class` builds sinks from these
-simple mappings without Hydra, and calls only classes of sinks.
+`_target_` is the import path of a class; built-in classes also have short names. Hydra builds the
+objects of a config, because its mappings may hold interpolations and nested `_target_` mappings.
+The command line and the export process use simple mappings, without interpolations and without
+nested mappings. `sink_of_class` builds sinks from simple mappings without Hydra, and calls only
+classes of sinks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
     Args:
         kind: what to build, a sink or a trigger.
         name: the name of the sink or trigger in the config.
-        given: a `_target_` mapping, the options of a built-in class, or an instance, which is
+        given: a `_target_` mapping, the options of a built-in class, or an instance. An instance is
             returned unchanged.
 
     Raises:
-        ConfigError: `given` is none of these three, cannot be built, or lacks the method of a sink
-            or trigger.
+        ConfigError: `given` has another form or cannot be built, or the result lacks the method of
+            a sink (`write`) or of a trigger (`fires`).
     """
     path, (method, signature) = f"profiler.{kind}s.{name}", _METHODS[kind]
     if isinstance(given, Mapping):
@@ -61,9 +61,9 @@ def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
 
 
 def instantiated(path: str, given: Mapping[str, Any]) -> Any:
-    """Build the object that a `_target_` mapping at a path of the config describes.
+    """Build the object that a `_target_` mapping describes; build nested mappings first.
 
-    Nested mappings are built first.
+    `path` is the mapping's place in the config, for the error.
 
     Raises:
         ConfigError: the mapping cannot be built.
@@ -112,7 +112,7 @@ def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
         kind = _imported(path)
         if not inspect.isclass(kind) or not callable(getattr(kind, method, None)):
             raise ConfigError(
-                f"{target!r} is no class of a sink: such a class has a method {signature}."
+                f"{target!r} is not a sink class: a sink class has a method {signature}."
             )
         return kind(**options)
     except InstrumentError:
@@ -143,9 +143,10 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
-    """The `_target_` mapping of a sink or trigger that was built from `given`.
+    """The `_target_` mapping of the sink or trigger `instance`, which was built from `given`.
 
-    If `given` is an instance whose class is no pydantic model, the mapping holds only the class.
+    If `given` is not a mapping and the class is not a pydantic model, the mapping holds only the
+    class.
     """
     target = f"{type(instance).__module__}.{type(instance).__qualname__}"
     if isinstance(instance, BaseModel):
@@ -155,7 +156,7 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A mapping from which any process can build this sink; the sink if there is no such mapping.
+    """A `_target_` mapping from which any process can build `sink`; `sink` itself if there is none.
 
     `given` is the value in the config from which the sink was built.
     """
@@ -168,7 +169,7 @@ def for_any_process(sink: Any, given: Any) -> Any:
         written = json.dumps(options)
         if isinstance(sink, BaseModel):
             same = bool(kind(**options) == sink)
-        else:  # the export process builds the mapping without Hydra
+        else:  # the export process builds the sink without Hydra
             same = isinstance(given, Mapping) and not any(name.startswith("_") for name in options)
             same = same and '"_target_"' not in written
         return mapping if same and _imported(mapping["_target_"]) is kind else sink

@@ -64,10 +64,9 @@ def unwrapped(value: Any) -> Any:
 
 
 def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
-    """The end of an error sentence: what the value must be.
+    """The end of an error sentence, which says what the value must be.
 
-    If the value must be a group of options (a pydantic model), `options` are the names of these
-    options.
+    `options` are the names of the options inside the value, if the value is a pydantic model.
     """
     if error["type"] == "greater_than_equal":
         return f"must be {error['ctx']['ge']} or more"

@@ -1,7 +1,7 @@
 """Computes windows from the options of a schedule and a step number.
 
-A window consists of consecutive recorded steps. Steps of warm-up may come before them. Steps count
-from 0, as in `torch.profiler.schedule`.
+A window consists of consecutive recorded steps; warm-up steps may come before the window. Steps are
+counted from 0, as in `torch.profiler.schedule`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NEVER = sys.maxsize
 
 # If one of the `_WINDOW_OPTIONS` is given, it replaces the cycles of wait, warmup and active steps.
 # The options in `_CYCLE_DEFAULTS` must then have their defaults. `wait` may have any value, because
-# presets set it.
+# presets set `wait`.
 _WINDOW_OPTIONS = ("schedule", "at_steps", "every_n_steps")
 _CYCLE_DEFAULTS = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
 
 # The names of torch's `ProfilerAction`. A schedule function is called for up to `_AHEAD` steps to
 # find the next window, and for up to `_LONGEST` steps to find the end of a warm-up or a window. A
-# longer window lasts until the session stops.
+# window of more than `_LONGEST` steps lasts until the session stops.
 ACTIONS = ("NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE")
 _AHEAD, _LONGEST = 1_000, 10_000
 
@@ -73,7 +73,7 @@ class Window:
         return f"step {self}" if self.first == self.last else f"steps {self}"
 
     def done_in_words(self, ended: int) -> str:
-        """The steps that a window has recorded up to `ended - 1`, such as "steps 3–4".
+        """The steps that the window has recorded, such as "steps 3–4"; the last is `ended - 1`.
 
         If no step of the window is complete, the text is like "a part of step 3".
         """
@@ -82,7 +82,7 @@ class Window:
         return replace(self, last=ended - 1).in_words()
 
     def cut_short(self, done: int, reason: str) -> str:
-        """A sentence that says why the window ended early, and after how many steps (`done`)."""
+        """A sentence that says that the window ended early, after `done` steps, for `reason`."""
         planned = done if self.last is None else self.last - self.first + 1
         steps = f"{done}" if self.last is None else f"{done} of {planned}"
         steps += " step" if planned == 1 else " steps"
@@ -100,11 +100,11 @@ class Idle:
 
 
 def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
-    """The first window whose recording begins at this step or later; None if there is none.
+    """The first window whose recording begins at `step` or later.
 
-    The result is `Idle` if the schedule is a function and the steps that were searched contain no
-    window. The result depends only on the schedule and the step, so step numbers may jump. The
-    result is None if only triggers request windows.
+    The result is None if there is no such window, or if only triggers request windows. The result
+    is `Idle` if the schedule is a function and the searched steps contain no window. The result
+    depends only on the schedule and on `step`, so step numbers may jump.
     """
     if triggers_alone(schedule):
         return None
@@ -129,7 +129,7 @@ def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
 
 
 def last_window(schedule: Schedule) -> Window | None:
-    """The last window of a schedule; None if the schedule has no windows, or never ends."""
+    """The last window of a schedule; None if the schedule has no windows or no known end."""
     if schedule.at_steps:
         found = next_window(schedule, max(schedule.at_steps))
         return found if isinstance(found, Window) else None
@@ -141,8 +141,8 @@ def last_window(schedule: Schedule) -> Window | None:
 def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Window]:
     """The windows from a step on, in order.
 
-    If the schedule is a function, the search may end after the step `until`, at the first long gap
-    between windows.
+    If the schedule is a function, the search ends at the first long gap between windows, but not
+    before the step `until`.
     """
     while True:
         found = next_window(schedule, step)
@@ -165,16 +165,13 @@ def triggers_ask(schedule: Schedule) -> bool:
 def triggers_alone(schedule: Schedule) -> bool:
     """Whether all windows are requested by triggers.
 
-    True if there are triggers, and no option says which steps to record or how many.
+    True if a trigger may request a window, and no option says which steps to record or how many.
     """
     return schedule.active is None and _window_option(schedule) is None and triggers_ask(schedule)
 
 
 def _window_option(schedule: Schedule) -> str | None:
-    """The name of the first given option of `_WINDOW_OPTIONS`; None if none of them is given.
-
-    Such an option replaces the cycles of wait, warmup and active steps.
-    """
+    """The name of the first option in `_WINDOW_OPTIONS` that is given; None if none is given."""
     return next((name for name in _WINDOW_OPTIONS if getattr(schedule, name) is not None), None)
 
 
@@ -204,10 +201,11 @@ def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
 
 
 def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
-    """Like `next_window`, for a function from a step to the name of torch's action.
+    """The same as `next_window`, for a function from a step to the name of torch's action.
 
-    A window ends with RECORD_AND_SAVE. It also ends before a step that is not recorded; torch's own
-    profiler would warn there. A window that began before `step` is left out.
+    A window ends with a step of the action RECORD_AND_SAVE, or before a step of the action NONE or
+    WARMUP (torch's own profiler would then log a warning). A window that began before `step` is
+    left out.
     """
     begin = step
     if step and action(step - 1) == "RECORD":
@@ -232,10 +230,9 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """Search for the first step whose action is not RECORD, and return it.
+    """The first step from `step` on whose action is not RECORD.
 
-    The search begins at `step`. If it finds no such step among `_LONGEST` steps, the result is
-    `step + _LONGEST`.
+    After `_LONGEST` steps the search ends, and the result is `step + _LONGEST`.
     """
     return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
@@ -248,7 +245,7 @@ def conflict(schedule: Schedule) -> str | None:
             return _needs_active("repeat", schedule.repeat, "the first window has")
         return None
     given = [f"profiler.{name}" for name in _WINDOW_OPTIONS if getattr(schedule, name) is not None]
-    # at_steps=[] may stand beside another option, because it adds no window.
+    # at_steps=[] may be given with another option, because it adds no window.
     if len(given) > 1 and not (schedule.at_steps == [] and len(given) == 2):
         return f"{given[0]} and {given[1]} are both given, but each is a schedule: leave one out."
     for name, default in _CYCLE_DEFAULTS.items():
@@ -263,7 +260,7 @@ def conflict(schedule: Schedule) -> str | None:
 
 
 def ignored_options(schedule: Schedule) -> str | None:
-    """A sentence that names the given options without effect; None if there are none."""
+    """A sentence that names the given options that have no effect; None if all have an effect."""
     if option := _window_option(schedule):
         names, why = ["wait"], f"profiler.{option} says which windows there are"
         if option == "schedule" and not triggers_ask(schedule):
@@ -311,13 +308,14 @@ def unreachable_window(
     """A sentence about the first window that does not fit into a run.
 
     Args:
-        schedule: the options of the schedule. If it has no end, only the first window must fit.
+        schedule: the options of the schedule. If the schedule has no end, only its first window
+            must fit.
         total_steps: the number of steps of the run, counted from 0.
         first_step: the step with which the run begins.
         run: the subject of the sentence.
 
     Returns:
-        The sentence; None if the windows fit.
+        The sentence; None if all these windows fit.
     """
     if first_step >= total_steps:
         return None
@@ -348,8 +346,8 @@ def remedy(
     Args:
         schedule: the options of the schedule.
         window: the window; None if the schedule is a function and the window is not known yet.
-        within: whether the run ends within the window instead of before it.
-        longer: how to make the run longer.
+        within: whether the run ends within the window instead of before the window.
+        longer: the advice on how to make the run longer.
     """
     if window is None or (schedule.schedule is not None and window.trigger is None):
         return f"make profiler.schedule record earlier, or {longer}"

@@ -1,4 +1,4 @@
-"""`ProfilerConfig`: every option, with torch's own names."""
+"""`ProfilerConfig` holds all options; options that torch has too keep torch's names."""
 
 from __future__ import annotations
 
@@ -72,29 +72,29 @@ class ProfilerConfig(BaseModel):
 
     The schedule counts training steps. The cycles begin after `skip_first` steps. Each cycle has
     `wait` steps without recording, then `warmup` steps whose records are discarded, then `active`
-    recorded steps, which are a window. There are `repeat` cycles; 0 means no end. Unlike torch,
-    `repeat` is 1 by default: one window. If `skip_first_wait` is not 0, the first cycle has no
-    `wait` steps. `active=None` records until the session stops. With triggers, `active=None`
-    records only the windows that the triggers request; such a window has one step, unless its
-    trigger requests more. Instead of cycles, `at_steps` or `every_n_steps` give the first step of
-    each window. Then `wait` is ignored.
+    recorded steps: the window. There are `repeat` cycles; 0 means no end. Unlike in torch, `repeat`
+    is 1 by default: one window. If `skip_first_wait` is not 0, the first cycle has no `wait` steps.
+    `active=None` records until the session stops. With triggers, `active=None` records only the
+    windows that the triggers request; such a window has one step, unless its trigger requests more.
+    Instead of cycles, `at_steps` or `every_n_steps` gives the first step of each window; `wait` is
+    then ignored.
 
     Attributes:
         enabled: if False, the session does nothing, and most other options are not checked.
-        at_steps: the first steps of the windows. Each window has `active` steps. Its warm-up has
+        at_steps: the first step of each window. A window has `active` steps. Its warm-up has
             `warmup` steps, or fewer if the previous window ends less than `warmup` steps earlier.
             An empty list means that only triggers request windows.
         every_n_steps: a window begins at each multiple of this number except 0, until the run ends.
         schedule: a function from a step to torch's `ProfilerAction`, such as
-            `torch.profiler.schedule(…)`, or a `_target_` mapping that builds such a function. It
-            replaces the cycles, `at_steps` and `every_n_steps`. The result must depend on the step
+            `torch.profiler.schedule(…)`, or a `_target_` mapping that builds such a function. Use
+            it instead of cycles, `at_steps` and `every_n_steps`. The result must depend on the step
             alone. The function is called once per step, before training reaches the step. To find
-            the next window, the session calls it for the steps up to the end of that window. If
-            1,000 steps hold no window, the search continues when training has reached them. At its
-            start, the session looks for the first four windows. A call of torch's function takes
-            0.4 µs. A window of more than 10,000 steps lasts until the session stops.
-        total_steps: how many steps the run has, counted from 0. If this is given, and a window does
-            not fit into the run, the session logs a warning when it starts.
+            the next window, the session calls the function for all steps up to the end of that
+            window. If 1,000 steps hold no window, the search pauses until training has passed these
+            steps. At its start, the session looks for the first four windows. A call of torch's
+            function takes 0.4 µs. A window of more than 10,000 steps lasts until the session stops.
+        total_steps: how many steps the run has, counted from step 0. If a window does not fit into
+            the run, the session logs a warning at its start.
         phases: the phases to which the schedule applies: train, validation, test, predict. Each
             phase counts its own steps.
         max_window_s: a window that has recorded for this many seconds ends with the current step.
@@ -104,13 +104,12 @@ class ProfilerConfig(BaseModel):
             began the window can end it. None means no limit.
         max_window_memory: by how many bytes the memory of the process may grow during a window: a
             number, or text such as "4GB". At this limit, the window ends as with `max_window_s`.
-            The limit is never more than an eighth of the machine's memory: when a window ends,
-            torch needs about six times the memory that the window has taken. Linux only. None means
-            no limit.
-        activities: a list of cpu, cuda, xpu, mtia and hpu; None means all that this machine has. In
-            place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only these types of
-            the activity's events (torch 2.13). Steps and ranges are cpu events of the type
-            USER_ANNOTATION.
+            The limit is at most an eighth of the machine's memory, because torch needs about six
+            times the memory of the window when the window ends. Linux only. None means no limit.
+        activities: what to record, a list of cpu, cuda, xpu, mtia and hpu; None means all that this
+            machine has. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only
+            these types of the activity's events (torch 2.13). Steps and ranges are cpu events of
+            the type USER_ANNOTATION.
         record_shapes: record the operators' input shapes.
         profile_memory: record every allocation and free.
         memory_categories: write memory by torch's categories (parameters, gradients, activations,
@@ -118,25 +117,25 @@ class ProfilerConfig(BaseModel):
             `memory_categories_DEVICE.json` and `.raw.json.gz`, the files of torch's
             `export_memory_timeline`. Turns on `record_shapes`, `profile_memory` and `with_stack`.
             At the end of a window, training waits 0.2 to 0.3 ms for each operator.
-        with_stack: record Python stacks, which the stacks sink needs. While recording, this
-            option costs the most.
+        with_stack: record Python stacks, which the stacks sink needs. No other option makes
+            recording as slow.
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
-        capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
-            Then they can be grouped by overload. By default, tables show operators without
+        capture_overload_names: record operators with their overload, such as `aten::add.Tensor`, so
+            that tables can group operators by overload. By default, tables show operators without
             overload.
-        communication: regular expressions for kernel names; case is ignored. Kernels that match
-            count as communication, and so do known kernels such as NCCL's. The capture stores the
-            expressions.
+        communication: regular expressions for kernel names; case is ignored. A kernel whose name
+            matches counts as communication. Known kernels, such as NCCL's, always count as
+            communication. The capture stores the expressions.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
-            precisions, or a mapping such as `{bfloat16: 989e12}` with the precisions float64,
-            float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Peaks
-            that are not given come from a built-in table of devices. None means that all peaks come
-            from this table.
+            precisions, or a mapping such as `{bfloat16: 989e12}`. The precisions are float64,
+            float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Missing
+            peaks come from a built-in table of devices. None means that all peaks come from this
+            table.
         memory_snapshot: write `memory_snapshot.pickle` to the capture: the snapshot of CUDA's
-            allocator, with the allocations and frees during the window. pytorch.org/memory_viz
-            opens it. If the program records a memory history with `torch.cuda.memory`, the window
-            ends that history.
+            allocator, with the allocations and frees during the window. Open this file on
+            pytorch.org/memory_viz. If the program records a memory history with
+            `torch.cuda.memory`, the window ends that history.
         execution_trace: write `execution_trace.json` to the capture: torch's execution trace
             (Chakra) of the window's steps, for replay and simulation. Costs about 8 µs and 1 kB per
             operator.
@@ -154,16 +153,16 @@ class ProfilerConfig(BaseModel):
         ranks: which ranks of a job record: all, first_per_node, or a list of global ranks. On the
             other ranks a session does nothing. If a trigger of one recording rank requests a
             window, all recording ranks record that window, at the same steps.
-        export: `process`: a separate export process compresses the traces and runs the sinks while
-            training continues; `inline`: the session does both at the end of each window, for short
-            scripts and notebooks.
+        export: where captures are finished. With `process`, a separate export process compresses
+            the traces and runs the sinks while training continues. With `inline`, the session does
+            both at the end of each window, which suits short scripts and notebooks.
         export_queue: how many windows may wait for the export process; further windows are dropped.
         export_timeout_s: how many seconds the export process may take for one window. `stop` waits
-            for the unfinished windows for at most the same time.
-        keep: how many captures of this run and rank are kept; the oldest are removed. None means
-            all.
-        disk_budget: bytes that the captures of this run and rank may take: a number, or text such
-            as "2GB". The oldest capture is removed first; the newest capture always stays.
+            at most the same time for all unfinished windows.
+        keep: how many captures of this run and rank are kept; the oldest captures are removed. None
+            means all.
+        disk_budget: how many bytes the captures of this run and rank may take: a number, or text
+            such as "2GB". The oldest capture is removed first; the newest capture always stays.
         upload_to: an fsspec URL such as s3://bucket/run. Each finished capture is uploaded there,
             as a folder with the capture's name. If another run has uploaded a capture NAME to this
             URL, the new folder is called NAME-2. Captures that are not uploaded yet are kept
@@ -244,7 +243,7 @@ class ProfilerConfig(BaseModel):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about options that were changed or are ignored; the session logs them."""
+        """Sentences about options that were changed or are ignored, for the session's log."""
         return list(self._notes)
 
     @property
@@ -312,7 +311,7 @@ class ProfilerConfig(BaseModel):
     @field_validator("sinks", "triggers", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """Turn a list of names into a mapping; drop entries that are null."""
+        """Turn a list of names into a mapping; remove entries of a mapping that are null."""
         if isinstance(value, Iterable) and not isinstance(value, str | Mapping | BaseModel):
             names = list(value)
             for given in names:
@@ -399,12 +398,12 @@ def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> Profiler
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
     Each of the `options` replaces the option of the same name in `source`. If `source` is None
-    and there are no options, nothing is recorded: so `cfg.get("profiler")` may be passed even if
-    the application's config has no profiler.
+    and there are no options, nothing is recorded. So `cfg.get("profiler")` may be passed even if
+    the application's config has no key `profiler`.
 
     Raises:
-        ConfigError: an option is wrong, as for `ProfilerConfig`; or the source has another type, or
-            names a preset that does not exist.
+        ConfigError: an option is wrong, `source` has another type, or `source` names a preset that
+            does not exist.
     """
     if isinstance(source, ProfilerConfig):
         if not options:
@@ -445,7 +444,7 @@ def _resolved(source: DictConfig) -> Any:
         ) from None
 
 
-# hydra-zen reads the signature of the constructor, not that of the class.
+# hydra-zen reads the signature of `__init__`, not the signature of the class.
 _self = Parameter("self", Parameter.POSITIONAL_ONLY)
 _parameters = [_self, *signature(ProfilerConfig).parameters.values()]
 ProfilerConfig.__init__.__signature__ = Signature(_parameters)  # type: ignore[attr-defined]

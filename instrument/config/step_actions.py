@@ -23,11 +23,11 @@ _EXPECTED = (
 class StepActions:
     """The name of torch's action for each step, computed by the user's function.
 
-    `given` is that function, or a `_target_` mapping that builds it.
+    `given` is the function, or a `_target_` mapping that builds the function.
 
-    The function is called once per step; up to 50,000 results are cached. If it raises, or
-    returns something other than torch's actions, the error is logged and never reaches the training
-    loop; all further results are NONE. Pickling stores the function or mapping as given.
+    The function is called once per step; up to 50,000 results are cached. If the function raises,
+    or returns something other than torch's actions, the error is logged and never reaches the
+    training loop. All further results are then NONE. Pickling stores `given`.
 
     Raises:
         ConfigError: `given` is neither a function nor a mapping, or fails for step 0.

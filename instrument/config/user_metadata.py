@@ -9,8 +9,8 @@ from typing import Any
 from instrument.errors import ConfigError
 from instrument.files import encodable
 
-# The trace's top-level keys that torch and Kineto write. They would hide a user's key of the same
-# name.
+# The top-level keys of the trace that torch and Kineto write. Such a key would hide a user's key of
+# the same name.
 _RESERVED = frozenset(
     {
         "DISABLE_CUPTI_LAZY_REINIT",
@@ -59,7 +59,8 @@ def _as_json(key: str, value: Any, whose: str) -> Any:
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):
-        # Only numbers are shown: the repr of a tensor runs operators and waits for the device.
+        # Only numbers are shown, because the repr of a tensor runs operators and waits for the
+        # device.
         shown = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
         raise ConfigError(
             f"{whose} {key!r} is {shown}, which JSON cannot hold; give it as text."

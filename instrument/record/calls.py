@@ -21,7 +21,7 @@ from instrument.errors import ConfigError, InstrumentError
 if TYPE_CHECKING:
     from instrument.record.session import Session
 
-# The sessions that have a recorded call open in this thread or asynchronous task.
+# The sessions with a recorded call that is running in this thread or asynchronous task.
 _enclosing: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_enclosing", default=())
 
 
@@ -45,12 +45,11 @@ class RecordedCalls:
     end, the window ends with the first call.
 
     Calls in all threads and asynchronous tasks are counted. So a step lasts from the end of one
-    call to the end of the next call, even if that call runs on another thread. Two kinds of calls
-    are not counted: a call inside another call, and a call that was already running when the open
-    window began.
+    call to the end of the next call, even if the next call runs on another thread. Two kinds of
+    calls are not counted: a call inside another call, and a call that began before the open window.
 
     Attributes:
-        over: whether nothing is left to record. If true, calls are not counted.
+        over: whether the session has nothing left to record. If so, calls are no longer counted.
     """
 
     def __init__(self, session: Session) -> None:
@@ -65,7 +64,8 @@ class RecordedCalls:
         The range has the name `name`, or the function's name if `name` is None.
 
         Raises:
-            ConfigError: `function` is not a function, or is an asynchronous generator.
+            ConfigError: `function` is a class, a module or an asynchronous generator, or cannot be
+                called.
         """
         if not callable(function) or inspect.isclass(function) or isinstance(function, nn.Module):
             raise ConfigError(
@@ -118,9 +118,9 @@ class RecordedCalls:
             self._end_call(call)
 
     def _begin_call(self) -> _CountedCall | None:
-        """Begin a call, and start the session if this is the first call.
+        """Begin a call; return None if the call does not count as a step.
 
-        Returns the call; None if the call is not counted as a step.
+        The first call also starts the session.
         """
         if self in _enclosing.get():
             return None

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from instrument.record.torch_support import known
 from instrument.redact import redact
 
-# The numbers of a compiled frame, before the reason why a guard failed.
+# The id of a compilation, such as "0/1: ", before the reason why a guard failed.
 _COMPILATION = re.compile(r"^\S*\d+/\d+: ")
 
-# How many reasons for graph breaks are kept (the most frequent), and how many characters of each.
+# How many reasons for graph breaks or failed guards are kept, and how many characters of each
+# reason. The most frequent reasons are kept.
 _MOST_REASONS = 20
 _REASON_LENGTH = 200
 _OTHER_REASONS = "(other reasons)"
@@ -25,9 +26,9 @@ class DynamoCounts(NamedTuple):
     """Dynamo's counters in this process.
 
     Attributes:
-        counters: Dynamo's own counters by group and name.
-        recompilations: how often a frame was compiled again; None if it is not known.
-        failed_guards: how often each guard has failed; None if it is not known.
+        counters: Dynamo's own counters, by group of counters and by name.
+        recompilations: how often Dynamo has compiled code again; None if this is not known.
+        failed_guards: how often each guard has failed; None if this is not known.
     """
 
     counters: dict[str, dict[str, int]]
@@ -43,7 +44,7 @@ def dynamo_counts() -> DynamoCounts:
 
 
 def _recompilations() -> int:
-    """How often Dynamo has compiled a frame again; raises if torch does not count this."""
+    """How often Dynamo has compiled code again; raises if torch does not count recompilations."""
     convert: Any = sys.modules.get("torch._dynamo.convert_frame")
     if convert is None:
         return 0
@@ -51,7 +52,10 @@ def _recompilations() -> int:
 
 
 def _failed_guards() -> dict[str, int]:
-    """How often each guard has failed, by its function and reason; raises if torch lacks them."""
+    """How often each guard has failed; raises if torch does not count failed guards.
+
+    A key is the function with the guard and the reason of the failure.
+    """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     found = Counter[str]()
     for code, reasons in [] if utils is None else list(utils.guard_failures.items()):
@@ -67,9 +71,9 @@ def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
     """Count what Dynamo compiled between two copies of its counters.
 
     The result has the number of graphs, the number of graph breaks for each reason, the number of
-    recompilations, and how often each guard failed. If the counter of graphs has become smaller,
-    the program has cleared Dynamo's counters. Then the graphs and the graph breaks are None. The
-    recompilations and the guards are None if their counters have become smaller or are not known.
+    recompilations, and how often each guard failed. A value is None in two cases: its counter is
+    not known, or its counter has become smaller, because the program has cleared Dynamo's counters.
+    The graph breaks are None if the counter of graphs has become smaller.
     """
     graphs = _unique_graphs(after) - _unique_graphs(before)
     recompilations = None
@@ -89,7 +93,7 @@ def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
 
 
 def _since(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """How much each count has grown, for the counts that have grown."""
+    """By how much each count has grown, without the counts that have not grown."""
     return {
         name: times - before.get(name, 0)
         for name, times in after.items()
@@ -102,10 +106,10 @@ def _unique_graphs(counts: DynamoCounts) -> int:
 
 
 def shortened(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Keep the most frequent reasons, each cut to a short line without secrets."""
+    """Keep the most frequent reasons, and cut each reason to a short line without secrets."""
     counted = Counter[str]()
     for reason, times in reasons.items():
-        # redacted before the cut, which could leave half of a token
+        # redacted before the cut, because `redact` would not recognize half of a token
         counted[str(redact(" ".join(str(reason).split())))[:_REASON_LENGTH]] += times
     kept = dict(counted.most_common(_MOST_REASONS))
     if others := sum(counted.values()) - sum(kept.values()):

@@ -1,15 +1,17 @@
 """Decides which ranks record, into which folder, and at which step a trigger's window begins.
 
-The ranks exchange messages of a few hundred bytes through the job's store, which listens at
-MASTER_ADDR:MASTER_PORT. Each rank opens its own connection, and does not use it on the training
-thread. No collective is called, and no lock is shared with training.
+The ranks exchange messages of a few hundred bytes through the job's store: the key-value store of
+torch.distributed, which listens at MASTER_ADDR:MASTER_PORT. Each rank opens its own connection.
+The training thread does not use this connection. No collective is called, and no lock is shared
+with training.
 
 The store outlives a restart of the job, and its entries have no timestamps. To separate new
-messages from old messages, each rank first sends a join message. The lowest recording rank, which
-leads, answers with a new name for the session. All later messages are stored under this name.
+messages from old messages, each rank first sends a join message. The lowest recording rank is the
+leading rank: it answers with a new name for the session. All later messages are stored under this
+name.
 
-Limits of torch's store: if its server hangs, a thread that uses the store hangs too. If the server
-dies while the interpreter exits and a thread still uses the store, the process aborts.
+torch's store has two limits. If its server hangs, a thread that uses the store hangs too. If its
+server dies while the interpreter exits, a thread that still uses the store aborts the process.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ from instrument.config.schema import ProfilerConfig
 from instrument.rank_info import RankInfo, lowest_rank
 from instrument.worker import queue
 
-# How often the polling thread looks for messages, files and so on.
+# How long the polling thread pauses before it looks again for messages, files and so on.
 POLL_SECONDS = 0.5
-# A window is announced this many polls ahead, so that every rank knows of it before it begins.
+# A window is announced this many polls ahead, so that every rank knows of the window in time.
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
-# How long the leading rank may take to answer: it may start later, or be saving a window, which
-# holds the GIL.
+# How long the leading rank may take to answer. It may start later than other ranks. While it saves
+# a window, torch holds the GIL.
 _ANSWER_S = 30.0
 # How often the leading rank looks for join messages, and how long it waits for all ranks to join.
 _JOIN_POLL_S, _JOIN_LIMIT_S = 0.1, 600.0
@@ -53,7 +55,7 @@ T = TypeVar("T")
 
 
 def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
-    """Whether `profiler.ranks` includes this rank; logs a message if not.
+    """Whether `profiler.ranks` includes this rank; logs a message if the rank is not included.
 
     Rank 0 also warns if `profiler.ranks` names ranks that do not exist.
     """
@@ -74,15 +76,15 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def steps_ahead(step_ns: int) -> int:
-    """The number of steps between the announcement of a window and its warm-up.
+    """How many steps after its announcement a window begins to warm up.
 
-    Within these steps, all ranks must learn of the window.
+    During these steps, the polling threads of all ranks must read the announcement.
     """
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
 class TriggerRequest(NamedTuple):
-    """A window that a trigger of one rank requests.
+    """A request for a window, made by a trigger of one rank.
 
     If `steps` is None, the window has `profiler.active` steps.
     """
@@ -104,7 +106,7 @@ class AnnouncedWindow(NamedTuple):
 
 
 class StepProgress(NamedTuple):
-    """A rank's current step and median step time.
+    """A rank's current step, and the median duration of its steps.
 
     `step_ns` is None until a step has been timed.
     """
@@ -116,9 +118,9 @@ class StepProgress(NamedTuple):
 class RankCoordinator:
     """One rank's connection to the other recording ranks.
 
-    The lowest recording rank leads: it decides when a requested window begins. Only the thread that
-    polls the triggers uses this object. If the store or the leading rank does not answer any more,
-    the methods raise an exception: a TimeoutError, or any exception of the store.
+    The lowest recording rank is the leading rank: it decides when a requested window begins. Only
+    the thread that polls the triggers uses this object. If the store or the leading rank no longer
+    answers, the methods raise a TimeoutError, or an exception of the store.
 
     Attributes:
         rank: the number of this rank.
@@ -137,9 +139,9 @@ class RankCoordinator:
         self.rank, self.leads, self.ended = rank_info.rank, rank_info.rank == self._leader, False
         self._store, self._config, self._progress = store, config, progress
         self._requests, self._windows = _Messages(store, "requests"), _Messages(store, "windows")
-        # by message number: the request, and the time by which the leading rank must have read it
+        # by message number: the request, and when the leading rank must have read this request
         self._sent: dict[int, tuple[TriggerRequest, float]] = {}
-        # on the leading rank: requests that wait until it has timed a step
+        # on the leading rank: requests that wait until this rank has timed a step
         self._waiting: list[TriggerRequest] = []
         self._announced_at = self._announced_until = -1
 
@@ -153,11 +155,10 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """Yield the requests that all ranks have sent since the last call.
+        """On the leading rank, yield the requests that all ranks have sent since the last call.
 
-        Only the leading rank gets requests, and only after it has timed a step. A request that was
-        made before the end of the last announced window is skipped, because that window is recorded
-        for this request too.
+        Requests wait until this rank has timed a step. A request is skipped if it was made before
+        the end of the last announced window, because that window answers this request too.
         """
         if not self.leads:
             return
@@ -167,7 +168,7 @@ class RankCoordinator:
             self._store.add("read", self._requests.read - read_before)
         while self._waiting and self._progress().step_ns is not None:
             request = self._waiting.pop(0)
-            # true if the user has set the step number back: the same numbers then come again
+            # true if the user has lowered the step number, so that the same numbers come again
             set_back = self._progress().step < self._announced_at
             if request.after_step > self._announced_until or set_back:
                 yield request
@@ -236,7 +237,7 @@ class _Messages:
         written = self._store.add(self._name, 0)
         while self.read < written:
             self.read += 1
-            # `get` waits if a rank has taken this number in `append`, but not stored its text yet.
+            # `append` takes a number before it stores the text; `get` waits for the text.
             try:
                 message = json.loads(self._store.get(f"{self._name}/{self.read}"))
             except (DistStoreError, ValueError):  # the rank was killed before it stored the text
@@ -255,10 +256,12 @@ def join_ranks(
     """Agree with the other ranks on the folder for captures; connect to them for triggers.
 
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
-    there are no triggers. Cost: a connection to the store. All ranks except the leading rank also
-    wait for the answer of the leading rank: about 0.1 s, or up to 30 s if the leading rank starts
-    later. If the store cannot be reached, a rank waits 10 s and then records by itself. If the
-    store stops answering later, the rank waits up to 40 s.
+    there are no triggers.
+
+    Cost: a connection to the store. All ranks except the leading rank also wait for the leading
+    rank's answer. This takes about 0.1 s, or up to 30 s if the leading rank starts later. If the
+    store cannot be reached, a rank waits 10 s and then records by itself. If the store stops
+    answering after the rank has connected, the rank waits up to 40 s.
 
     Returns:
         The folder, and the coordinator. The coordinator is None if there are no triggers, or if
@@ -294,7 +297,7 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """Connect to the store; return it with the session's key prefix, and the leading rank's folder.
+    """Connect to the store; return the session's part of the store and the leading rank's folder.
 
     `own` is this rank's own folder. The leading rank does not wait for other ranks.
 
@@ -339,7 +342,7 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
 
 
 def _lead(store: Any, others: int, own: Path) -> str:
-    """Make a name for the session; a thread sends the name and the folder to the other ranks."""
+    """Return a new name for the session; a thread sends the name and the folder to other ranks."""
     name, over = uuid4().hex, Event()
     answers = Thread(
         target=_answer_joins,
@@ -355,8 +358,8 @@ def _lead(store: Any, others: int, own: Path) -> str:
 def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
     """Answer join messages with the session's name and folder, until all ranks have joined.
 
-    Also stop after ten minutes, or when the process ends. Messages from before a restart of the job
-    are answered too. No rank reads these answers. A rank counts as joined only after it has read
+    Also stop after ten minutes, or when the process ends. Join messages from before a restart of
+    the job are answered too, but no rank reads these answers. A rank has joined when it has read
     its answer.
     """
     joins, began = _Messages(store, "joins"), time.monotonic()
@@ -402,7 +405,7 @@ def _store_address() -> tuple[str, int]:
     """The address and port of the job's store.
 
     Raises:
-        ConnectionError: nothing listens there, or the address is not set.
+        ConnectionError: the address is not set, or no server listens at the address.
     """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
@@ -431,7 +434,7 @@ def _connection_error(address: str, port: int) -> OSError | None:
 
 
 def _connect(address: str, port: int, session: str) -> Any:
-    """Connect to the job's store; return it with a key prefix for this session of this job."""
+    """Connect to the job's store; return the part of the store for this session of this job."""
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=_CONNECT_S)

@@ -1,10 +1,14 @@
 """Collects facts about a window for the key `environment` of `capture.json`.
 
 The facts are settings of the process, and events that can make the window slower. A trace does not
-hold these facts. torch's settings, the threads and the hooks are read when a window begins.
-Dynamo's compilations, the runs of the garbage collector, and how long the thread waits for a CPU
-are noted during the window, and `StepLoop` adds the data loaders. If a fact cannot be read, its
-value is None, and no error is raised.
+hold these facts:
+
+- torch's settings, the threads and the hooks, which are read when a window begins;
+- Dynamo's compilations, the garbage collections, and how long the training thread waits for a CPU,
+  which are measured during the window;
+- the data loaders, which `StepLoop` adds.
+
+If a fact cannot be read, its value is None, and no error is raised.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from instrument.rank_info import rank_info
 from instrument.record.compilations import compilations, dynamo_counts
 from instrument.record.torch_support import known
 
-# The attributes of a module and of a tensor in which torch keeps their hooks. The hooks for every
-# module are in variables of torch.nn.modules.module: these names after the prefix "_global".
+# In these attributes of a module or a tensor, torch keeps the object's hooks. torch keeps the hooks
+# for every module in variables of torch.nn.modules.module, such as `_global_forward_hooks`.
 _MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -38,16 +42,19 @@ _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRAN
 
 
 class WindowEnvironment:
-    """The environment of one window; create it when the window begins.
+    """The environment of one window; create this object when the window begins.
 
-    `Recorder` adds `collections` to `gc.callbacks` and removes it when the window ends. If Dynamo's
-    counters then differ from `counters`, `Recorder` calls `count_compilations`.
+    When the window begins, `Recorder` adds `collections` to `gc.callbacks`. When the window ends,
+    `Recorder` removes `collections`, and calls `count_compilations` if Dynamo's counters differ
+    from `counters`.
 
     Attributes:
-        facts: the content of the key `environment`. Its `cpu_wait` is None until `Recorder` ends
-            the window, and its `loaders` is None until `StepLoop` saves the window.
-        collections: counts the runs of the garbage collector.
-        counters: a copy of Dynamo's counters when the window began; None if Dynamo was not loaded.
+        facts: the content of the key `environment`. The value of `cpu_wait` is None until
+            `Recorder` ends the window. The value of `loaders` is None until `StepLoop` saves the
+            window.
+        collections: counts the garbage collections.
+        counters: a copy of Dynamo's counters, made when the window began; None if Dynamo was not
+            loaded.
     """
 
     def __init__(self) -> None:
@@ -76,9 +83,9 @@ class WindowEnvironment:
 
 
 class Collections:
-    """Counts the runs of the garbage collector while this object is in `gc.callbacks`.
+    """Counts the garbage collections while this object is in `gc.callbacks`.
 
-    Python runs one collection at a time, on any thread, and calls this object on the same thread. A
+    Python runs one collection at a time, on any thread, and calls this object on that thread. A
     collection is counted only if it both begins and ends while this object is in `gc.callbacks`.
 
     Attributes:
@@ -101,7 +108,7 @@ class Collections:
             self.totals["longest_ns"] = max(self.totals["longest_ns"], took)
 
 
-# Python may collect garbage inside a compiled region, where Dynamo would compile this method.
+# Python may collect garbage inside a compiled region; Dynamo would then compile this method.
 skip_in_dynamo(Collections.__call__)
 
 
@@ -140,8 +147,8 @@ def thread_counts() -> dict[str, int | None]:
 def usable_cpus() -> int | None:
     """How many CPUs this process may use.
 
-    This is the smaller of two numbers: the CPUs in the process's affinity, and the quota of its
-    cgroup, rounded up.
+    The smaller of two numbers: how many CPUs the process's threads may run on, and the CPU quota of
+    the process's cgroups, rounded up.
     """
     if not hasattr(os, "sched_getaffinity"):  # not on Linux
         return os.cpu_count()
@@ -190,10 +197,10 @@ def _quota(folder: Path) -> float | None:
 
 
 def local_ranks() -> int | None:
-    """How many processes of this job run on this machine, as the launcher says.
+    """How many processes of this job run on this machine, from the launcher's variables.
 
     Raises:
-        KeyError: no launcher gives this number.
+        KeyError: no environment variable gives this number.
     """
     if rank_info().world_size == 1:
         return 1
@@ -210,10 +217,10 @@ def local_ranks() -> int | None:
 
 
 def hook_counts() -> dict[str, int | None]:
-    """Count torch's global module hooks, and the hooks on modules and on parameters.
+    """Count torch's hooks: for every module, on single modules, and on parameters.
 
-    Hooks on modules and parameters are counted only in instrumented models. Without an instrumented
-    model, these two counts are None.
+    Hooks on single modules and on parameters are counted only in instrumented models. Without an
+    instrumented model, these two counts are None.
 
     Cost: about 3 µs for each submodule.
     """

@@ -13,19 +13,19 @@ from instrument import threads
 from instrument.config.schema import ProfilerConfig
 
 _LOOK_S = 0.5
-# If no step ends, a window ends at twice its time limit, and at least this long after the limit.
+# If no step ends, a window ends at twice its time limit, but at least this long after the limit.
 _LEAST_EXTRA_S = 1.0
-# A window may take at most this share of the machine's memory, because at the end of a window torch
-# needs about six times the memory that the window took.
+# A window may take at most this fraction of the machine's memory, because at the end of a window
+# torch needs about six times the memory that the window has taken.
 _SHARE_OF_MACHINE = 1 / 8
 
 
 class Limits:
     """Checks the limits of one window, from its beginning until `closed` is set.
 
-    `StepLoop` calls `reached` at the end of each step, and ends the window if a reason is returned.
-    If no step ends, as in a server without requests, a thread ends the window at twice a limit: the
-    thread calls `end` with this object and the reason.
+    `StepLoop` calls `reached` at the end of each step, and ends the window if `reached` returns a
+    reason. If no step ends, as in a server without requests, a thread ends the window at twice a
+    limit. To end the window, the thread calls `end` with this object and the reason.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
@@ -42,12 +42,14 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Return why the window must end; None while it may continue.
+        """Return why the window must end; None while the window may continue.
 
-        One limit is for the window's duration, the other for the memory that the process has gained
-        within the window. The window must end when one of the two values is at least its limit
-        multiplied by `times`. For the duration, the window must also be at least `extra_s` seconds
-        over the limit.
+        The window must end in two cases:
+
+        - Its duration is at least `times` times the time limit, and at least `extra_s` seconds
+          longer than this limit.
+        - During the window, the memory of the process has grown by at least `times` times the
+          memory limit.
         """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):

@@ -1,4 +1,4 @@
-"""`Loaders`: the settings of the data loaders over which a run iterates."""
+"""`Loaders` records the settings of the data loaders over which a run iterates."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Loaders:
 
     @contextmanager
     def iterating(self, loader: Any, phase: str) -> Iterator[None]:
-        """Record the settings of `loader`, over which the block iterates in this phase."""
+        """Record the settings of `loader` while the `with` block iterates over it in `phase`."""
         iteration = object()
         self._add(iteration, loader, phase)
         try:
@@ -38,9 +38,9 @@ class Loaders:
             self._open.pop(iteration, None)
 
     def add(self, loader: Any, phase: str) -> None:
-        """Record that a trainer iterates over this loader from now on.
+        """Record that a trainer iterates over `loader` from now on.
 
-        This loader replaces the trainer's earlier loader of the same phase.
+        `loader` replaces the trainer's earlier loader of the same phase.
         """
         self._open.pop(phase, None)
         self._add(phase, loader, phase)
@@ -72,7 +72,7 @@ def loader_settings(loader: Any) -> dict[str, Any] | None:
     if workers is None:
         return None
     batch_size = _of_type(int, loader, "batch_size")
-    if batch_size is None:  # a loader with a batch sampler has no size of its own
+    if batch_size is None:  # a loader with a batch sampler has no batch size of its own
         sampler = known(lambda: loader.batch_sampler)
         batch_size = _of_type(int, sampler, "batch_size")
     return {
@@ -91,6 +91,6 @@ def _is_iterable(dataset: Any) -> bool:
 
 
 def _of_type(kind: type[T], owner: Any, name: str) -> T | None:
-    """The value of an attribute; None if it is not of type `kind`, or not between 0 and 2**50."""
+    """The value of an attribute; None unless it is of type `kind` and between 0 and 2**50."""
     value = known(lambda: getattr(owner, name))
     return value if type(value) is kind and 0 <= value <= 2**50 else None  # type: ignore[operator]

@@ -9,10 +9,10 @@ from loguru import logger
 
 
 class LossReader:
-    """Reads the losses for triggers. Triggers get a loss at least one step after its own step.
+    """Reads the losses for triggers, which get the loss of a step one or more steps later.
 
-    A tensor on a device is copied into pinned memory asynchronously, and read when the copy is
-    done. While a copy is in progress, further losses are skipped.
+    A tensor on a device is copied into pinned memory asynchronously. The copy is read when it is
+    complete. While a copy is in progress, further losses are skipped.
     """
 
     def __init__(self) -> None:

@@ -17,12 +17,11 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
     """Write two files for each device, as torch's `export_memory_timeline` does.
 
     The first file holds the bytes of each category over time. The second file holds every change of
-    these bytes. Call this function while torch still holds the recording. If there is an error, it
-    is logged, and none of these files is kept. Cost: 0.2 to 0.3 ms per operator of the window, with
-    the GIL held.
+    these bytes. Call this function while torch still holds the recording. An error is logged, and
+    the files are then removed. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
     """
     try:
-        # imported here, because torch will remove it in a later version
+        # imported here, because a later version of torch will not have this module
         from torch.profiler._memory_profiler import MemoryProfileTimeline
 
         timeline = MemoryProfileTimeline(profile._memory_profile())

@@ -55,13 +55,18 @@ def run_metadata(
 
 
 def provenance() -> dict[str, Any]:
-    """Describe the program: command line, Hydra's overrides, and the state of its git repository.
+    """Describe the program: its command line, Hydra's overrides, the state of its git repository.
 
-    `overrides` is None if the program does not use Hydra. `git` holds the commit of the script's
-    repository, and `dirty`, which says whether a tracked file differs from this commit. `git` is
-    None if there is no repository or no git, or if git does not answer within two seconds. `dirty`
-    is None if the repository's own config names programs that compare files, because git would run
-    these programs. The repository is read only once in a process.
+    The keys are:
+
+    - `command`: the command line, without secrets.
+    - `overrides`: Hydra's overrides; None if the program does not use Hydra.
+    - `git`: None if there is no repository or no git, or if git does not answer within two seconds.
+      Otherwise `git` has two keys. `commit` is the commit of the script's repository. `dirty` says
+      whether a tracked file differs from this commit. `dirty` is None if the repository's own
+      config names filter programs, because git would run these programs to compare files.
+
+    The repository is read only once in a process.
     """
     hydra = queue.hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -92,7 +97,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 def _run_git(folder: Path, *arguments: str) -> str:
     """Run git in a folder and return its output.
 
-    The command keeps git from running programs that are set in the repository's config.
+    Options of the command keep git from running programs that the repository's config names.
 
     Raises:
         OSError, subprocess.SubprocessError, UnicodeError: git or the repository is missing, or git

@@ -1,4 +1,4 @@
-"""In a notebook, log messages go to stdout, because notebooks show stderr like an error."""
+"""Sends log messages to stdout in a notebook, because notebooks show stderr like an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FORMAT = "{time:HH:mm:ss} {level: <7} {message}"
 
 
 def log_to_stdout() -> None:
-    """In a notebook, replace loguru's default handler by one that prints below the cell.
+    """In a notebook, replace loguru's default handler by a handler that prints below the cell.
 
     If the program has removed the default handler, its own handlers stay as they are.
     """

@@ -1,4 +1,4 @@
-"""Remembers which object uses torch's profiler, of which a process has only one."""
+"""Remembers which `Recorder`, the owner, uses torch's profiler; a process has one profiler."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 #: Held while the profiler is prepared, started and stopped.
 lock = RLock()
-#: The owner that left the profiler on, because only another thread can stop it.
+#: The owner that left the profiler on, because only another thread can stop the profiler.
 abandoned: Recorder | None = None
 _owner: weakref.ref[Recorder] | None = None
 
 
 def set_owner(owner: Recorder) -> None:
-    """Remember `owner` as the user of the profiler, for as long as `owner.prepared` is true."""
+    """Remember that `owner` uses the profiler, for as long as `owner.prepared` is true."""
     global _owner
     _owner = weakref.ref(owner)
 
@@ -52,7 +52,7 @@ def stop_abandoned() -> str | None:
     ended, any thread can stop the profiler.
 
     Returns:
-        None if the profiler is off; otherwise a sentence that says why it is still on.
+        None if no abandoned owner is left; otherwise a sentence that says what is wrong.
     """
     global abandoned
     with lock:
@@ -87,7 +87,7 @@ def stop_abandoned() -> str | None:
 def _restart() -> bool:
     """Make torch drop a recording whose thread has ended; otherwise torch would crash at exit.
 
-    Returns False if this torch cannot do that.
+    Returns False if this version of torch cannot drop such a recording.
     """
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
     try:

@@ -28,9 +28,9 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
 def unreachable_window(
     config: ProfilerConfig, train: StepCounter, total_steps: int | None
 ) -> str | None:
-    """A sentence for the start of a run about windows that the run cannot record.
+    """A warning for the start of a run, about windows that this run cannot record.
 
-    None if there are no such windows.
+    None if no such window is known.
     """
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
@@ -42,8 +42,8 @@ def unreachable_window(
         if skipped is None:
             return None
         return (
-            f"The run begins with step {begin}, after all windows of the schedule (the last: "
-            f"{skipped.in_words()}), so none will be recorded: choose later steps."
+            f"The run begins with step {begin}, after the last window of the schedule "
+            f"({skipped.in_words()}), so no window will be recorded: choose later steps."
         )
     if total_steps is not None and total_steps <= begin:
         return (
@@ -58,7 +58,10 @@ def unreachable_window(
 def unreachable_in_first_pass(
     config: ProfilerConfig, train: StepCounter, batches: int | None
 ) -> str | None:
-    """Like `unreachable_window`, for a run that is one pass over a loader of `batches` batches."""
+    """The same as `unreachable_window`, if the run is one pass over a loader of `batches` batches.
+
+    None if the number of batches is not known, or if training steps have already ended.
+    """
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
     run = "If the run is one pass over the loader, it"
@@ -72,9 +75,9 @@ def nothing_recorded(
 
     Args:
         config: the config of the session.
-        entered: the counters of those phases of `profiler.phases` that the run entered.
+        entered: the counters of the phases that the run entered and `profiler.phases` lists.
         known_skipped: the skipped window that the session warned of at its start, or None.
-        unit: what a step is, "step" or "call".
+        unit: the word for a step: "step" or "call".
 
     Returns:
         The sentence. None if the schedule has no window, or if the session warned at its start.

@@ -10,7 +10,10 @@ from loguru import logger
 
 
 class ProfileHook:
-    """Keeps the profile hooks of the current thread and of new threads, to restore them later."""
+    """Keeps the profile hook of the current thread, to restore it later.
+
+    Also keeps the hook of `threading.setprofile`, to warn if torch removed it from other threads.
+    """
 
     def __init__(self) -> None:
         self._hook: Any = sys.getprofile()
@@ -18,19 +21,19 @@ class ProfileHook:
         self._thread = threading.get_ident()
 
     def restore(self) -> None:
-        """Set the hook again if torch removed it.
+        """Set the current thread's hook again if torch removed this hook.
 
-        Log a warning about hooks that Python cannot set from here: a hook in C, such as that of
-        cProfile before Python 3.12, and the hooks of other threads.
+        A warning is logged about two kinds of hooks that cannot be set from here: hooks in C, such
+        as cProfile's hook before Python 3.12, and the hooks of other threads.
         """
         if self._thread != threading.get_ident() or sys.getprofile() is self._hook:
             return
         if self._hook is None or callable(self._hook):
             sys.setprofile(self._hook)
-        else:  # a hook in C, such as that of cProfile before Python 3.12
+        else:  # a hook in C
             logger.warning(
-                "profiler.with_stack=true has stopped {!r}, and only the code that started it can "
-                "start it again: use only one of the two.",
+                "profiler.with_stack=true has stopped {!r}. Only the code that started this "
+                "profile hook can start it again: use either with_stack or this hook.",
                 self._hook,
             )
         if self._hook_of_threads is not None:

@@ -51,12 +51,12 @@ _SNAPSHOT_EVENTS = 100_000
 # that is not UTF-8.
 _PLAIN_PATH = re.compile(r"[^\"\\\x00-\x1f\x7f\ud800-\udfff]*")
 
-# How long to wait until other threads have left torch's callbacks, which take a microsecond each.
+# How long to wait until other threads have left torch's callbacks. A callback takes a microsecond.
 # In 900 windows with busy threads on two cores, no process crashed with a wait of 30 ms, and one
 # process crashed with 10 ms. Without the wait, nearly every process crashed within 100 windows.
 _CALLBACKS_S = 0.05
-# All activities that torch can switch off within a window. If one is left out, torch warns on each
-# call.
+# All activities that torch can switch off within a window. torch logs a warning on each call that
+# leaves out one of these activities.
 _TOGGLED = [
     member
     for name, member in ProfilerActivity.__members__.items()
@@ -67,14 +67,14 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new `Recorder`.
 
-    All threads are recorded, and any thread may continue and stop the window. This is not so in two
-    cases: if `profile_memory` is on, or if torch has no option `profile_all_threads`. In these
-    cases only the thread that prepares the window is recorded, and only this thread can stop
-    torch's profiler. If another thread continues such a window, the window is dropped, and
-    `one_profiler.stop_abandoned` stops torch's profiler later.
+    Normally all threads are recorded, and any thread may continue and stop the window. With
+    `profile_memory`, or if torch has no option `profile_all_threads`, only the thread that prepares
+    the window is recorded. Then only this thread can stop torch's profiler. If another thread
+    continues such a window, the window is dropped, and `one_profiler.stop_abandoned` stops torch's
+    profiler later.
 
-    `stop` waits for the device. It holds the GIL while torch collects the events: about 4 s per
-    million events, or 13–16 s with `record_shapes`.
+    `stop` waits for the device. While torch collects the events, `stop` holds the GIL: about 4 s
+    per million events, or 13–16 s with `record_shapes`.
 
     Attributes:
         prepared: whether torch's profiler is on for this window.
@@ -153,7 +153,7 @@ class Recorder:
         """Begin to keep what torch records; calls `prepare` first if needed.
 
         Raises:
-            CaptureError: as for `prepare`; or this thread cannot stop the window, see `Recorder`.
+            CaptureError: as for `prepare`; or this thread cannot stop the window (see `Recorder`).
         """
         if not self.prepared:
             self.prepare()
@@ -179,7 +179,7 @@ class Recorder:
         return self._all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:
-        """End the open step and begin the next: open its range, which torch names `ProfilerStep#N`.
+        """End the open step, and open the range `ProfilerStep#N` of the step `number`.
 
         If several threads call `session.step()` at once, a number may be skipped. The skipped step
         gets a range of length zero.
@@ -190,7 +190,7 @@ class Recorder:
             self._step_range, self._step = backends.torch_backend.open(f"{STEP_PREFIX}{each}"), each
 
     def end_step(self) -> None:
-        """End the open step, if there is one. A step that never ends is unfinished in the trace.
+        """End the open step, if any. The trace shows a step without an end as unfinished.
 
         Raises:
             CaptureError: as for `stop`.
@@ -231,7 +231,10 @@ class Recorder:
         )
 
     def stop_here(self) -> None:
-        """Stop torch's profiler; call this with `one_profiler.lock` held, if `can_stop_here`."""
+        """Stop torch's profiler.
+
+        Call this only if `can_stop_here` is true, and with `one_profiler.lock` held.
+        """
         self._detach()
         if self._takes_snapshot and self.started_at is not None:
             self._take_snapshot()
@@ -244,7 +247,8 @@ class Recorder:
         try:
             self._profile.stop_trace()
         except Exception:
-            if not self._disturbed:  # `save` reports the disturbance, which makes older torch raise
+            # If another profiler ran in the window, older torch raises here, and `save` reports it.
+            if not self._disturbed:
                 self.release()
                 self.free_ranges()
                 raise
@@ -253,10 +257,11 @@ class Recorder:
         self.free_ranges()
 
     def free_ranges(self) -> None:
-        """Free the ranges that were open when the recording stopped; call this before the next one.
+        """Free the ranges that were open when the recording stopped.
 
-        torch writes the end of a range into the recording in which the range began. If that
-        recording is freed and another one runs, this would corrupt memory.
+        Call this before the next recording. torch writes the end of a range into the recording in
+        which the range began. If that recording is already freed and another recording runs, this
+        corrupts memory.
         """
         self._step_range = None
         backends.release_outlived()
@@ -268,7 +273,7 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Stop opening ranges for annotations and modules. Stop counting garbage collections."""
+        """Stop opening ranges and counting garbage collections; note the wait for a CPU."""
         if self._environment is not None:
             waited_ns, now_ns = _waited_ns(self.thread), time.monotonic_ns()
             if waited_ns is not None and self._began_waited_ns is not None:
@@ -284,10 +289,10 @@ class Recorder:
             self._modules.__exit__()
 
     def _wait_for_callbacks(self) -> None:
-        """Switch torch's recording off, and wait until other threads have left its callbacks.
+        """Switch torch's recording off, and wait until other threads have left torch's callbacks.
 
-        torch frees the recorded events when it stops; a thread that still writes them would crash
-        the process.
+        When torch's profiler stops, it frees the recorded events. A thread that still writes events
+        would then crash the process.
         """
         toggle = getattr(self._profile, "toggle_collection_dynamic", None)
         others_run = False
@@ -297,14 +302,14 @@ class Recorder:
         if toggle is None or not others_run:
             return
         device: Any = getattr(torch, self._profile.use_device or "", None)
-        # as torch does before it stops, so that kernels are recorded to their end
+        # so that kernels are recorded to their end; torch does the same before its profiler stops
         if hasattr(device, "synchronize"):
             device.synchronize()
         toggle(False, _TOGGLED)
         time.sleep(_CALLBACKS_S)
 
     def _abandon(self) -> None:
-        """Abandon the window, because this thread is not recorded and cannot stop the profiler.
+        """Abandon the window, because the current thread cannot stop the profiler.
 
         Raises:
             CaptureError: always.
@@ -314,10 +319,10 @@ class Recorder:
             self._detach()
         memory = self._profile.profile_memory
         raise CaptureError(
-            "A window began on one thread and continued on another, but "
-            f"{'with profiler.profile_memory ' * memory}torch {torch.__version__} records only the "
-            "first thread and can be stopped only there, so the window is dropped: call "
-            f"session.step() from one thread{', or turn profile_memory off' * memory}."
+            "A window began on one thread and continued on another thread, so the window is "
+            f"dropped ({'with profiler.profile_memory ' * memory}torch {torch.__version__} records "
+            "only the first thread): call session.step() from one thread"
+            f"{', or turn profile_memory off' * memory}."
         )
 
     def release(self) -> None:
@@ -366,7 +371,7 @@ class RecordedWindow:
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: facts for `capture.json` that the trace does not hold, by key; see below.
+        ranges: facts for `capture.json` that the trace does not hold, by key (see below).
         profile: torch's profiler with its recording.
         disturbed: whether the program ran another torch profiler within the window.
         with_memory_categories: whether `save` also writes the memory of each category.
@@ -396,11 +401,12 @@ class RecordedWindow:
     execution_trace: ExecutionTrace | None
 
     def save(self, path: Path, *, quickly: bool = False) -> None:
-        """Write the trace as plain JSON, with snapshot, execution trace and memory categories.
+        """Write the trace as plain JSON, and the window's other files into the same folder.
 
-        Call this once: torch refuses a second export, and the recording is freed. Set `quickly` if
-        the process is about to end: then memory categories are not written, because they take long.
-        Cost: holds the GIL for about 3.5 s per million events.
+        The other files are the memory snapshot, the execution trace and the memory categories. Call
+        this once: torch refuses a second export, and the recording is freed. Set `quickly` if the
+        process is about to end: then the memory categories, which take long, are not written. Cost:
+        holds the GIL for about 3.5 s per million events.
 
         Raises:
             CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted
@@ -430,8 +436,7 @@ class RecordedWindow:
             )
         elif self.with_memory_categories and _ends_whole(path):
             memory_categories.write(self.profile, path.parent)
-        # The events are freed here, so that the time that the caller measures includes this. It is
-        # about a tenth of that time.
+        # Frees the events. The caller measures how long `save` takes; about a tenth of it is here.
         self.profile.profiler = None
         if not _ends_whole(path):
             raise CaptureError(
@@ -487,7 +492,7 @@ def uninterrupted() -> Iterator[None]:
         signal.raise_signal(number)
 
     for number, handler in before.items():
-        if handler is not None:  # None means that C code set it: Python could not restore it
+        if handler is not None:  # None: C code has set the handler, so Python cannot restore it
             signal.signal(number, note)
     try:
         yield
@@ -507,9 +512,9 @@ def import_early() -> None:
 
 
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
-    """Record an empty window, to check options that only torch can check.
+    """Check options that only torch can check, by recording an empty window.
 
-    Nothing is recorded if `experimental_config` is empty and `activities` chooses no types of an
+    No window is recorded if `experimental_config` is empty and `activities` chooses no types of an
     activity. Otherwise the cost is about 1 ms. The first window of a process takes another 1 s,
     because Kineto initializes.
 
@@ -532,16 +537,17 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
 
 
 def _waited_ns(thread: Thread) -> int | None:
-    """How long a thread of this process was ready to run, but had no CPU, since it began.
+    """How long a thread has waited for a CPU since the thread began, in nanoseconds.
 
-    None if that is not known. Only Linux measures it. Cost: 15 µs.
+    The thread must belong to this process. Only Linux measures this time; None if the time is not
+    known. Cost: 15 µs.
     """
     try:
         times = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
     except OSError:
         return None
     ran_ns, waited_ns, _ = map(int, times)
-    return waited_ns if ran_ns else None  # if it never ran, this kernel measures nothing
+    return waited_ns if ran_ns else None  # 0 for a thread that runs: this Linux measures nothing
 
 
 def _compiled_graphs() -> int:
@@ -552,7 +558,10 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """Yield `path`, or a temporary file if Kineto cannot open `path`; later move it to `path`."""
+    """Yield a path for torch's trace, and move the trace to `path` when the block ends.
+
+    Yields `path` itself if Kineto can open it.
+    """
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path
         return

@@ -50,11 +50,11 @@ class Session:
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
     override it. `Session(None)` records nothing. `Session()` records everything from `start` to
-    `stop`. If only triggers are given, only the windows that they request are recorded.
+    `stop`. If only triggers are given, only the windows that triggers request are recorded.
 
-    With `model`, each submodule gets a range while a window warms up or records. If `model` is a
-    list, the names of the ranges begin with index and class, such as `0.Generator`; if it is a
-    dict, they begin with the key.
+    With `model`, each submodule gets a range in every window. If `model` is a list, the names of
+    the ranges begin with index and class, such as `0.Generator`. If `model` is a dict, the names
+    begin with the key.
 
     Use the session as a context manager. Or call `start`, then `step` once after each training
     step, then `stop`.
@@ -62,20 +62,20 @@ class Session:
     Attributes:
         config: the checked `ProfilerConfig`.
         captures: the captures of this rank so far, oldest first.
-        step_number: the current training step, counted from 0. The trace shows these numbers. Set
-            it when training resumes from a checkpoint, before or after the start; the schedule then
-            continues from this number. Steps of other phases do not change the number.
+        step_number: the current training step, counted from 0; the trace shows this number. When
+            training resumes from a checkpoint, set the number before or after the start. The
+            schedule then continues from there. Steps of other phases do not change the number.
         activities: what is recorded, such as cpu and cuda; empty before the start.
         output_dir: the folder for captures; None before the start.
-        timings: the timings of the whole run, see `timings.table()`. None before the start, or if
+        timings: the timings of the whole run (see `timings.table()`). None before the start, or if
             the config has no timings.
 
     A copy, by `copy` or `pickle`, has the same config and model, and is not started.
 
     Errors while recording or writing are logged and never reach the training loop. A step outside
     windows costs one comparison and one reading of the clock. At the end of a window, training
-    waits until torch has stopped and written its trace; with `export=inline`, it also waits for the
-    sinks.
+    waits until torch has stopped and written its trace. With `export=inline`, training also waits
+    for the sinks.
 
     Raises:
         ConfigError: from the constructor, for an option that cannot work.
@@ -140,17 +140,16 @@ class Session:
         except KeyboardInterrupt:
             if kind is not KeyboardInterrupt:
                 raise
-            # A second Ctrl-C: the first one ends the program, with a traceback of the training
-            # alone. If the window is not saved yet, `_stop` runs again at exit.
+            # This is a second Ctrl-C. The first Ctrl-C ends the program, so that its traceback
+            # shows only the training code. If the window is not saved, `_stop` runs again at exit.
 
     def start(self, model: Models = None, *, total_steps: int | None = None) -> Session:
         """Log which steps will be recorded, check the output folder, and begin the first step.
 
         Args:
             model: its submodules get ranges, unless the constructor already got a model.
-            total_steps: the number of steps of the whole run; if it is None,
-                `profiler.total_steps` is used. The session warns of windows that do not fit into
-                the run.
+            total_steps: the number of steps of the whole run; None means `profiler.total_steps`.
+                The session warns of windows that do not fit into the run.
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses an option.
@@ -204,9 +203,9 @@ class Session:
     def step(self, loss: Any = None) -> None:
         """End a training step; `loss` (a number or a tensor of one element) is for triggers.
 
-        Triggers get a loss at least one step later: a tensor is copied from the device
-        asynchronously, so training hardly ever waits for the device. A loop over `session.steps`
-        ends the steps itself; inside such a loop, this call only passes the loss on.
+        Triggers get a loss at least one step later, because a tensor is copied from the device
+        asynchronously. So training hardly ever waits for the device. A loop over `session.steps`
+        ends its steps itself. Inside such a loop, `step` only passes the loss to the triggers.
         """
         loop = self._loop
         counter = loop.current
@@ -228,12 +227,12 @@ class Session:
 
         `name` is "validation", "test" or "predict"; outside such blocks the phase is "train". The
         schedule applies to the phases that `profiler.phases` lists. Triggers are called only after
-        steps of train.
+        steps of the phase "train".
 
         If a window is open when the block begins, the window stays open. The block is then a range
-        within the current step, and the steps of the block do not count for that window. If a
-        window begins inside the block and is still open at the end of the block, the window ends
-        there. The next block of the same phase continues with the next step number.
+        within the current step, and the steps of the block do not count for that window. A window
+        that begins inside the block ends at the end of the block at the latest. The next block of
+        the same phase continues with the next step number.
         """
         if name not in PHASES:
             known = ", ".join(PHASES)
@@ -254,10 +253,10 @@ class Session:
     def steps(self, loader: Iterable[T]) -> Batches[T]:
         """Iterate over the batches of a loader; after each batch, a step ends.
 
-        The wait for a batch is a range `data`; the wait for batch k belongs to step k. Call
+        The wait for a batch is a range named `data`; the wait for batch k belongs to step k. Call
         `session.step(loss=…)` inside the loop to pass the loss to triggers. If a loop over
-        `session.steps` is inside another such loop, for example for validation, the inner loop ends
-        no steps.
+        `session.steps` is inside another such loop, for example for validation, only the outer loop
+        ends steps.
         """
         loop = self._loop
         if loop.running and loop.total_steps is None and loop.current is loop.train:
@@ -277,23 +276,24 @@ class Session:
 
         Each call is a range. Its name is `name`, or the function's name if `name` is None. Calls in
         all threads and asynchronous tasks count as steps; a coroutine or generator counts when it
-        ends. Two kinds of calls do not count: a call inside another call, and a call that was
-        already running when the open window began.
+        ends. Two kinds of calls do not count: a call inside another call, and a call that began
+        before the open window.
 
-        A step lasts from the end of one call to the end of the next. If calls overlap, their ranges
-        show how long each call took. After the last window, the only cost of a call is to check a
+        A step lasts from the end of one call to the end of the next call. If calls overlap, their
+        ranges show how long each call took. After the last window, a call costs the check of a
         flag.
 
         Raises:
-            ConfigError: `function` is a module, a class or an asynchronous generator.
+            ConfigError: `function` is a class, a module or an asynchronous generator, or cannot be
+                called.
         """
         return self._calls.wrap(function, name)  # type: ignore[return-value] # keeps the signature
 
     def stop(self) -> None:
         """End the session, and save the open window.
 
-        If this window has a planned end, its capture is labelled truncated. A second call of `stop`
-        does nothing.
+        If the open window has a planned end, its capture is labelled truncated. A second call of
+        `stop` does nothing.
         """
         self._stop(None)
 
@@ -325,8 +325,8 @@ class Batches(Generic[T]):
 
     All attributes of the loader are available on this object too.
 
-    The wait for each batch is a range `data`. If the loader's length is unknown, there is one more
-    range `data` at the end, for the attempt that finds no further batch.
+    The wait for each batch is a range named `data`. If the loader's length is unknown, a last range
+    `data` shows the wait that ends without a batch.
     """
 
     __slots__ = ("_loader", "_loop")
@@ -385,7 +385,7 @@ class Batches(Generic[T]):
             try:
                 yield batch
             finally:
-                # both `break` and an exception end here: a generator cannot tell them apart
+                # after `break` and after an exception: a generator cannot distinguish the two
                 counter.loop_left = True
             self._loop.close_batch(counter)
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Preemption:
     """Delays SIGTERM while a window is open, saves the window, then passes the signal on.
 
-    The window is saved at the end of the current step, or after half of `grace_s` if the step takes
-    longer. Without an open window, the signal goes directly to its previous handler.
+    The window is saved at the end of the current step, but at the latest after half of `grace_s`.
+    Without an open window, the signal goes directly to the handler that was set before.
 
     Attributes:
         noticed: whether a SIGTERM is being delayed.
@@ -46,10 +46,10 @@ class Preemption:
             self._previous = signal.signal(signal.SIGTERM, self._handle)
 
     def uninstall(self) -> None:
-        """Restore the previous handler, unless another handler was set since.
+        """Restore the previous handler, unless the program has set another handler meanwhile.
 
-        Only the main thread can restore a handler. On another thread our handler stays installed,
-        and passes every signal on.
+        Only the main thread can restore a handler. If another thread calls this method, our handler
+        stays installed and passes every signal on.
         """
         self._cancel_timer()
         if (
@@ -71,7 +71,8 @@ class Preemption:
         """Do what SIGTERM would have done without this handler."""
         self._cancel_timer()
         self.noticed = False
-        # Handlers run on the main thread: the signal is sent again, and nothing is left to save.
+        # Handlers run on the main thread, so another thread sends the signal again. This time no
+        # window is open, so the signal is passed on.
         if not _on_main_thread():
             os.kill(os.getpid(), signal.SIGTERM)
         elif callable(self._previous):
@@ -91,7 +92,7 @@ class Preemption:
             half = (self._grace_s or 0) / 2
             self._timer = threading.Timer(half, os.kill, (os.getpid(), signal.SIGTERM))
             self._timer.daemon = True
-            # the signal may have interrupted a log handler, which then accepts no message
+            # the signal may have interrupted a log handler, which then cannot take this message
             with suppress(Exception):
                 threads.start(
                     self._timer,

@@ -34,11 +34,11 @@ from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 
-# The steps of a window are compared with at most this many unrecorded steps before it.
+# The steps of a window are compared with at most this many unrecorded steps before the window.
 _STEPS_COMPARED = 50
 # How long a step waits at most while another thread begins or ends a window.
 _LOCK_WAIT_S = 0.1
-# If a window ends early because the process is about to end, its reason begins with one of these.
+# If a window ends early because the process is about to end, its reason begins with such a text.
 _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
 
@@ -50,7 +50,7 @@ class OverheadTimer:
     """
 
     def __init__(self) -> None:
-        # one more than `_STEPS_COMPARED`, because the oldest step is not used
+        # one step more than `_STEPS_COMPARED`, because the oldest step is not used
         self._unrecorded: deque[int] = deque(maxlen=_STEPS_COMPARED + 1)
         self._recorded: list[int] = []
         self._paused_ns: dict[str, int] = {}
@@ -61,7 +61,7 @@ class OverheadTimer:
         self._began_ns = time.perf_counter_ns()
 
     def end_step(self, *, recorded: bool | None) -> int:
-        """End the current step, begin the next one, and return the ended step's duration in ns.
+        """End the current step, begin the next step, and return the ended step's duration in ns.
 
         `recorded` says whether a window was open. If `recorded` is None, the step belongs to the
         warm-up of a window, and its duration is not kept.
@@ -82,7 +82,7 @@ class OverheadTimer:
 
     @contextmanager
     def pausing(self, part: str) -> Iterator[None]:
-        """Measure how long training waits for the block; `part` is start, stop or save."""
+        """Measure how long training waits for the `with` block; `part` is start, stop or save."""
         began = time.perf_counter_ns()
         try:
             yield
@@ -90,10 +90,11 @@ class OverheadTimer:
             self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began
 
     def unrecorded_ns(self) -> int | None:
-        """The median duration of the last unrecorded steps (up to 50 of them).
+        """The median duration of the last unrecorded steps (at most 50), in nanoseconds.
 
-        None if there are fewer than two such steps. The oldest stored step is left out, because it
-        may be the first step of the run, in which data workers start and code is compiled.
+        None if fewer than two unrecorded steps are stored. The oldest stored step is left out,
+        because it may be the first step of the run, in which data workers start and code is
+        compiled.
         """
         steps = tuple(self._unrecorded)[1:]  # a copy: another thread may call this
         return int(median(steps)) if steps else None
@@ -101,11 +102,14 @@ class OverheadTimer:
     def window_cost(self) -> dict[str, Any]:
         """The cost of the window that ends now, for `capture.json`.
 
-        `recorded_step_ns` is the median duration of the window's steps. `unrecorded_step_ns` is
-        the median duration of the last steps before the window (up to 50 of them), and
-        `unrecorded_steps` is the number of these steps. A median of no steps is None. Training
-        waited `start_ns` for torch to start, `stop_ns` for torch to stop, and `save_ns` for torch
-        to write the trace.
+        The keys are:
+
+        - `recorded_step_ns`: the median duration of the window's steps; None without steps.
+        - `unrecorded_step_ns`: the median duration of the last unrecorded steps (at most 50); None
+          without such steps.
+        - `unrecorded_steps`: the number of these unrecorded steps.
+        - `start_ns`, `stop_ns`, `save_ns`: how long training waited until torch's profiler had
+          started, had stopped, and had written the trace.
         """
         return {
             "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
@@ -119,7 +123,7 @@ class OverheadTimer:
 
 @dataclass
 class StepCounter:
-    """The steps of one phase, and the windows among them.
+    """Counts the steps of one phase, and plans the windows of this phase.
 
     Attributes:
         name: train, validation, test or predict.
@@ -128,9 +132,9 @@ class StepCounter:
         step_number: the current step of the phase, counted from 0. While another phase runs, this
             is the step with which this phase continues.
         began_at: the step number at the session's start.
-        planned: the open window; if no window is open, the next window. If the next window is not
-            known yet, this is an `Idle`, which says before which step no window begins. None if no
-            window is left.
+        planned: the open window, or the next window if none is open. If the next window is not
+            known yet, an `Idle` with the step before which no window begins. None if no window is
+            left.
         skipped: the last window that was skipped because its first step had passed; None if no
             window was skipped.
         next_event_step: the next step at whose start a window may begin, continue or end.
@@ -179,7 +183,7 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip planned windows that begin before `step`, for example if the step number jumped."""
+        """Skip planned windows that begin before `step`, for example after a new step number."""
         planned = self.planned
         if (
             planned is None
@@ -231,14 +235,14 @@ class StepLoop:
     """Counts the steps of a run, and begins, continues and ends windows between two steps.
 
     Any thread may call `step`, and a thread of `Limits` may end a window. So all code that changes
-    a window holds `lock`. If recording fails, the window is lost and the error is logged, once in
-    a run. The error never reaches the caller, because `_guarded` catches it. A step outside
-    windows costs one comparison and one reading of the clock.
+    a window holds `lock`. If recording fails, the window is lost, and `_guarded` logs the error
+    once in a run. The error never reaches the caller. A step outside windows costs one comparison
+    and one reading of the clock.
 
     Attributes:
         lock: held by the thread that begins, continues or ends a window.
-        running: whether a run has begun and not ended.
-        records_nothing: whether the config is disabled, or excludes this rank.
+        running: whether a run has begun and has not ended.
+        records_nothing: whether the config is disabled or excludes this rank.
         run: the parts of the run that do not change; None before the first run.
         train: the counter of the phase train.
         current: the counter of the current phase.
@@ -277,8 +281,8 @@ class StepLoop:
 
     @property
     def recording(self) -> bool:
-        """Whether a window is open, and not only warming up."""
-        recorder = self.recorder  # another thread may set it to None
+        """Whether a window is being recorded; False while a window warms up."""
+        recorder = self.recorder  # read once, because another thread may set it to None
         return recorder is not None and recorder.started_at is not None
 
     @property
@@ -332,7 +336,7 @@ class StepLoop:
             return
         if run.timings is not None and counter is self.train:
             run.timings.end_step(counter.step_number)
-        # needs no lock: without a call in these two lines, no other thread can run between them
+        # No lock is needed: these two lines call nothing, so no other thread runs between them.
         if counter.step_number + 1 < counter.next_event_step:
             counter.step_number += 1
             # not timed during a window of another phase, because recording makes the step slower
@@ -355,7 +359,7 @@ class StepLoop:
             self.step(loss)
 
     def enter(self, name: str) -> StepCounter:
-        """Count the steps of another phase from now on; returns the counter used before."""
+        """Count the steps of the phase `name` from now on; return the counter used before."""
         before = self.current
         if name != before.name:
             if name not in self._counters:
@@ -370,15 +374,15 @@ class StepLoop:
         return before
 
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
-        """Make `before` the current counter again.
+        """Make `before` the current counter again, and end the open window of the phase that ends.
 
-        If the phase that ends has an open window, this window ends too.
+        `elapsed_ns` is the duration of that phase; `reason` says why it ends early, or is None.
         """
         counter = self.current
         if counter is before:  # the block has the same phase as the code around it
             return
         if reason is None:
-            self.close_batch(counter)  # `break` may have ended the loop over its batches
+            self.close_batch(counter)  # `break` may have ended the loop over the phase's batches
         counter.batch_open = False
         if self.running and self.owner is counter:
             self._guarded(self._finish, reason, f"the phase {counter.name} ended")
@@ -403,7 +407,7 @@ class StepLoop:
     def end(self, reason: str | None) -> None:
         """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
         if reason is None:
-            self.close_batch(self.current)  # `break` ended the loop after a whole batch
+            self.close_batch(self.current)  # `break` may have ended the loop after a whole batch
         self.current.batch_open = False
         run = self.run
         if not self.running or run is None:
@@ -441,7 +445,7 @@ class StepLoop:
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:
-            with uninterrupted():  # the signal's handler runs after the last log message
+            with uninterrupted():  # so that a signal's handler runs after the last log message
                 self._guarded(self._finish, "SIGTERM", "")
                 self.run.capture_queue.warn_of_unfinished()
 
@@ -507,7 +511,7 @@ class StepLoop:
     # Between two steps.
 
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
-        """End the step, and the window if it is over; then begin the next step.
+        """End the step; end the window too if it is over; then begin the next step.
 
         Returns True, so that the caller of `exclusively` knows that this method was called.
         """
@@ -527,14 +531,17 @@ class StepLoop:
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
-        """After a step outside windows, ask the triggers whether a window begins."""
+        """Ask the triggers, after a step outside windows, whether a window begins."""
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if requested is not None:
             self._guarded(self._begin_next_step, requested)
             self.train.overhead.resume()
 
     def _end_step(self, counter: StepCounter) -> None:
-        """End the step's range, and the window if this was its last step or a limit is reached."""
+        """End the range of the step.
+
+        Also end the window if this was the window's last step, or if a limit is reached.
+        """
         recorder, window = self.recorder, counter.planned
         if recorder is None or self.owner is not counter:
             return
@@ -547,10 +554,10 @@ class StepLoop:
             self._end_window(reason)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
-        """Begin the next step of the current phase. It is idle, part of a warm-up, or recorded.
+        """Begin the next step of the current phase, and the warm-up or the recording if planned.
 
-        `requested` is a trigger's name and the window that it requests; None if no trigger requests
-        a window. A requested window takes precedence over the windows of the schedule.
+        `requested` is a trigger's name and its request; None if no trigger requests a window. A
+        requested window takes precedence over the windows of the schedule.
         """
         counter = self.current
         if requested is not None:
@@ -613,7 +620,7 @@ class StepLoop:
             self.recorder.next_step(number)
 
     def _config_of(self, window: Window) -> ProfilerConfig:
-        """The run's config, with the options that the window's trigger changes."""
+        """The run's config, with the values that the window's trigger gives to some options."""
         trigger = self.config.triggers.get(window.trigger) if window.trigger else None
         records = getattr(trigger, "records", {})
         return self.config.model_copy(update=dict(records)) if records else self.config
@@ -623,7 +630,7 @@ class StepLoop:
     def _end_window(self, reason: str | None) -> None:
         """Stop recording, save the window, and plan the next window.
 
-        `reason` says why the window ends early; None if it does not.
+        `reason` says why the window ends early; None if the window ends as planned.
         """
         counter, recorder, run = self.owner, self.recorder, self.run
         window = counter.planned
@@ -738,8 +745,9 @@ class StepLoop:
             metadata["config"] = self._config_of(window).plain()
         if graphs := recorded.ranges["graphs_compiled"]:
             logger.warning(
-                "torch.compile compiled {} graphs inside the window of {}, and the window's times "
-                "include the compilation: wait longer before the window (profiler.wait).",
+                "torch.compile compiled {} graphs inside the window of {} or its warm-up, so the "
+                "window's times may include the compilation: wait longer before the window "
+                "(profiler.wait).",
                 graphs,
                 window.done_in_words(ended),
             )
@@ -755,10 +763,10 @@ class StepLoop:
         """End the open window because the run or phase ends.
 
         Args:
-            reason: why the run ends early; None if it does not end early.
-            ended: the reason that `capture.json` gives if the window has not reached its planned
-                end and `reason` is None. If no step has ended, `capture.json` says that
-                `session.step` was never called.
+            reason: why the run or phase ends early; None if it does not end early.
+            ended: used as the reason if `reason` is None and the window has not reached its planned
+                end. If no step has ended, the reason says instead that `session.step` was never
+                called.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window
@@ -780,8 +788,11 @@ class StepLoop:
     def _has_recorded_steps(self, reason: str | None) -> bool:
         """Whether a window is open and must be saved when the run or the phase ends.
 
-        A window in which a step has ended is saved. A window in which no step has ended is saved in
-        two cases: the run ends early (`reason` is not None), or no step has ended since the start.
+        The open window is saved in three cases:
+
+        - A step has ended in the window.
+        - The run or phase ends early (`reason` is not None).
+        - No step has ended since the start.
         """
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first
@@ -796,7 +807,10 @@ class StepLoop:
             self._drop_window(self.recorder)
 
     def _drop_window(self, recorder: Recorder | None) -> None:
-        """Stop recording without saving; `recorder` is None if there was no recorder yet."""
+        """Stop recording without saving.
+
+        `recorder` is the recorder that the loop had before the error; None if it had no recorder.
+        """
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None
             self.owner.advance()

@@ -1,9 +1,9 @@
 """Times every range and step of a whole run, without Kineto and in constant memory.
 
 A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
-histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`. It
-has a summary of the time since the last line and a summary of the whole run. TensorBoard can also
-get the summary of the time since the last line.
+histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`. The
+line has two summaries: one of the time since the previous line, and one of the whole run. The first
+summary can also be written for TensorBoard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from instrument.files import make_folder, open_to_append
 from instrument.range_names import from_trace
 from instrument.runs.timings_file import FORMAT, STEP, summary_table
 
-#: The name of the common row for all ranges whose names come after the first `_MOST_NAMES` names.
+#: After the first `_MOST_NAMES` range names, all further ranges are counted under this name.
 OTHERS = "(other ranges)"
 _MOST_NAMES = 1000
 _BATCH = 256  # at most 10 kB per name; counting a batch takes 14 µs
@@ -44,11 +44,7 @@ _MOST_WAITING = 16_384  # how many ranges may wait for the device; further range
 
 
 class DurationHistogram:
-    """A histogram of durations, with their exact count, sum and maximum; it takes 7 kB.
-
-    The bins are 4 % wide, so a quantile is within 2 % of the true one. The true quantile is the
-    duration at position ceil(share · count) of the sorted durations.
-    """
+    """A histogram of durations, with their exact count, sum and maximum; takes 7 kB of memory."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -73,9 +69,11 @@ class DurationHistogram:
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """Estimate a quantile with an error of at most 2 %; a `share` of 0.5 is the median.
+        """Estimate a quantile; for the median, `share` is 0.5.
 
-        The histogram must hold at least one duration.
+        The exact quantile is the duration at position ceil(share · count) of the sorted durations.
+        The error is at most 2 %, because the bins are 4 % wide. The histogram must hold at least
+        one duration.
         """
         position = math.ceil(share * self.calls)
         bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
@@ -97,7 +95,7 @@ class Row:
     """The durations of one range name.
 
     Attributes:
-        uncounted: durations that are in no histogram yet. Any thread may append to this list,
+        uncounted: durations that are not in a histogram yet. Any thread may append to this list,
             because an append is atomic.
         run: all durations up to the last call of `take_recent`.
     """
@@ -109,9 +107,9 @@ class Row:
         self._counting = Lock()
 
     def count(self) -> None:
-        """Move the durations in `uncounted` into the histogram.
+        """Move the durations in `uncounted` into the histogram of recent durations.
 
-        Do nothing while another thread is moving them.
+        Do nothing while another thread moves the durations.
         """
         if self._counting.acquire(blocking=False):
             try:
@@ -135,7 +133,7 @@ class Row:
 
 
 class Rows:
-    """A row of durations for each of the first 1,000 range names, and a row for all other names."""
+    """A `Row` for each of the first 1,000 range names, and a `Row` for all further names."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
@@ -148,7 +146,7 @@ class Rows:
             row.count()
 
     def items(self) -> list[tuple[str, Row]]:
-        """A copy of the names with their rows, because other threads may add rows at any time."""
+        """The names with their rows, as a copy, because other threads may add rows at any time."""
         return list(self._rows.items())
 
     def _new_row(self, name: str) -> Row:
@@ -157,8 +155,8 @@ class Rows:
         if OTHERS not in self._rows:
             logger.warning(
                 "Timings keep at most {} range names: {!r} and all later names are counted "
-                "together as {!r}. The usual cause of so many names is a name that is made from "
-                "arguments.",
+                "together as {!r}. The usual cause of so many names is a range name that contains "
+                "arguments of the call.",
                 _MOST_NAMES,
                 name,
                 OTHERS,
@@ -183,13 +181,18 @@ class CpuTimes:
 
 
 class DeviceTimes:
-    """Times ranges on the CUDA device, from an event at a range's start to an event at its end.
+    """Times ranges on the CUDA device, with a CUDA event at the start and at the end of a range.
 
-    The events are on the current stream, and the time includes what the stream waits for. The CPU
-    never waits for the device: `collect`, at the end of each step, reads the events that the device
-    has reached. Some ranges are not timed: those that begin before CUDA is in use, end on another
-    device, are inside the capture of a CUDA graph, or begin while 16,384 ranges wait for the
-    device. Cost: two events per range.
+    The events are on the current stream, so a time includes the waits of this stream. The CPU never
+    waits for the device: at the end of each step, `collect` reads the events that the device has
+    reached. A range is not timed in four cases:
+
+    - It begins before CUDA is in use.
+    - It ends on another device.
+    - It begins or ends during a stream capture (of a CUDA graph).
+    - It begins while 16,384 ranges wait for the device.
+
+    Cost: two events per range.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -225,7 +228,8 @@ class DeviceTimes:
             while self._waiting and self._usable() and self._reached(*self._waiting[0][2:]):
                 name, device, begin, end = self._waiting.popleft()
                 took_ns = round(begin.elapsed_time(end) * 1e6)
-                if took_ns >= 0:  # negative if the range ended on another stream, which was ahead
+                # negative if the range ended on another stream, and this stream was ahead
+                if took_ns >= 0:
                     self.rows.add(name, took_ns)
                 self._spare[device] += (begin, end)
         except Exception as error:
@@ -237,8 +241,8 @@ class DeviceTimes:
     def _usable(self) -> bool:
         """Whether CUDA events may be used now.
 
-        They must not be used while a CUDA graph is captured: a query of an event would make the
-        capture fail.
+        They must not be used during a stream capture, because a query of an event would make the
+        stream capture fail.
         """
         cuda = self._cuda
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()
@@ -273,10 +277,10 @@ class Timings:
     Ranges that torch.compile traces into a compiled region are not timed.
 
     Cost on the CPU: 0.5 to 1 µs per range if ranges follow each other directly. In a step of 2 ms,
-    a range costs 2 to 5 µs, because the work of the step evicts this code from the caches. With
-    `profiler.timings.modules`, a call of a submodule costs 3 µs. A step costs 1 µs. Each name takes
-    25 kB of memory. Each write takes 0.05 ms on the training thread, and 0.2 kB of disk per name.
-    If the process is killed, the durations since the last write are lost.
+    a range costs 2 to 5 µs, because the work of the step evicts this code from the CPU caches. With
+    `profiler.timings.modules`, a call of a submodule costs 3 µs. A step costs 1 µs. Each range name
+    takes 25 kB of memory. Each write takes 0.05 ms on the training thread, and 0.2 kB of disk per
+    range name. If the process is killed, the durations since the last write are lost.
 
     Attributes:
         path: the file to which each write appends a line.
@@ -288,7 +292,8 @@ class Timings:
         self._cpu = CpuTimes()
         self._device = DeviceTimes() if config.device and torch.cuda.is_available() else None
         self._ranges = self._cpu.backend
-        # CPU ranges are inside device ranges, so that CPU times exclude the cost of CUDA events.
+        # The CPU range opens after and closes before the device range, so that the CPU time
+        # excludes the cost of CUDA events.
         if self._device:
             self._ranges = backends.both(self._device.backend, self._cpu.backend)
         self._step: Any = None
@@ -322,7 +327,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """End the current step, and write a line after every `every` steps.
+        """End the current step, and write a line after every `profiler.timings.every` steps.
 
         The step counts only if `begin_step` was called before.
         """
@@ -351,9 +356,9 @@ class Timings:
             logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
 
     def table(self) -> Table:
-        """One row for each range. The range with the longest total time comes first.
+        """One table row for each range. The range with the longest total time comes first.
 
-        The rows cover the run up to the last write.
+        The table covers the run up to the last write.
         """
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self._rows_by_prefix():
@@ -424,10 +429,10 @@ def _tensorboard_writer(
 ) -> Callable[[int, dict[str, dict[str, int]]], None]:
     """A function that appends summaries to a TensorBoard event file.
 
-    The file has a folder of its own: if a folder gets a newer file, TensorBoard stops reading the
+    The file is alone in its folder: if a folder gets a newer file, TensorBoard stops reading the
     older files.
     """
-    # import everything now, which takes half a second, instead of between two steps
+    # Imports everything now, because this takes half a second: too long between two steps.
     import_module("tensorboard.compat.proto.event_pb2")
     import_module("tensorboard.compat.proto.summary_pb2")
     import_module("tensorboard.summary.writer.record_writer")

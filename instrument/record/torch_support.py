@@ -1,6 +1,6 @@
 """Finds what this version of torch can record on this machine.
 
-The functions try out what torch accepts. They do not compare version numbers.
+The functions try out what torch accepts, instead of comparing version numbers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ _OPTIONS_OF_2_13 = frozenset(
 
 
 def known(read: Callable[[], T]) -> T | None:
-    """Call `read` and return its result; None if `read` raises.
-
-    For example, `read` raises if this version of torch lacks a function that `read` calls.
-    """
+    """Call `read` and return its result; None if `read` raises, for example on an old torch."""
     try:
         return read()
     except Exception:
@@ -62,8 +59,8 @@ def available_activities() -> list[str]:
 def usable_activities(wanted: Activities | None) -> list[str]:
     """The activities in `wanted` that this machine can record; a warning names the others.
 
-    If none of them can be recorded, returns cpu. If `wanted` is None, returns all activities that
-    the machine can record.
+    If no wanted activity can be recorded, the result is cpu. If `wanted` is None, the result is all
+    activities that this machine can record.
     """
     available = available_activities()
     if wanted is None:
@@ -97,9 +94,9 @@ def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list
 def experimental_options(config: ProfilerConfig) -> dict[str, Any]:
     """The experimental options of a window: our defaults, overridden by the user's options.
 
-    A default is left out if this torch does not have the option. `verbose` puts the call stack on
-    every operator. `trace_only` skips events that this package never reads. `profile_all_threads`
-    records every thread, but torch then loses all memory events.
+    A default is left out if this version of torch does not have the option. `verbose` puts the call
+    stack on every operator. `trace_only` skips events that this package never reads.
+    `profile_all_threads` records every thread, but torch then loses all memory events.
     """
     ours = {
         "verbose" if config.with_stack else "trace_only": True,
@@ -115,9 +112,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
     """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: an experimental option is unknown to this version of torch, or its value has
-            the wrong type, or the config chooses some types of an activity, but this version of
-            torch can only record all of them.
+        ConfigError: this version of torch does not know an experimental option, needs another type
+            of value for the option, or cannot record chosen types of an activity.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):

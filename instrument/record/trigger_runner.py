@@ -1,4 +1,4 @@
-"""`TriggerRunner`: calls a run's triggers after each step, and polls them between steps."""
+"""`TriggerRunner` calls a run's triggers after each step, and polls them on another thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _JOIN_S = 5.0
 
 @dataclass
 class _ActiveTrigger:
-    """One trigger of a run, with its cooldown and the number of windows that it may still have."""
+    """One trigger of a run, with the state of its `cooldown` and `max_windows`."""
 
     name: str
     callbacks: TriggerCallbacks
@@ -40,7 +40,7 @@ class _ActiveTrigger:
 
     def may_record(self, number: int) -> bool:
         """Whether the trigger may get a window after this step; warns once if no window is left."""
-        # If the user has set the step number back, the difference exceeds the cooldown: it is over.
+        # A larger difference means that the user has lowered the step number: no cooldown then.
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
         if self.windows_left == 0:
@@ -64,9 +64,9 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
-    With a `coordinator`, all ranks record a window that a trigger of any rank requests. The window
-    begins at the step that the leading rank announces. The options `cooldown` and
-    `max_windows` then apply to all ranks together.
+    With a `coordinator`, a window that one rank's trigger requests is recorded on all recording
+    ranks. The window begins at the step that the leading rank announces. The options `cooldown` and
+    `max_windows` then apply to all recording ranks together.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TriggerRunner:
         self._unsent: dict[str, TriggerRequest] = {}  # not yet sent to the leading rank
         self._announced: list[AnnouncedWindow] = []  # windows of all ranks that have not begun yet
         self._triggers: list[_ActiveTrigger] = []
-        # the last request that each trigger has made between two steps
+        # by trigger: the last request made by its `poll` or from another thread
         self._pending_requests: dict[str, Request] = {}
         self._losses = LossReader()
         self._over = Event()
@@ -95,7 +95,7 @@ class TriggerRunner:
         if polled or coordinator is not None:
             without = [f"the trigger {each.name} is not polled between steps" for each in polled]
             if coordinator is not None:
-                without.append("this rank alone records what its triggers request")
+                without.append("only this rank records the windows that its triggers request")
             if not threads.start(self._thread, " and ".join(without)):
                 self._coordinator = None
 
@@ -127,7 +127,7 @@ class TriggerRunner:
             number: the step that has ended.
             took_ns: the duration of this step.
             loss: the loss that was given to `session.step`.
-            recorded: whether a window is open or warming up; then no other window can begin.
+            recorded: whether a window is open or warming up. If so, no other window can begin.
 
         Returns:
             The name of a trigger and its request; None if no window begins. If a window was
@@ -135,7 +135,7 @@ class TriggerRunner:
             Otherwise it is the request of the first trigger that fires and may get a window.
         """
         known = self._losses.after_step(number, loss)
-        # a NamedTuple's own constructor takes twice as long
+        # the constructor of a NamedTuple takes twice as long
         step: Step = tuple.__new__(Step, (number, took_ns, *known, recorded))
         first = self._first_pending(number) if self._pending_requests and not recorded else None
         for fires, trigger in self._checks:
@@ -164,8 +164,8 @@ class TriggerRunner:
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
         """The announced window that all ranks begin with the next step; None if there is none.
 
-        While a window is open, the announced window is delayed, one step at a time. All ranks
-        delay it alike, because a window is open on all ranks.
+        While a window is open, the announced window is delayed step by step. The open window is
+        open on all ranks, so all ranks delay the announced window by the same number of steps.
         """
         window = self._announced[0]
         if number + 1 < window.begin:
@@ -178,7 +178,7 @@ class TriggerRunner:
             return window.trigger, Request(window.why, window.steps)
         logger.warning(
             "The window that the trigger {} requested ({}) is not recorded on this rank: all ranks "
-            "begin it with step {}, but this rank is already at step {}.",
+            "begin the window with step {}, but this rank is already at step {}.",
             window.trigger,
             window.why,
             window.begin,
@@ -195,7 +195,7 @@ class TriggerRunner:
             trigger.count_window(number)
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """Take the requests made between steps; return the first one that may get a window."""
+        """Take the pending requests; return the first request whose trigger may get a window."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._triggers:
             if trigger.name in pending and trigger.may_record(number):
@@ -246,7 +246,7 @@ class TriggerRunner:
             self._coordinator = None
             logger.log(
                 "INFO" if coordinator.ended else "WARNING",
-                "From now on, rank {} alone records what its triggers request: {}.",
+                "From now on, only rank {} records the windows that its triggers request: {}.",
                 coordinator.rank,
                 str(error).rstrip("."),
             )
@@ -283,7 +283,7 @@ class TriggerRunner:
         return True
 
     def _drop(self, trigger: _ActiveTrigger) -> None:
-        """Log the current exception, and remove the trigger from those called after each step.
+        """Log the current exception, and call the trigger's `fires` no more.
 
         Call this method only in an `except` block.
         """
@@ -294,7 +294,7 @@ class TriggerRunner:
 def _reraise_interrupt(error: BaseException) -> None:
     """Raise the exception again if it comes from Ctrl-C on the main thread.
 
-    Any other exception, even SystemExit, is an error of the trigger, which the caller logs.
+    Any other exception, even SystemExit, is an error of the trigger; the caller logs this error.
     """
     if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
         raise error

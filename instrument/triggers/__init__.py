@@ -1,7 +1,7 @@
-"""The base class `Trigger`: triggers request windows. Each built-in trigger has its own file.
+"""The base class `Trigger` of triggers, which request windows; each built-in trigger has a file.
 
-The fields of a trigger's class are its options. `begin` creates the state of one run, so several
-sessions can use the same config.
+The fields of a trigger's class are the trigger's options. `begin` creates the state of one run, so
+several sessions can use the same config.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Step(NamedTuple):
         duration_ns: wall time since the previous training step ended, minus the time spent in
             other phases of the session, such as validation.
         loss: the newest loss that has arrived on the CPU since the previous step; None if no loss
-            has arrived. It belongs to an earlier step, `loss_step`: a loss is copied from the
-            device asynchronously, so that training never waits for it.
-        loss_step: the number of the step that `loss` belongs to; None if `loss` is None.
+            has arrived. A loss is copied from the device asynchronously, so `loss` is the loss of
+            an earlier step, `loss_step`.
+        loss_step: the number of the step whose loss `loss` is; None if `loss` is None.
         recorded: whether a window was open or warming up in this step; such steps are slower.
     """
 
@@ -42,10 +42,10 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """The bytes that tensors now occupy in torch's allocator on the current CUDA device.
+        """How many bytes tensors now occupy in torch's allocator on the current CUDA device.
 
-        The result is None if there is no CUDA device. With a CUDA device, reading takes about
-        10 µs, so do not read this property after every step.
+        None if there is no CUDA device. With a CUDA device, one read of this property takes about
+        10 µs, so do not read it after every step.
         """
         import torch  # not needed by `instrument trigger`
 
@@ -85,18 +85,18 @@ class TriggerCallbacks(NamedTuple):
 
 
 class Trigger(Options):
-    """Base class of triggers. A trigger requests windows; its options are the fields of its class.
+    """Base class of triggers. A trigger requests windows; the fields of its class are its options.
 
     A config names the class of a trigger by `_target_`. Your own trigger defines `fires`, or
     `begin` if it keeps state between steps. A session takes any object with a method `fires`. The
-    options of a subclass of this class are checked before the first step.
+    options of a subclass of `Trigger` are checked before the first step.
 
-    If the trigger fires while no window is open, the next `warmup` steps warm up and the `active`
-    steps after them are recorded. If the trigger raises, the error is logged and the trigger is not
-    called again.
+    If the trigger fires while no window is open, the next `warmup` steps warm up, and the `active`
+    steps after the warm-up are recorded. If the trigger raises, the error is logged and `fires` is
+    not called again.
 
     Attributes:
-        cooldown: after the trigger fires, it gets no other window for this many steps.
+        cooldown: after the trigger gets a window, it gets no other window for this many steps.
         max_windows: the maximum number of windows that the trigger gets in a run; None means no
             limit.
 
@@ -118,8 +118,8 @@ class Trigger(Options):
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
         """Return whether to record the steps after `step`.
 
-        True or a text means yes; the text is the reason. A `Request` means yes, too, and can also
-        set the number of steps.
+        True, a text and a `Request` mean yes. A text is the reason. A `Request` can have a reason
+        and the number of steps to record.
         """
         return None
 
@@ -128,11 +128,11 @@ class Trigger(Options):
 
         Args:
             folder: the session's folder for captures.
-            ask: requests a window, from any thread or from a signal handler. The request waits
-                until no window is open.
+            ask: a function that requests a window. Any thread or signal handler may call it. The
+                request waits until no window is open.
 
         Returns:
-            The functions to call; None if the trigger cannot work here and has logged why.
+            The functions to call; None if the trigger cannot work here. If so, it logs why.
         """
         return TriggerCallbacks(self.fires)
 

@@ -1,4 +1,4 @@
-"""A window is requested when a file is touched, or when another process calls `ask`."""
+"""A touched file requests a window, and so does `ask`, which another process calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ _REQUEST_BYTES = 20
 class File(Trigger):
     """Records a window after the file `record` is touched, or after `instrument trigger` is run.
 
-    The file is in the session's folder for captures.
-
-    If the file holds a number, that many steps are recorded. If it is empty, `profiler.active`
-    steps are recorded. A file with any other text requests no window. The trigger never writes or
-    removes the file `record`. Each process checks the file every half second; all ranks of a job
-    record the same steps.
+    The file is in the session's folder for captures. If the file holds a number, that many steps
+    are recorded. If the file is empty, `profiler.active` steps are recorded. A file with any other
+    text requests no window. The trigger never writes or removes the file `record`. Each process
+    checks the file every half second; all ranks of a job record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
@@ -38,7 +36,7 @@ class File(Trigger):
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
         """Create the file that `ask` writes into.
 
-        If the file `record` exists already, it requests no window until it is touched again.
+        If the file `record` already exists, the next touch of the file requests the first window.
         """
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
@@ -56,7 +54,10 @@ class File(Trigger):
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
-    """Make a function that returns the request in a file if the file has changed, else None."""
+    """Make a function that reads the request in a file.
+
+    The function returns None if the file has not changed since the last call.
+    """
     seen = _stamp(path)
 
     def new_request() -> str | None:
@@ -116,7 +117,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
 def _write(path: Path, request: bytes) -> None:
     """Write a request into an existing file.
 
-    The whole request is one write, so that no reader sees half a number.
+    The request is written with one call, so that every reader sees the whole number.
     """
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:

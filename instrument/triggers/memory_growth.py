@@ -22,15 +22,15 @@ _SAMPLES = 10  # number of samples in `over` steps
 class MemoryGrowth(Trigger):
     """Fires when memory has grown by at least `at_least_bytes` in `over` steps, without falling.
 
-    Memory is sampled ten times in `over` steps. The trigger does not fire because of one large
-    allocation: at least half of the samples must be larger than the sample before.
+    Memory is sampled ten times in `over` steps. At least half of the samples must be larger than
+    the previous sample, so one large allocation is not enough.
 
     With a CUDA device, a sample is the memory that tensors occupy in torch's allocator at the end
-    of a step. Without a CUDA device, it is the resident memory of the process (Linux only).
+    of a step. Without a CUDA device, a sample is the resident memory of the process (Linux only).
     Sampling starts again after each window, because recording itself takes memory.
 
-    The windows that this trigger requests are recorded with `profile_memory=true`, even if this
-    option is false in the run. torch then records only the thread that calls `session.step()`.
+    This trigger's windows are recorded with `profile_memory=true`, whatever the run's config says.
+    In these windows, torch records only the thread that calls `session.step()`.
     """
 
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})
@@ -81,7 +81,7 @@ class MemoryGrowth(Trigger):
 
 
 def _in_one_go(samples: deque[tuple[int, int]]) -> bool:
-    """Whether fewer than half of the samples are larger than the sample before."""
+    """Whether fewer than half of the samples are larger than the previous sample."""
     sizes = [size for _, size in samples]
     return sum(later > earlier for earlier, later in pairwise(sizes)) < _SAMPLES // 2
 

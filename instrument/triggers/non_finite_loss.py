@@ -11,8 +11,8 @@ from instrument.triggers import RequestWindow, Step, Trigger, TriggerCallbacks
 class NonFiniteLoss(Trigger):
     """Fires when the loss in `session.step(loss=…)` becomes infinite or NaN.
 
-    The trigger fires one or more steps later, because the loss is copied from the device
-    asynchronously.
+    The trigger fires one or more steps after the step of this loss, because the loss is copied from
+    the device asynchronously.
     """
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002

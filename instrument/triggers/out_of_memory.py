@@ -26,11 +26,12 @@ class OutOfMemory(Options):
 
     During the whole run, torch keeps the last `history` allocations and frees with their Python
     stacks. This costs some CPU time for each allocation and free. With `history=0`, the snapshot
-    holds only the memory that is in use at the end, without stacks. The same is true after a window
-    with `profiler.memory_snapshot`, because the end of such a window turns the history off.
+    holds only the memory that is in use at the end, without stacks. The end of a window with
+    `profiler.memory_snapshot` turns the history off; a later snapshot is then the same as with
+    `history=0`.
     """
 
-    # This trigger requests no window, so the scheduled windows stay.
+    # Says that this trigger requests no window. So the windows of the schedule are still recorded.
     asks: ClassVar[bool] = False
 
     history: int = Field(100_000, ge=0)

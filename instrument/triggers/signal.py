@@ -17,9 +17,9 @@ from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallback
 class Signal(Trigger):
     """Records a window after a signal, sent by `kill -USR2 PID` or `scancel --signal=USR2 JOB`.
 
-    The previous handler of the signal is called too, and restored when the session stops. Python
-    lets only the main thread set a handler. If the session is started on another thread, the
-    trigger logs a warning and does nothing.
+    The previous handler of the signal is called too, and is restored when the session stops. Only
+    the main thread can set a handler. If the session is started on another thread, the trigger logs
+    a warning and does nothing.
     """
 
     name: str = "SIGUSR2"
@@ -53,7 +53,7 @@ class Signal(Trigger):
 
         def restore() -> None:
             on_main = threading.current_thread() is threading.main_thread()
-            # If the program has set its own handler since, that handler may call `handle`.
+            # A handler that the program has set meanwhile stays, because it may call `handle`.
             if on_main and signal.getsignal(number) is handle:
                 signal.signal(number, before if before is not None else signal.SIG_DFL)
 

@@ -15,11 +15,11 @@ from instrument.units import duration
 class SlowStep(Trigger):
     """Fires after a step that took more than `factor` times the median of the steps before it.
 
-    The median is taken over the last `over` steps outside windows. The step must also take more
-    than `excess_ms` longer than the median, because the durations of very short steps vary by large
-    factors. The trigger cannot fire before it has measured `after` steps outside windows (or `over`
-    steps, if `over` is smaller). The window holds the steps after the slow step, so it shows the
-    cause only if later steps are slow, too.
+    The median is that of the last `over` steps outside windows. The step must also exceed the
+    median by more than `excess_ms`, because the durations of very short steps vary by large
+    factors. The trigger first measures `after` steps outside windows (or `over` steps, if `over` is
+    smaller); only then can it fire. The window begins after the slow step, so the window shows the
+    cause only if later steps are slow too.
     """
 
     factor: float = Field(3.0, gt=1)
@@ -31,8 +31,7 @@ class SlowStep(Trigger):
         """Start with an empty list of measured steps."""
         recent: deque[int] = deque(maxlen=self.over)
         excess_ns = self.excess_ms * 1e6
-        # A step that takes at most `limit` ns is not slow; this is true for the next `valid_steps`
-        # steps.
+        # In the next `valid_steps` steps, a step that takes at most `limit` ns is not slow.
         limit, valid_steps = math.inf, min(self.after, self.over)
 
         def threshold(median_ns: int) -> float:
@@ -63,8 +62,8 @@ class SlowStep(Trigger):
 def _lower_bound(times: list[int]) -> tuple[int, int]:
     """Return a lower bound of the median in ns, and for how many steps this bound is valid.
 
-    A step moves the median by at most one place in the sorted times. Because of this bound, the
-    times have to be sorted only every few steps, and after steps that may be slow.
+    A step moves the median by at most one place in the sorted times. The bound saves time: the
+    times are sorted only every few steps, and after steps that may be slow.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1

@@ -1,4 +1,4 @@
-"""`CaptureQueue`, which finishes and uploads the windows of a run and removes old captures."""
+"""`CaptureQueue` finishes and uploads the windows of a run, and removes old captures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload
 
-# With inline export: how long the lowest rank waits at the end for the other ranks' summaries, in
-# seconds.
+# With inline export: how long the lowest recording rank waits at the end of the run for the
+# summaries of the other ranks, in seconds.
 _OTHER_RANKS_S = 2.0
 # How long each sink may take to close if training failed, in seconds.
 _CLOSING_S = 5.0
@@ -34,23 +34,21 @@ class CaptureQueue:
 
     To finish a window means to compress its trace and to run the sinks. With
     `profiler.export=process`, the worker process finishes the windows, and a thread of this process
-    adds each capture to the session's `captures`. A capture that is removed from disk is removed
-    from this list too. The upload is the last sink. It runs in the worker, unless this process runs
-    sinks itself: then the upload runs in this process, after these sinks.
+    adds each capture to the session's `captures`. A capture that is removed from disk is also
+    removed from `captures`. The upload is the last sink. If this process runs sinks itself, the
+    upload runs in this process, after these sinks; otherwise it runs in the worker.
 
     Attributes:
         output_dir: the folder for captures.
         run: the id of the run on this rank, which is in each `capture.json`.
         rank: the rank of this process.
-        lock: shows other processes that the run is alive; this process holds it from the first
-            window on.
+        lock: shows other processes that the run is alive; this process holds the lock from the
+            first window on.
         taken: how many windows have been saved so far.
         exporter: starts and feeds the worker; None with `profiler.export=inline`.
         to_finish: queued folders that this process must finish itself.
-        inline: the user's sinks that run in this process although there is a worker; the keys are
-            their names.
-        sinks_here: all sinks that run in this process, in the order in which they run; the keys are
-            their names.
+        inline: the user's sinks that run in this process although there is a worker, by name.
+        sinks_here: all sinks that run in this process, by name, in the order in which they run.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """Call `Sink.notice` of the sinks of this process; must run on the training thread."""
+        """Call `notice` of each sink of this process; call this on the training thread."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:
@@ -123,8 +121,8 @@ class CaptureQueue:
         if not self._dropped:
             logger.warning(
                 "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so "
-                "are later windows until the exporter has finished one. Record less often, or give "
-                "the exporter a CPU core of its own.",
+                "are later windows until the exporter has finished a window. Record less often, or "
+                "give the exporter a CPU core of its own.",
                 self._config.export_queue,
                 name,
             )
@@ -147,8 +145,8 @@ class CaptureQueue:
 
         If the run ended early, this method does not wait for uploads by this process; `instrument
         export` can upload the captures later. After an exception, other ranks may hang in a
-        collective until this process ends. Then this method also waits at most two seconds for the
-        worker, which continues by itself.
+        collective until this process ends. So this method then waits at most two seconds for the
+        worker, and the worker continues by itself.
 
         Args:
             reason: why the run ended early; None after a normal end.
@@ -214,8 +212,8 @@ class CaptureQueue:
     def _choose_inline_sinks(self) -> dict[str, Any]:
         """The sinks that this process must run itself.
 
-        These are the sinks that no other process can build. If there are any, the sinks that set
-        `last` run here too, because they must run after all others.
+        This process must run the sinks that no other process can build. If there are such sinks,
+        the sinks that set `last` run here too, because they must run after all other sinks.
         """
         names = self._config.inline_sinks
         if not names:
@@ -233,8 +231,8 @@ class CaptureQueue:
     def finish_without_exporter(self, folder: Path, error: Exception) -> None:
         """Handle an error of `Exporter.submit`: finish the window on this thread, or log the error.
 
-        After a RuntimeError, which means that no thread can be started, the window is finished on
-        this thread. After any other error, `instrument export` must finish the window.
+        A RuntimeError means that no thread can be started; then the window is finished on this
+        thread. After any other error, `instrument export` must finish the window.
         """
         if isinstance(error, RuntimeError):  # no thread can be started
             is_shutdown = "shutdown" in str(error)
@@ -279,7 +277,7 @@ class CaptureQueue:
         return url is not None and not upload.has_arrived(folder, url)
 
     def _remove_oldest(self) -> None:
-        """Remove the oldest captures if they exceed the config's limits; see `retention`."""
+        """Remove the oldest captures if the captures exceed the config's limits."""
         keep, budget = self._config.keep, self._config.disk_budget
         with self._enforcing:
             removed = retention.enforce(
@@ -293,7 +291,7 @@ class CaptureQueue:
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture must stay on disk for now.
 
-        It must stay until it is finished and uploaded, and as long as a sink needs it.
+        A capture must stay until it is finished and uploaded, and while a sink is busy with it.
         """
         if self.exporter is not None and folder.name in map(queue.name_of, self.exporter.pending):
             return True

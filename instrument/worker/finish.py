@@ -35,8 +35,8 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     Args:
         folder: the queued folder.
         sinks: the sinks, by name.
-        failed: the names of the sinks that have already failed in this run. Further errors of these
-            sinks are not logged. The names of sinks that fail now are added.
+        failed: the names of the sinks that have already failed in this run; this function adds the
+            sinks that fail now. Only the first error of a sink is logged.
 
     Returns:
         The folder of the finished capture.
@@ -92,7 +92,7 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary of a capture. A comparison of ranks needs this summary.
+    """Write the summary of a capture, for comparisons of ranks.
 
     Only the first failure in a run is logged.
     """
@@ -110,9 +110,9 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Run a sink on a capture. Log its first exception, and add the sink to `failed`.
+    """Run a sink on a capture. Log the sink's first exception, and add the sink to `failed`.
 
-    KeyboardInterrupt is caught too. A caller that must react to Ctrl-C uses `ctrl_c_passes`.
+    KeyboardInterrupt is caught too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
     try:
         sink.write(capture, folder)
@@ -142,7 +142,7 @@ def call_sinks(
 ) -> None:
     """Call `notice` or `close` of all sinks; log the exceptions that the sinks raise.
 
-    An exception is logged only once for each sink and method.
+    For each sink and method, only the first exception is logged.
 
     Args:
         sinks: the sinks, by name.
@@ -195,7 +195,7 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder during the block, so that no other process finishes it at the same time."""
+    """Lock a folder during the block, so that no other process finishes this folder meanwhile."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -221,9 +221,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def ctrl_c_passes() -> Iterator[None]:
     """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C during the block.
 
-    Use this around code that catches KeyboardInterrupt, such as `run_sink`. Then Ctrl-C ends
-    training even while a sink is running. A KeyboardInterrupt that a sink raises by itself does not
-    end training.
+    Use this around code that catches KeyboardInterrupt, such as `run_sink`. So Ctrl-C ends training
+    even while a sink is running, but a KeyboardInterrupt that a sink raises by itself does not.
     """
     handler, pressed = signal.getsignal(signal.SIGINT), False
     if not callable(handler) or threading.current_thread() is not threading.main_thread():

@@ -1,10 +1,11 @@
-"""A run's job, which tells the worker the run's folder, sinks, upload URL and time limit.
+"""The job of a run: the folder, sinks, upload URL and time limit for the worker process.
 
-The trainer sends the job once, with credentials, through the worker's standard input. No file in a
-folder of captures can change the job: `capture.json` is never read as an instruction. A copy of
-the job without secrets is saved in the user's state folder, so that `instrument export` can finish
-the windows of a killed run. The copy is valid only for the folder that the run recorded into. The
-folder is identified by path, device and inode, so a downloaded folder cannot match.
+The trainer (the training process) sends the job once, with credentials, through the worker's
+standard input. No file in a folder of captures can change the job: `capture.json` is never read as
+an instruction. A copy of the job without secrets is saved in the user's state folder, so that
+`instrument export` can finish the windows of a killed run. The copy is valid only for the folder
+that the run recorded into. This folder is identified by path, device and inode, so a downloaded
+folder cannot match.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 from instrument import files
 from instrument.redact import public, redact
 
-# How long the copy of a job is kept if its captures are never finished, in seconds.
+# How long the copy of a job is kept if the captures of the run are never finished, in seconds.
 _KEPT_S = 90 * 86_400
 _RUN = re.compile(r"[0-9a-f]{32}")
 
@@ -32,7 +33,7 @@ class Job(msgspec.Struct, kw_only=True):
     """The job of one rank of one run.
 
     Attributes:
-        run: the run's id, 32 hexadecimal digits, which is in the capture.json of each capture.
+        run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
         rank: the rank that recorded the captures.
         folder: the folder for captures.
         owner: the user id that owns the run's files; None on systems without user ids.
@@ -41,10 +42,10 @@ class Job(msgspec.Struct, kw_only=True):
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
         timeout_s: the longest time for one capture, in seconds.
-        given_up: the names of folders that the worker skips, because an earlier worker died while
-            it finished or uploaded them.
-        world_size: the number of ranks. If there are several, the lowest recording rank writes the
-            comparison of all ranks at the end of the run.
+        given_up: the names of folders that the worker skips. An earlier worker died while it
+            finished or uploaded these folders.
+        world_size: the number of ranks. If there are several ranks, the lowest recording rank
+            writes the comparison of all ranks at the end of the run.
         ranks: the ranks that record, in the form of the option `profiler.ranks`.
     """
 
@@ -72,7 +73,7 @@ def from_line(line: str) -> Job:
 
 
 def remember(job: Job) -> None:
-    """Save a copy without secrets for `instrument export`; an OSError is ignored.
+    """Save a copy of a job without secrets for `instrument export`; ignore an OSError.
 
     Without a copy, `instrument export` runs only its default sinks.
     """
@@ -96,7 +97,7 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The saved job of a run, if this user recorded the run into `folder`; otherwise None."""
+    """The saved job of a run; None unless this user recorded the run into `folder`."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:

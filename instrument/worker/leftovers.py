@@ -1,10 +1,11 @@
 """`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
 The sinks come from the command line, or from the run's job in the user's state folder (see
-`instrument.worker.job`). They never come from the capture, because anybody may have made it. If
-there are neither sinks on the command line nor a job, the default sinks run with their default
-options: `table`, `chrome_trace`, and also `stacks` and `memory` if the data that they need was
-recorded. The default sinks write only into the capture's folder.
+`instrument.worker.job`). The sinks never come from the capture, because anybody may have made the
+capture. If the command line names no sinks and there is no job, the default sinks run with their
+default options. The default sinks are `table`, `chrome_trace`, `stacks` and `memory`; the last two
+run only if the data that they need was recorded. The default sinks write only into the capture's
+folder.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
     Args:
         path: a folder.
-        url: the URL to upload to. None means the URL in each capture's job; without a URL there,
-            the capture is not uploaded.
+        url: the URL to upload to. If it is None, each capture is uploaded to the URL in its job,
+            and captures whose job has no URL are not uploaded.
 
     Raises:
         CaptureError: the folder does not exist, or a capture could not be finished or uploaded.
@@ -45,7 +46,9 @@ def finish_all(path: Path | str, url: str | None) -> str:
             "sink on the captures at the URL."
         )
     if not path.exists():
-        raise CaptureError(f"There is no folder {path}: give one that a run has recorded into.")
+        raise CaptureError(
+            f"There is no folder {path}: give the folder that a run has recorded into."
+        )
     folders = queued_at(path)
     finished, notes, errors = finish_queued(folders)
     captures: Iterable[Path] = []
@@ -75,7 +78,13 @@ def queued_at(path: Path) -> list[Path]:
 
 
 class Outcome(NamedTuple):
-    """The folders of the finished captures, sentences about them, and sentences about errors."""
+    """The result of `finish_queued`.
+
+    Attributes:
+        done: the folders of the finished captures.
+        notes: sentences about the finished captures.
+        errors: sentences about folders that could not be finished.
+    """
 
     done: list[Path]
     notes: list[str]
@@ -117,7 +126,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The default sinks, except those that need data which was not recorded."""
+    """The default sinks, without the sinks whose data was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink
@@ -127,7 +136,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list with a sentence that names the config's sinks that did not run; empty if all ran."""
+    """A sentence, in a list, on sinks of the config that did not run; empty if all sinks ran."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [
@@ -155,7 +164,7 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
     for folder in dict.fromkeys(captures):
         try:
             about = Capture.load(folder).metadata
-        except CaptureError:  # no capture of instrument
+        except CaptureError:  # the folder is not a capture of instrument
             continue
         job = recall(folder.parent, about.get("run")) if url is None else None
         target = url or (job.upload_to if job is not None else None)

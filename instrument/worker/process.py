@@ -1,4 +1,7 @@
-"""The worker process, which finishes captures during training; `Exporter` starts and feeds it.
+"""The worker process, which finishes captures during training, and `Exporter`, which starts it.
+
+Options call the worker the export process, and log messages call it the exporter. The trainer is
+the training process.
 
 `main` reads its job (see `instrument.worker.job`) from the first line of its standard input. Each
 further line is empty and announces a window: the worker then looks for queued folders of its run
@@ -8,18 +11,18 @@ worker finishes the folders one after the other, at low priority.
 The worker answers with JSON objects, one per line. Their keys are:
 
 - `text`, `level`: a log message;
-- `began`: the queued folder that the worker starts to finish. If the worker dies, the trainer knows
-  from this key which folder was unfinished;
+- `began`: the queued folder that the worker starts to finish. If the worker dies, this key tells
+  the trainer which folder is unfinished;
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: the number of lines that the worker has read and handled after its job. Each folder that
-  was queued before these lines were written is then finished, has failed, or could not be found;
+- `looked`: the number of lines that the worker has read and handled after its job. All folders that
+  these lines announced are finished, have failed, or could not be found;
 - `closed`: true once the sinks are closed.
 
-The worker loads no torch. It ignores Ctrl-C and SIGTERM, since these are often sent to all
-processes of a job. If the trainer ends, the worker continues until its queue is empty. A timer
-kills the worker if one capture, or closing the sinks, takes longer than the job allows.
+The worker loads no torch. It ignores Ctrl-C and SIGTERM, because launchers often send these signals
+to all processes. If the trainer ends, the worker continues until its queue is empty. A timer kills
+the worker if a capture takes longer than the job's time limit, or if closing the sinks does.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ from instrument.worker.upload import SINK_NAME, Upload, has_arrived
 _NICENESS = 10
 _END = "end"
 _GRACE_S = 1.0
-# In seconds, how long the end of a run waits: for the worker if training failed; for the worker's
-# sinks to close; for the process to end.
+# How long the end of a run waits, in seconds: for the worker's work, if training failed; until the
+# worker has closed its sinks; until the worker process has ended.
 _AFTER_FAILURE_S, _CLOSING_S, _ENDING_S = 2.0, 5.0, 1.0
 _answering = Lock()
 
@@ -60,9 +63,9 @@ class Exporter:
 
     A thread reads the worker's output and calls `on_finished` with the folder of each capture.
 
-    The first window starts the process. If the process dies before its work is done, the window
-    that it was finishing stays queued, and the next window or `close` starts another process. Only
-    the first death in a run is logged.
+    The first window starts the process. If the process dies before its work is done, the unfinished
+    window stays queued, and the next window or `close` starts another process. An error is logged
+    for the first process that dies in a run.
 
     Cost for the training loop: about 2 ms to start the process; for each window, the time to write
     a line to a pipe.
@@ -78,10 +81,10 @@ class Exporter:
         # Folders that the worker found by itself and finished before they were announced.
         self._early: set[Path] = set()
         self._sending: list[Path] = []
-        # State of the current worker process: how many lines were written to it after the job, the
-        # folder that it works on, whether it has begun any folder, whether its sinks are closed.
-        self._lines = 0
-        self._current: Path | None = None
+        # The state of the current worker process.
+        self._lines = 0  # how many lines were written to the worker after the job
+        self._current: Path | None = None  # the folder that the worker finishes now
+        # whether the worker has begun any folder, and whether its sinks are closed
         self._has_begun = self._closed = False
         self._death_reported = False
 
@@ -120,9 +123,9 @@ class Exporter:
     def close(self, *, failed: bool) -> None:
         """Wait until all windows are finished and uploaded, for at most the job's `timeout_s`.
 
-        The wait is shown in the log or as a progress bar. If training `failed`, other ranks may be
-        waiting for this process to end. Then this method waits at most two seconds, and does not
-        wait for uploads. The worker continues by itself, and ends when all windows are done.
+        The log or a progress bar shows the wait. If training `failed`, other ranks may be waiting
+        for this process to end. So this method then waits at most two seconds, and does not wait
+        for uploads. The worker continues by itself, and ends when all windows are done.
         """
         timeout_s = min(_AFTER_FAILURE_S, self._job.timeout_s) if failed else self._job.timeout_s
         try:
@@ -144,9 +147,9 @@ class Exporter:
             self._listener.join(_ENDING_S)
 
     def _left(self, *, until_sent: bool) -> list[str]:
-        """The names of the windows and uploads that are not finished.
+        """The names of the unfinished windows, and of the uploads if `until_sent`.
 
-        If there are any and the worker has ended, the worker is started again.
+        If something is unfinished and the worker has ended, the worker is started again.
         """
         sending = self._sending if until_sent else []
         if (self._pending or sending) and self._process is None:
@@ -193,7 +196,7 @@ class Exporter:
     def _listen(self, process: subprocess.Popen[str]) -> None:
         """Handle the output of a worker until the worker ends.
 
-        If the worker died while it worked on a folder, an error is logged that names the folder.
+        If the worker died while it worked on a folder, log an error with the name of the folder.
         """
         # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
         # closing raises BrokenPipeError
@@ -206,7 +209,8 @@ class Exporter:
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:
-                failed_at = next(iter(self._pending))  # the next process may die on this folder too
+                # given up, because the next process may die on this folder too
+                failed_at = next(iter(self._pending))
             if failed_at in self._pending:
                 del self._pending[failed_at]
             elif failed_at is None and self._sending:
@@ -240,10 +244,10 @@ class Exporter:
                     self._changed.notify_all()
 
     def _drop_lost(self, lines: int) -> None:
-        """Remove from the pending folders those that the worker could not find.
+        """Remove the pending folders that the worker could not find.
 
-        The worker has read `lines` lines, and has worked on every folder that these lines announced
-        and that it could find. So it could not find the announced folders that are still pending.
+        The worker has handled `lines` lines, and with them all announced folders that it could
+        find. So if one of these folders is still pending, the worker could not find the folder.
         """
         with self._changed:
             lost = [folder for folder, line in self._pending.items() if line <= lines]

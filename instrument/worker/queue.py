@@ -1,8 +1,12 @@
 """Manages the folder of each window, from the raw trace to the finished capture.
 
-A folder's name shows its state: `.NAME.partial` while torch writes the trace, `.NAME.queued` once
-the trace and capture.json are complete, `NAME` when the sinks have run, except sinks that need the
-final name. Each change is one rename. So every folder without a leading dot is a complete capture.
+A folder's name shows its state:
+
+- `.NAME.partial`: torch writes the trace.
+- `.NAME.queued`: the trace and capture.json are complete.
+- `NAME`: the sinks have run, except the sinks that need the final name.
+
+Each change of the state is one rename. So every folder without a leading dot is a complete capture.
 If a process is killed, `instrument export` finishes the queued folders that the process leaves.
 """
 
@@ -30,7 +34,8 @@ from instrument.worker import run_lock
 from instrument.worker.job import Job
 
 if TYPE_CHECKING:
-    from instrument.config.schema import ProfilerConfig  # takes a third of the time to import this
+    # Only for type checks: at run time it would take a third of this module's import time.
+    from instrument.config.schema import ProfilerConfig
 
 RAW, PACKED = "trace.json", "trace.json.gz"
 _PARTIAL, _QUEUED = ".partial", ".queued"
@@ -42,7 +47,7 @@ def output_dir(config: ProfilerConfig) -> Path:
     """The folder for captures.
 
     The environment variable `INSTRUMENT_DIR`, if it is set, replaces `profiler.output_dir`. The
-    default is the folder `profile` in Hydra's folder, or in the current folder without Hydra.
+    default is the folder `profile` in Hydra's run folder, or in the current folder without Hydra.
     """
     given = os.environ.get(files.CAPTURES_VARIABLE) or config.output_dir
     if given is not None:
@@ -78,7 +83,7 @@ def hydra_run() -> Any:
 
 
 def writable(folder: Path) -> Path:
-    """Create a folder if it is missing, check that it can be written, and return it.
+    """Return the folder; create it if it is missing, and check that files can be written to it.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -101,7 +106,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
     Args:
         output_dir: the folder for captures.
         name: the name of the capture; a number is added if the name is taken.
-        run: the id of the run if the run holds its lock (see `run_lock`); otherwise empty.
+        run: the id of the run if the run holds its `RunLock`; otherwise empty.
 
     Raises:
         CaptureError: `output_dir` was removed and cannot be created again.
@@ -115,7 +120,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
             continue
         except FileNotFoundError:
             _make_again(staging)
-        # Checked in the order of the renames, so that a rename in between is not missed.
+        # Checked in the order of the states, so that a rename between two checks is noticed.
         if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(
             output_dir / capture
         ):
@@ -131,7 +136,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Create a new file in a partial folder. Not atomic: nobody reads the folder yet."""
+    """Create a new file in a partial folder. Not atomic, because nobody reads the folder yet."""
     with path.open("xb") as file:
         file.write(text.encode("utf-8", "replace"))
 
@@ -153,7 +158,7 @@ def _make_again(staging: Path) -> None:
 
 
 def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a folder's capture.json, replacing an existing one."""
+    """Write a folder's capture.json, and replace an existing capture.json."""
     files.write(folder / METADATA_FILE, _as_text(metadata))
 
 
@@ -170,7 +175,7 @@ def name_of(folder: Path) -> str:
 
 
 def is_queued(folder: Path) -> bool:
-    """Whether a folder is queued: its trace is complete, and some of its sinks have not run."""
+    """Whether a folder is queued: its trace is complete, and it has no final name yet."""
     return (
         folder.name.endswith(_QUEUED)
         and files.is_folder(folder)
@@ -208,7 +213,7 @@ def publish(folder: Path, metadata: dict[str, Any]) -> Path:
 
 
 def remove(folder: Path) -> None:
-    """Remove a capture. It is renamed first, so that no reader sees an incomplete capture."""
+    """Remove a capture; rename it first, so that no reader sees an incomplete capture."""
     with suppress(OSError):
         folder = folder.rename(folder.with_name(f".{folder.name}{_PARTIAL}"))
     shutil.rmtree(folder, ignore_errors=True)
@@ -280,7 +285,7 @@ def remove_stale(output_dir: Path) -> None:
     if left:
         logger.warning(
             "An earlier run recorded {} but its sinks did not run: `instrument export {}` runs "
-            "them.",
+            "these sinks.",
             ", ".join(left),
             output_dir,
         )

@@ -17,19 +17,23 @@ from instrument.worker.job import Job
 
 FILE = "ranks.txt"
 # At the end of a run, the workers of other ranks may still be busy. In seconds: the longest wait
-# for these workers; the longest wait without any sign of them, for example because the disk is not
-# shared; and the pause between two checks.
+# for these workers; the longest wait without a sign of these workers, for example if the disk is
+# not shared; the pause between two checks.
 LONGEST_WAIT_S, _WITHOUT_SIGN_S, _LOOK_EVERY_S = 20.0, 3.0, 0.2
 
 
 def write_rank_report(job: Job, last: Path, longest_wait_s: float) -> None:
     """On the lowest recording rank, write the comparison of all ranks in the last window.
 
-    The path is logged. On other ranks, nothing is done. The lowest recording rank first waits until
-    the summaries of all ranks are in the folder. Two limits end the wait earlier: `longest_wait_s`,
-    and 3 s without a sign of other ranks. A sign is a new summary, or a folder of this window that
-    is not finished. If `profiler.ranks` is `first_per_node`, the number of summaries is unknown, so
-    only the two limits end the wait. No message is sent to other ranks, so the wait cannot hang.
+    The path is logged. On other ranks, this function does nothing. The lowest recording rank first
+    waits until the summaries of all ranks are in the folder. Two limits end the wait earlier:
+
+    - `longest_wait_s`;
+    - 3 s without a sign of other ranks. A sign is a new summary, or an unfinished folder of the
+      last window.
+
+    If `profiler.ranks` is `first_per_node`, the number of summaries is unknown, so only the two
+    limits end the wait. No message is sent to other ranks, so the wait cannot hang.
 
     Args:
         job: the job of this rank.

@@ -32,12 +32,12 @@ def enforce(
     budget: int | None,
     needed: Callable[[Path], bool],
 ) -> list[Path]:
-    """Remove the oldest captures of a run until the others are within the limits.
+    """Remove the oldest captures of a run until the remaining captures are within the limits.
 
-    The newest capture and the captures for which `needed` is true are never removed.
+    The newest capture always stays, and so do captures for which `needed` returns True.
 
-    Cost: none without limits. With a limit, about 0.1 ms to read the `capture.json` of each capture
-    of this rank; with a budget, also about 0.04 ms to list the files of each capture.
+    Cost: none without limits. With a limit, about 0.1 ms for each capture of this rank, to read its
+    `capture.json`. With a budget, about 0.04 ms more for each capture, to list its files.
 
     Args:
         output_dir: the folder for captures.
@@ -70,7 +70,7 @@ def enforce(
 def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
     """The finished captures of a run on one rank, oldest first; links are skipped."""
     found = list[tuple[str, Path]]()
-    # the second pattern finds captures to whose names `queue` added a number
+    # the second pattern finds captures whose names end with a number that `queue` added
     for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
         for folder in output_dir.glob(pattern):
             with suppress(OSError, *BAD_JSON):

@@ -1,8 +1,8 @@
 """A locked file in the folder for captures, which shows whether a run is alive.
 
-The kernel releases the lock when the last process that holds it ends, even if that process is
-killed. A process id in the file would not be enough, because processes in different containers can
-have the same host name and the same id.
+When the last process that holds the lock ends or is killed, the kernel releases the lock. A process
+id in the file would not be enough, because processes in different containers can have the same host
+name and the same id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRIES = 5
 
 
 class RunLock:
-    """The lock of one run, held by the trainer and by the worker, which inherits the handle.
+    """The lock of one run. The trainer holds it, and so does the worker, which inherits the handle.
 
     Attributes:
         path: the locked file.
@@ -32,7 +32,7 @@ class RunLock:
         self.handle: int | None = None
 
     def hold(self) -> bool:
-        """Take the lock if this process does not hold it yet; return whether it holds the lock."""
+        """Take the lock if this process does not hold it yet; return whether it now holds it."""
         for _ in range(_TRIES if self.handle is None else 0):
             handle = _locked(self.path, os.O_CREAT)
             if handle is None:
@@ -45,7 +45,7 @@ class RunLock:
         return self.handle is not None
 
     def release(self, *, done: bool) -> None:
-        """Release the lock; remove the file if all work is `done` or no worker holds the lock."""
+        """Release the lock; remove its file if all work is `done` or no worker holds the lock."""
         if self.handle is not None:
             self.forget()
             if done:

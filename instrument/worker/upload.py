@@ -1,10 +1,10 @@
 """Uploads finished captures, each into the folder URL/NAME, with capture.json last.
 
-An upload first claims the remote folder with a file `upload.json`, which holds a token. The local
-capture stores the same token. If another capture has claimed the remote folder, or if the folder
-holds other files, the upload goes to NAME-2. A capture counts as uploaded when the server lists all
-its files with the right sizes. If the server's ETags are MD5 sums, these sums must be right too.
-The local `upload.json` then records the URL. An interrupted upload is resumed.
+An upload first claims the remote folder: it writes a file `upload.json` with a token there. The
+local capture stores the same token. If another capture has claimed the remote folder, or if the
+remote folder holds other files, the upload goes to NAME-2. A capture counts as uploaded when the
+server lists all its files with the right sizes. If the server's ETags are MD5 sums, these sums must
+be right too. The local `upload.json` then records the URL. An interrupted upload is resumed.
 
 All files in a capture's folder are uploaded, except hidden files and the cached columns of the
 trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
@@ -47,10 +47,10 @@ class Upload(Sink):
     """Uploads captures one after the other on a separate thread; runs after all other sinks.
 
     The upload of a capture is tried six times, with pauses. If all attempts fail, the capture
-    counts as failed. Captures that have failed stay on disk, and are tried again after another
-    capture has been uploaded. While a capture counts as failed, other captures get only one
-    attempt. If the bucket or a permission is missing, there is no further attempt, because only a
-    change at the server can help. Only the first failure is logged.
+    counts as failed. If the bucket or a permission is missing, the capture counts as failed after
+    one attempt, because only a change at the server can help. While a capture counts as failed, the
+    upload of other captures is tried only once. Failed captures stay on disk, and are tried again
+    after another capture has been uploaded. Only the first failure is logged.
     """
 
     needs_final_folder: ClassVar[bool] = True
@@ -58,7 +58,7 @@ class Upload(Sink):
     url: str
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     on_change: Callable[[list[Path]], Any] = Field(default=lambda _: None, repr=False)
-    """Called with the captures that are queued or being uploaded, each time these change."""
+    """Called with the list of captures that are queued or being uploaded, when the list changes."""
 
     _changed: Condition = PrivateAttr(default_factory=Condition)
     _pending: list[Path] = PrivateAttr(default_factory=list)
@@ -165,7 +165,7 @@ class Upload(Sink):
 def _is_final(error: Exception) -> bool:
     """Whether further attempts are useless after this error.
 
-    They are useless if the bucket or the permission is missing, or if the interpreter shuts down.
+    True if the bucket or the permission is missing, or if the interpreter shuts down.
     """
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError):
@@ -213,9 +213,9 @@ def _note(folder: Path) -> dict[str, Any]:
 
     The content is the token and, once the upload is complete, the URL of the uploaded capture.
 
-    The file is valid only in the folder that it was written for, which is identified by its inode.
-    Otherwise a downloaded capture that holds the token of another capture could overwrite that
-    other capture at the URL.
+    The file holds the inode of the folder for which it was written, and is valid only in that
+    folder. Otherwise a downloaded capture could hold the token of another capture, and overwrite
+    that capture at the URL.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))
@@ -239,13 +239,14 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
     """
     claim = f"{path}/{NOTE_FILE}"
     present = fs.find(path)
-    if present and claim not in present:  # the folder holds somebody else's files
+    if present and claim not in present:  # the folder holds other files
         return False
     if not present:
         _make_folder(fs, path)
         try:
             fs.pipe_file(claim, _claim(token), mode="create")
-        except FileExistsError:  # another upload claimed the folder, or we did and got no response
+        # another upload has claimed the folder, or our own claim got no response
+        except FileExistsError:
             pass
         except OSError as error:
             if error.errno != errno.ENOSYS:  # S3 servers without conditional writes
@@ -265,7 +266,7 @@ def _put(fs: Any, file: Path, path: str) -> None:
 
 
 def _missing(fs: Any, folder: Path, path: str, token: str) -> list[str]:
-    """The files that have not arrived completely, in the order of upload."""
+    """The files of the capture that have not arrived completely, in the order of upload."""
     fs.invalidate_cache()
     present = fs.find(path, detail=True)
     etags_are_md5 = _etag(present.get(f"{path}/{NOTE_FILE}", {})) == _md5([_claim(token)])

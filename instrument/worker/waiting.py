@@ -21,7 +21,7 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
         left: a function that returns the names of the unfinished windows, in order; called after
             each change.
         timeout_s: the longest wait, in seconds.
-        whom: what the caller waits for, as a word for the report: "exporter" or "upload".
+        whom: the word in the report for what the caller waits for: "exporter" or "upload".
     """
     began, total, reported = time.monotonic(), len(left()), False
     try:
@@ -36,7 +36,7 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
 
 
 def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
-    """Show a progress bar on a terminal, or else log a message.
+    """Show a progress bar on a terminal; without a terminal, log a message.
 
     Returns how many seconds to wait before the next report.
     """
