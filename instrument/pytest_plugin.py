@@ -150,7 +150,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture and the counters of a test; `stored` holds the counters in the test's file."""
+    """The capture of a test and its counters; `stored` are the counters that were expected."""
 
     capture: Capture
     counted: Counters

@@ -225,13 +225,13 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 
 
 def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
-    """For each call the value of its event in a column; `missing` if the call has no event."""
+    """For each call, the value that `column` holds for its event; `missing` without an event."""
     found: Ints = np.where(calls.event >= 0, column[calls.event], missing)
     return found
 
 
 def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
-    """For each call the value of its node in a column; `missing` if the call has no node."""
+    """For each call, the value that `column` holds for its node; `missing` without a node."""
     found: Ints = np.append(column, missing)[np.minimum(calls.node, len(column))]
     return found
 

@@ -12,8 +12,8 @@ from instrument.analysis.views import Views
 def private_words(capture: Views) -> Iterator[str]:
     """Yield the host of a capture, its path, and the guards of torch.compile that failed.
 
-    The text of a guard can hold a value of the program. For a trace file alone, also yield the
-    file's name.
+    The text of a guard can hold a value of the program. If the capture is a trace file without a
+    capture folder, also yield the file's name.
     """
     yield capture.about.host or ""
     dynamo = capture.about.dynamo

@@ -6,10 +6,10 @@ the event of the node. The mode has two costs:
 
 - In the backward, the engine searches each gradient, and waits for the device each time.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
-  about 100 µs. The trace has no event for this time: it is part of the operator's own time. The
-  check estimates this time from two own times: the 25th percentile for these operators, and the
-  median for operators that cannot make a node. The estimate is their difference. The simulation
-  subtracts the estimate from each operator that makes a node.
+  about 100 µs. The trace has no event for this time: it is part of the operator's self time. The
+  check estimates it for each call: the 25th percentile of the self times of operators that make a
+  node, minus the median self time of operators that cannot make one. The simulation subtracts the
+  estimate from each operator that makes a node.
 
 There is a finding even if the mode takes little time, because the mode is only for debugging.
 """

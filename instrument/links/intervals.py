@@ -129,9 +129,9 @@ def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
 def interval_at(intervals: Intervals, time_ns: Ints) -> Ints:
     """For each time, the index of the interval that contains the time; -1 if there is none.
 
-    An interval does not contain its own end. The intervals must be sorted by start. Of the
-    intervals that start by a time, only the last is tried, even if an earlier interval contains the
-    time.
+    An interval does not contain its own end. The intervals must be sorted by start. For each time,
+    only the last interval that starts at or before it is checked. So if intervals overlap, the
+    result can be -1 although an earlier interval contains the time.
     """
     starts, ends = intervals
     at = np.searchsorted(starts, time_ns, "right") - 1

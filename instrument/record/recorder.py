@@ -67,11 +67,11 @@ _TOGGLED = [
 class Recorder:
     """Records one window; each window needs a new `Recorder`.
 
-    Normally all threads are recorded, and any thread may continue and stop the window. With
-    `profile_memory`, or if torch has no option `profile_all_threads`, only the thread that prepares
-    the window is recorded. Then only this thread can stop torch's profiler. If another thread
-    continues such a window, the window is dropped, and `one_profiler.stop_abandoned` stops torch's
-    profiler later.
+    Normally all threads are recorded, and any thread may run the next step of the window and stop
+    it. With `profile_memory`, or if torch has no option `profile_all_threads`, only the thread that
+    prepares the window is recorded, and only that thread can stop torch's profiler. If another
+    thread runs the next step of such a window, the window is dropped, and
+    `one_profiler.stop_abandoned` stops torch's profiler later.
 
     `stop` waits for the device. While torch collects the events, `stop` holds the GIL: about 4 s
     per million events, or 13–16 s with `record_shapes`.

@@ -336,7 +336,7 @@ def _answer(path: Path | str) -> RankSummary | str:
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Read summaries in a new process. If this process fails, return a sentence for each path."""
+    """Read summaries in a new process; if it fails, return an error message for each path."""
     command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
     environment = {
         **os.environ,

@@ -222,9 +222,9 @@ class Model:
 
     @cached_property
     def _cpu_arcs(self) -> Ints:
-        """The CPU arcs, sorted by the positions of their targets on the axis.
+        """The arcs between moments of the CPU, as indices, sorted by the place of their target.
 
-        In this order, each arc of a thread starts where the arc before it ends.
+        In this order, each arc starts where the previous arc of the same thread ends.
         """
         arcs = np.flatnonzero(self.arcs.kind == CPU)
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
@@ -291,12 +291,12 @@ class Model:
 
     @cached_property
     def _last(self) -> tuple[Ints, Ints, Ints]:
-        """The ends of the device work that can be the last work of a step to end.
+        """For each step, the ends of the device work that can finish last in the step.
 
         Work is left out if later work of the same step always starts after it on the same stream.
 
         Returns:
-            The moments, sorted by step; the steps; and the index of the first moment of each step.
+            The ends, as moments sorted by step; the steps; and the index of each step's first end.
         """
         arcs = self.arcs
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)

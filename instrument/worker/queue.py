@@ -147,7 +147,7 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create a partial folder and its parent folders, which were removed."""
+    """Create the staging folder again, with its parent folders, after something removed them."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(
