@@ -272,7 +272,7 @@ def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _counted(condition: Condition, one: Side) -> Count | None:
-    """A counter over all windows of one side, summed over the ranges that match the condition.
+    """A counter of one side of the comparison: the sum over its windows and the matching ranges.
 
     The result is None if a window does not hold the counter.
     """

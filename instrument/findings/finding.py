@@ -133,8 +133,8 @@ def show_command(capture: Views, options: str, expected: str = "") -> str:
     Args:
         capture: the capture.
         options: the options of `instrument show`.
-        expected: what the tables of a program without the problem show; it is added to the command
-            as a shell comment.
+        expected: what the tables show once the problem is solved; it is added to the command as a
+            shell comment.
     """
     comment = f"  # {expected}" if expected else ""
     return f"instrument show {shlex.quote(str(capture.place))} {options}{comment}"

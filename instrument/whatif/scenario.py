@@ -147,7 +147,7 @@ class Scenario:
     def unexplained(self) -> float:
         """The part of the window, 0 to 1, in which device work is late for an unknown reason.
 
-        If the scenario has several ranks, the rank with the largest part counts.
+        If the scenario has several ranks, this is the largest of their parts.
         """
         return max(each.unexplained for each in self.window.models)
 

@@ -126,7 +126,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The default sinks, without the sinks whose data was not recorded."""
+    """The default sinks, except those that need data that was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink

@@ -152,7 +152,7 @@ def _rows(
 ) -> tuple[_Rows, list[list[int]]]:
     """The rows with their waypoints, and the waypoints of each hyperedge from top to bottom.
 
-    A hyperedge has at most one waypoint in a row, also if the row is on the way to several targets.
+    In each row, a hyperedge has at most one waypoint, even on its way to several targets.
     """
     rows = _Rows(rank, widths, [[] for _ in range(max(rank, default=-1) + 1)])
     for box in range(len(rank)):
