@@ -134,9 +134,9 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
     """Whether `these` are higher than `those`, by the rank-sum test of Mann, Whitney and Wilcoxon.
 
     A pair is one value of `these` and one value of `those`. The statistic is the number of pairs in
-    which the value of `these` is higher; equal values count as not higher. The result is True if at
-    most 5 % of all orders of the values give at least this statistic. The two samples must be
-    independent.
+    which the value of `these` is higher; equal values count as not higher. The result is True if,
+    for samples that do not differ, a statistic of this size or more has a probability of at most
+    5 %. The two samples must be independent.
     """
     pairs = sum(low < high for low in those for high in these)
     orders = _orders(len(those), len(these))

@@ -99,7 +99,7 @@ class NodeNames(NamedTuple):
     Attributes:
         operator, range: the names of the operator and the range of each node. A name is None if it
             is not known, or if the node was launched outside all operators or ranges.
-        source: how the nodes were matched: BY_KERNELS by the names of their kernels, BY_ORDER by the
+        source: how the nodes were matched: BY_KERNELS by the names of kernels, BY_ORDER by the
             order of the launches; None if no stream capture was used.
         reason: why some names are not known; None if all are known.
     """

@@ -183,7 +183,7 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip planned windows that begin before `step`, for example after `step_number` was set."""
+        """Skip planned windows that begin before `step`, for example if `step_number` is set."""
         planned = self.planned
         if (
             planned is None

@@ -176,7 +176,7 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
 
 
 def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
-    """Return the positions of the ranges with the largest shares, and of those that contain them.
+    """Return the positions of the ranges with the largest shares, and of the ranges around them.
 
     At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
     Cost: one sort of the ranges.
