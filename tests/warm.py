@@ -125,9 +125,10 @@ def _server() -> str:
     assert server.stdout.readline() == b"ready\n"
 
     def end() -> None:
+        server.kill()  # processes forked by other tests may hold its standard input open
+        server.wait()
         server.stdin.close()
         server.stdout.close()
-        server.wait()
         folder.cleanup()
 
     atexit.register(end)
