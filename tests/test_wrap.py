@@ -643,7 +643,8 @@ def test_each_thread_has_its_own_nesting() -> None:
         while not done.is_set():
             nest(4)
 
-    ours = backends.Backend(opens, closes)
+    ours, interval = backends.Backend(opens, closes), sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # more often than usual, and this thread has its turn sooner
     try:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -658,6 +659,7 @@ def test_each_thread_has_its_own_nesting() -> None:
         done.set()
         for thread in threads:
             thread.join()
+        sys.setswitchinterval(interval)
     assert wrong == []
     assert len(opened) > 0
     assert all(not handles for handles in opened.values())
