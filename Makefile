@@ -33,7 +33,8 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 # --clean empties Zensical's cache: Zensical does not warn again about a page in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
-INSTALL := $(PIP) install -c constraints.txt
+# --no-compile: Python compiles each of 20,000 files when it is first imported; most never are.
+INSTALL := $(PIP) install --no-compile -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
 # After a change of these files, the package is installed again, which compiles the trace reader.
