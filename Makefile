@@ -33,8 +33,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 # --clean empties Zensical's cache: Zensical does not warn again about a page in its cache.
 ZENSICAL := $(BIN)/zensical build --strict --clean
-# --no-compile: Python compiles each of 20,000 files when it is first imported; most never are.
-INSTALL := $(PIP) install --no-compile -c constraints.txt
+INSTALL := $(PIP) install -c constraints.txt
 INSTALL_OLDER := $(subst $(VENV),$(VENV)-older,$(INSTALL)) -c constraints-older.txt
 
 # After a change of these files, the package is installed again, which compiles the trace reader.
@@ -96,7 +95,7 @@ soak: $(VENV)/.installed-soak
 fuzz: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
 
-# TAG=v0.1.0 also checks that the tag, pyproject.toml and CHANGELOG.md name the same version.
+# TAG=v0.1.0 also checks that the tag, instrument/__init__.py and CHANGELOG.md name the same version.
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python tests/release.py $(TAG)
 
