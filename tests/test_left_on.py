@@ -80,7 +80,10 @@ def test_made(fails, do, tmp_path):
 
 def test_what_a_test_leaves_on_fails_it_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "test_made.py").write_text(MADE)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
+    }
     options = "-p conftest -p no:cacheprovider -q -rA test_made.py"
     done = warm.run_apart(["-m", "pytest", *options.split()], tmp_path, environment)
     lines = done.stdout.splitlines()

@@ -146,6 +146,7 @@ def _server() -> str:
 def _load() -> None:
     import hydra.utils  # noqa: F401
     import numpy  # noqa: F401
+    import torch._dynamo.backends.common  # which torch.compile loads
     import torch._inductor.config  # which torch's profiler loads at its first window
     import torch.profiler
 
