@@ -33,10 +33,15 @@ SOCKET = "INSTRUMENT_TESTS_WARM"
 def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
     """Run `FILE ARGUMENTS…` or `-m MODULE ARGUMENTS…` and give back all that it printed, its errors too."""
     with tempfile.TemporaryFile() as output:
-        code = run_into(command, folder, {**env, SOCKET: _server()}, output.fileno())
+        code = run_into(command, folder, environment(env), output.fileno())
         output.seek(0)
         printed = output.read().decode()
     return CompletedProcess(list(command), code, printed)
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment that names this process's server, which is started if there is none yet."""
+    return {**env, SOCKET: _server()}
 
 
 def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], output: int) -> int:
@@ -68,7 +73,7 @@ class Script:
     def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         pipes = [os.pipe(), os.pipe()]
         writing = [end for _, end in pipes]
-        self._connection = _asked(command, folder, {**env, SOCKET: _server()}, writing)
+        self._connection = _asked(command, folder, environment(env), writing)
         for end in writing:
             os.close(end)
         self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in pipes)
