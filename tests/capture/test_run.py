@@ -24,8 +24,8 @@ from builders import (
 from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.range_names import to_trace
-from instrument.runs.merge_traces import merge
 from instrument.runs import rank_summary
+from instrument.runs.merge_traces import merge
 from instrument.runs.rank_summary import RankSummary, read, summarize, written
 from instrument.runs.run import Run
 
