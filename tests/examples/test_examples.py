@@ -309,7 +309,8 @@ def test_the_demo_lists_what_it_wrote_and_how_to_open_it(tmp_path: Path) -> None
     demo = tmp_path / "demo"
     # -o: the environment that runs this test is taken as it is
     installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}", f"DEMO={demo}"]
-    text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, "demo"], tmp_path)
+    small = "OVERRIDES=model.width=32 model.layers=2 training.batch_size=8"
+    text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, small, "demo"], tmp_path)
     found = captures(demo)
     assert [capture.steps.column("number") for capture in found] == [
         [31, 32, 33],
