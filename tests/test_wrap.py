@@ -790,7 +790,7 @@ def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
         assert profiled(Net) is Net and Net.forward is forward
         net = profiled(Net())
         instrument_model(net)
-        with Session(active=1) as session, profiled("block"):
+        with Session(active=1, export="inline") as session, profiled("block"):
             net(torch.ones(1) + 1)
             session.step()
         (capture,) = session.captures
