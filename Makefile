@@ -48,9 +48,10 @@ DEMO := outputs/demo-$(shell date +%Y-%m-%d-%H-%M-%S)
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
 
+# OVERRIDES are further ones of the example's config.
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/train_lm.py hydra.run.dir=$(DEMO) \
-	    profiler.wait=30 profiler.repeat=3 'profiler/sinks=[table,stacks,tensorboard]' profiler.with_stack=true
+	    profiler.wait=30 profiler.repeat=3 'profiler/sinks=[table,stacks,tensorboard]' profiler.with_stack=true $(OVERRIDES)
 	@echo
 	@echo "The three windows wrote:"
 	@echo

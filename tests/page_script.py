@@ -68,7 +68,7 @@ def command(line: str) -> None:
     """Print a command and run it; it must end well."""
     print(f"\n{_SAYS}{line.partition('  #')[0].rstrip()}", flush=True)
     words = shlex.split(os.path.expandvars(line), comments=True)
-    if words[0] == "python" and words[1].endswith(".py") and not _OF_A_SHELL.search(line):
+    if words[0] == "python" and not _OF_A_SHELL.search(line):
         assert warm.run_into(words[1:], Path.cwd(), os.environ, 1) == 0, line
         return
     if words[0] != "instrument" or _OF_A_SHELL.search(line):

@@ -13,6 +13,7 @@ import torch
 from omegaconf import DictConfig
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 from instrument import Session, Trigger
@@ -109,4 +110,18 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # what torchrun does, but the ranks are forked from the agent and need not load torch
+    elastic_launch(
+        LaunchConfig(
+            min_nodes=2,
+            max_nodes=2,
+            nproc_per_node=2,
+            run_id="none",
+            rdzv_backend="c10d",
+            rdzv_endpoint=os.environ["ENDPOINT"],
+            rdzv_configs={"is_cpu": "false"},
+            max_restarts=0,
+            start_method="fork",
+        ),
+        main,
+    )()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import warm
 from builders import steps, synchronous_steps, write_capture, write_rank
 from collected import Log
 
@@ -44,14 +43,11 @@ dist.destroy_process_group()
 
 def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> None:
     """Two processes on this machine, whose clock is one; the second takes 250 ms longer for its data, or as loaded."""
-    command = [sys.executable, "-c", DDP, str(tmp_path)]
+    command = ["-c", DDP, str(tmp_path)]
     environment = [
         {**os.environ, "RANK": rank, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"} for rank in "01"
     ]
-    started = [
-        subprocess.Popen(command, env=each, stderr=subprocess.PIPE, text=True)
-        for each in environment
-    ]
+    started = [warm.Script(command, tmp_path, each) for each in environment]
     told = [process.communicate(timeout=120)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], told
     out = tmp_path / "out"

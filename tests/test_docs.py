@@ -37,7 +37,11 @@ def run(command: list[str] | str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = {"PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     # pages run pytest, which finds the plugin by itself only where this package is installed
-    env = {**os.environ, **own, **ONE_THREAD, "PYTEST_PLUGINS": "instrument.pytest_plugin"}
+    plugins = {
+        "PYTEST_PLUGINS": "instrument.pytest_plugin",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
+    }
+    env = {**os.environ, **own, **ONE_THREAD, **plugins}
     if command[0].endswith(".py"):
         done = warm.run(command, folder, env)
     else:

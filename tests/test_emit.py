@@ -11,6 +11,8 @@ from instrument import Session, profiled
 from instrument.annotate import backends
 from instrument.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -34,7 +34,7 @@ from instrument.record.recorder import Recorder
 from instrument.trace.capture_json import typed
 
 pytestmark = [
-    pytest.mark.usefixtures("inline_export"),
+    pytest.mark.usefixtures("inline_export", "frozen_heap"),
     pytest.mark.filterwarnings("ignore::Warning:torch.*"),  # Dynamo's own
 ]
 STEPS = 5

@@ -15,6 +15,8 @@ from torch.profiler import ExecutionTraceObserver
 from instrument import Session
 from instrument.capture import Capture
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 def nodes(file: Path) -> list[dict[str, Any]]:
     return json.loads(file.read_text())["nodes"]

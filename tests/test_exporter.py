@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from own_sinks import Raises
 
 from instrument import Session, Sink
 from instrument.capture import Capture
@@ -528,22 +529,6 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
         patch.setattr(process.Exporter, "submit", late)
         session = run(profiler)
     assert names(session) == ALL
-
-
-class Raises(Sink):
-    """Raises what no sink should."""
-
-    what: str
-
-    def write(self, capture: Capture, folder: Path) -> None:
-        raise {"keyboard": KeyboardInterrupt("by the sink"), "exit": SystemExit(3), "mute": Mute()}[
-            self.what
-        ]
-
-
-class Mute(Exception):  # noqa: N818
-    def __str__(self) -> str:
-        raise ValueError("no text")
 
 
 @pytest.mark.parametrize("where", ["process", "inline"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
@@ -47,13 +49,7 @@ def app(tmp_path: Path) -> Path:
 
 
 def run(app: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "their_app.py", *overrides],
-        cwd=app,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm.run_apart(["their_app.py", *overrides], app, os.environ)
 
 
 @pytest.mark.parametrize("name", presets())
@@ -166,7 +162,11 @@ def test_an_application_that_knows_nothing_of_us(app: Path) -> None:
     ):
         subprocess.run(["git", *command.split()], cwd=app, check=True)
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=app, text=True).strip()
-    done = run(app, "+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit")
+    overrides = ["+profiler=trace", "profiler.active=3", "+profiler.metadata.model=vit"]
+    # in a new process, where nothing of ours is loaded before Hydra composes
+    done = subprocess.run(
+        [sys.executable, "their_app.py", *overrides], cwd=app, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     (folder,) = done.stdout.split("CAPTURES ")[1].split()
     assert Path(folder).parent.name == "profile"
@@ -176,12 +176,8 @@ def test_an_application_that_knows_nothing_of_us(app: Path) -> None:
     about = json.loads((Path(folder) / "capture.json").read_text())
     assert about["window"]["steps"] == 3
     assert about["git"] == {"commit": commit, "dirty": False}
-    assert about["overrides"] == [
-        "+profiler=trace",
-        "profiler.active=3",
-        "+profiler.metadata.model=vit",
-    ]
-    assert about["command"] == ["their_app.py", *about["overrides"]]
+    assert about["overrides"] == overrides
+    assert about["command"] == ["their_app.py", *overrides]
     assert about["user_metadata"] == {"model": "vit"}
     assert "mine" in done.stderr, "the table names the range"
 

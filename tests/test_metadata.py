@@ -19,6 +19,8 @@ from instrument import Session
 from instrument.capture import Capture
 from instrument.record import metadata
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 # Of the first, torch's own add_metadata_json makes what is no JSON; the second holds a key that the reader looks for.
 NASTY = {
     'q"uo\\te\n\t é 日本': 'vi"t\\ \n\t é 日本 \u2028 \x00 😀',

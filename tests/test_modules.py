@@ -20,6 +20,8 @@ from instrument.errors import ConfigError
 from instrument.report.text import render
 from instrument.units import duration
 
+pytestmark = pytest.mark.usefixtures("inline_export", "frozen_heap")
+
 
 class Attention(nn.Module):
     def __init__(self) -> None:

@@ -113,14 +113,16 @@ def test_the_command_ends_when_the_browser_has_loaded_the_trace(
     assert recorded.trace_path is not None
     loaded: list[bytes] = []
     routes: list[dict[str, list[str]]] = []
+    page = Thread(target=lambda: loaded.append(_ask(routes[0]["url"][0])[2]))
 
     def browser(address: str) -> bool:
         routes.append(parse_qs(urlsplit(address).fragment.removeprefix("!/?")))
-        Thread(target=lambda: loaded.append(_ask(routes[0]["url"][0])[2])).start()
+        page.start()
         return True
 
     monkeypatch.setattr(command.webbrowser, "open", browser)
     assert main(["open", str(recorded.folder), *options]) == 0
+    page.join()  # it may still read the answer, which has been sent
     assert capsys.readouterr().out.startswith("The Perfetto UI has loaded the trace of ")
     assert loaded == [recorded.trace_path.read_bytes()]
     if options:

@@ -12,6 +12,8 @@ from collected import Log
 from instrument import Capture, Session
 from instrument.triggers import Step
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 def work() -> None:
     torch.ones(4).sum()

@@ -17,6 +17,8 @@ from instrument.capture import Capture
 from instrument.errors import ConfigError
 from instrument.record import torch_support
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 TORCH = torch.__version__
 needs_types = pytest.mark.skipif(
     not torch_support._takes_types(), reason=f"torch {TORCH} cannot choose types of an activity"

@@ -15,6 +15,8 @@ from collected import Log
 
 from instrument import Session
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 @pytest.fixture(autouse=True)
 def _no_hook_left() -> Iterator[None]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 import numpy as np
 import pytest
+import warm
 from collected import Log
 from torch import distributed as dist
 
@@ -542,36 +542,23 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with (folder / "log").open("w") as log:
         nodes = [node(folder / f"node{number}", store.port, log) for number in range(2)]
-        try:
-            for each in nodes:
-                each.wait(180)
-        finally:
-            for each in nodes:
-                each.kill()
-                each.wait()
+        for each in nodes:
+            each.join(180)
+            assert not each.is_alive(), (folder / "log").read_text()
     return folder, (folder / "log").read_text()
 
 
-def node(folder: Path, port: int, log: IO[str]) -> subprocess.Popen[bytes]:
+def node(folder: Path, port: int, log: IO[str]) -> Thread:
     """An agent of torchrun's with two ranks, which meets the other one in a store of the test's, in its own folder."""
     folder.mkdir()
-    meeting = [
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}",
-        "--rdzv-conf=is_cpu=false",
-    ]
     script = str(Path(__file__).parent / "ranks_training.py")
     # Hydra gives each rank a folder of its own, as it does with the time in its name
     hydra = [f"+scenarios=[{','.join(SCENARIOS)}]", "hydra.run.dir=${oc.env:RANK}"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2"]
-    return subprocess.Popen(
-        [*torchrun, *meeting, script, *hydra],
-        cwd=folder,
-        env={**os.environ, "FOLDER": str(folder.parent), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
+    own = {"FOLDER": str(folder.parent), "ENDPOINT": f"127.0.0.1:{port}", "OMP_NUM_THREADS": "1"}
+    command, env = [script, *hydra], warm.environment({**os.environ, **own})
+    agent = Thread(target=warm.run_into, args=(command, folder, env, log.fileno()), daemon=True)
+    agent.start()
+    return agent
 
 
 def steps_by_rank(folder: Path) -> dict[int, list[int]]:

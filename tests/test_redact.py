@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from own_sinks import Hook
 
-from instrument import ProfilerConfig, Session, Sink
-from instrument.capture import Capture
+from instrument import ProfilerConfig, Session
 from instrument.redact import redact, redact_words
 
 HIDDEN = "hUnter2-of-7"
@@ -239,15 +239,6 @@ def test_a_large_text_takes_no_longer_than_its_length() -> None:
         "-" * 10**6,
     ):
         assert redact_words([text]) == [text]
-
-
-class Hook(Sink):
-    """A sink with a secret among its options."""
-
-    token: str = ""
-
-    def write(self, capture: Capture, folder: Path) -> None:
-        (folder / "token.txt").write_text(self.token)
 
 
 def test_a_run_writes_no_secret_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

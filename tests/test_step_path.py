@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+import warm
 
 # In a process of its own: modules that other tests marked would be looked at too.
 PROGRAM = """
@@ -46,9 +45,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[list[tuple[str, str]
     With the worker, which the first window starts; one rank, no triggers, no `model=`.
     """
     folder = tmp_path_factory.mktemp("run")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True
-    )
+    done = warm.run_code(PROGRAM, str(folder))
+    assert done.returncode == 0, done.stderr
     return [[(file, name) for file, name in calls] for calls in json.loads(done.stdout)]
 
 

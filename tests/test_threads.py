@@ -45,16 +45,17 @@ def outcome(code: str) -> str:
 def test_windows_begin_and_end_beside_threads_that_run_operators(tmp_path: Path) -> None:
     """torch alone ends the process within a hundred such windows, nearly always."""
     said = outcome(f"""
-        import threading, torch
+        import sys, threading, torch
         from instrument import Session
         torch.set_num_threads(1)
+        sys.setswitchinterval(1e-4)  # the threads take turns more often than usual
         net, over = torch.nn.Linear(8, 1), threading.Event()
         def work():
             while not over.is_set():
                 net(torch.ones(4, 8)).sum().backward()
         workers = [threading.Thread(target=work) for _ in range(3)]
-        [worker.start() for worker in workers]
         with Session(active=1, repeat=0, keep=1, export="inline", output_dir={str(tmp_path)!r}) as session:
+            [worker.start() for worker in workers]
             for _ in range(40):
                 net(torch.ones(4, 8))
                 session.step()

@@ -21,8 +21,9 @@ import torch
 from collected import Log
 from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
+from own_sinks import Posts
 
-from instrument import Capture, ProfilerConfig, Session, Sink, cache, storage
+from instrument import Capture, ProfilerConfig, Session, cache, storage
 from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
 from instrument.redact import public, redact
@@ -660,15 +661,6 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(
             with pytest.raises(MissingPackage) as error:
                 ProfilerConfig(upload_to=url)
         assert str(error.value).endswith(f" needs the package {install}")
-
-
-class Posts(Sink):
-    """A sink whose address holds secrets."""
-
-    to: str = ""
-
-    def write(self, capture: Capture, folder: Path) -> None:
-        (folder / "posted.txt").write_text(self.to)
 
 
 @pytest.mark.parametrize("export", ["process", "inline"])

@@ -13,6 +13,8 @@ from collected import Log
 from instrument import Session
 from instrument.record import limits
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 AT_ONCE = 1e-9
 REASON = "profiler.max_window_s=1e-09 was reached"
 

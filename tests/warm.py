@@ -1,6 +1,6 @@
 """Scripts in processes of their own that need not load torch: forked from one that has loaded it, which saves seconds.
 
-A script runs as `python FILE`, or `python -c CODE`, runs it, with its own arguments, environment, folder, `__main__`,
+A script runs as `python FILE`, `python -m MODULE` or `python -c CODE` runs it, with its own arguments, environment, folder, `__main__`,
 exit handlers and exit status, and can be sent signals. What this cannot show is that a script loads what it needs in a
 bare interpreter: that is left to processes started in the ordinary way.
 """
@@ -8,8 +8,10 @@ bare interpreter: that is left to processes started in the ordinary way.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -30,12 +32,17 @@ SOCKET = "INSTRUMENT_TESTS_WARM"
 
 
 def run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
-    """Run `FILE ARGUMENTS…` and give back all that it printed, its errors too."""
+    """Run `FILE ARGUMENTS…` or `-m MODULE ARGUMENTS…` and give back all that it printed, its errors too."""
     with tempfile.TemporaryFile() as output:
-        code = run_into(command, folder, {**env, SOCKET: _server()}, output.fileno())
+        code = run_into(command, folder, environment(env), output.fileno())
         output.seek(0)
         printed = output.read().decode()
     return CompletedProcess(list(command), code, printed)
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment that names this process's server, which is started if there is none yet."""
+    return {**env, SOCKET: _server()}
 
 
 def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], output: int) -> int:
@@ -47,9 +54,16 @@ def run_into(command: Sequence[str], folder: Path, env: Mapping[str, str], outpu
 
 def run_code(code: str, *arguments: str, folder: Path | None = None) -> CompletedProcess[str]:
     """Run `-c CODE ARGUMENTS…` and give back what it printed, its errors apart."""
-    script = Script(["-c", dedent(code), *arguments], folder or Path.cwd(), os.environ)
+    return run_apart(["-c", dedent(code), *arguments], folder or Path.cwd(), os.environ)
+
+
+def run_apart(
+    command: Sequence[str], folder: Path, env: Mapping[str, str]
+) -> CompletedProcess[str]:
+    """Run as `run` does, and give back what it printed, its errors apart."""
+    script = Script(command, folder, env)
     stdout, stderr = script.communicate(timeout=300)
-    return CompletedProcess([code], script.wait(), stdout, stderr)
+    return CompletedProcess(list(command), script.wait(), stdout, stderr)
 
 
 class Script:
@@ -60,7 +74,7 @@ class Script:
     def __init__(self, command: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         pipes = [os.pipe(), os.pipe()]
         writing = [end for _, end in pipes]
-        self._connection = _asked(command, folder, {**env, SOCKET: _server()}, writing)
+        self._connection = _asked(command, folder, environment(env), writing)
         for end in writing:
             os.close(end)
         self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8") for end, _ in pipes)
@@ -125,9 +139,10 @@ def _server() -> str:
     assert server.stdout.readline() == b"ready\n"
 
     def end() -> None:
+        server.kill()  # processes forked by other tests may hold its standard input open
+        server.wait()
         server.stdin.close()
         server.stdout.close()
-        server.wait()
         folder.cleanup()
 
     atexit.register(end)
@@ -137,13 +152,17 @@ def _server() -> str:
 def _load() -> None:
     import hydra.utils  # noqa: F401
     import numpy  # noqa: F401
-    import torch._dynamo  # which optimizers load at their first step
+    import torch._dynamo.backends.common  # which torch.compile loads
+    import torch._inductor.config  # which torch's profiler loads at its first window
     import torch.profiler
 
     from instrument import Session, profiled  # noqa: F401
     from instrument.cli.command import main  # noqa: F401
 
     assert not torch.cuda.is_initialized()
+    # a script's end would pass over all these objects, and so copy their memory: two seconds
+    gc.collect()
+    gc.freeze()
 
 
 def _serve(address: str) -> list[str]:
@@ -189,10 +208,13 @@ if __name__ == "__main__":
     _named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if sys.argv[0] == "-c":
         sys.path[:1] = ["", *filter(None, _named)]
-        _code = compile(sys.argv.pop(1), "<string>", "exec")
+        exec(compile(sys.argv.pop(1), "<string>", "exec"), vars(_main))
+    elif sys.argv[0] == "-m":
+        sys.path[:1] = [str(Path.cwd()), *filter(None, _named)]
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         _file = Path(sys.argv[0])
         sys.path[:1] = [str(_file.absolute().parent), *filter(None, _named)]
         _main.__file__ = sys.argv[0]
-        _code = compile(_file.read_bytes(), sys.argv[0], "exec")
-    exec(_code, vars(_main))
+        exec(compile(_file.read_bytes(), sys.argv[0], "exec"), vars(_main))

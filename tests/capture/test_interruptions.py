@@ -21,6 +21,8 @@ from torch.utils.data import DataLoader
 from instrument import Session
 from instrument.capture import Capture
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 TRACES = os.environ.get("INSTRUMENT_TRACES")
 needs_traces = pytest.mark.skipif(
     TRACES is None, reason="INSTRUMENT_TRACES names no folder of real traces"

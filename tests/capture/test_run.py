@@ -24,6 +24,7 @@ from builders import (
 from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.range_names import to_trace
+from instrument.runs import rank_summary
 from instrument.runs.merge_traces import merge
 from instrument.runs.rank_summary import RankSummary, read, summarize, written
 from instrument.runs.run import Run
@@ -305,7 +306,17 @@ def test_a_thousand_summaries_are_one_table(tmp_path: Path) -> None:
     assert table.column("slowest") == made["cpu_ns_per_step"].argmax(axis=0).tolist()
 
 
-def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
+def test_captures_without_a_summary_are_read_in_processes_or_if_small_here(
+    tmp_path: Path, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", small_bytes)
+    started: list[Any] = []
+    in_process = rank_summary._in_process
+    monkeypatch.setattr(
+        rank_summary, "_in_process", lambda paths: started.append(paths) or in_process(paths)
+    )
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     for rank in range(5):
         write_rank(tmp_path, rank, synchronous_steps(100 + rank), 5)
     before = Run.load(tmp_path).windows[0]
@@ -320,6 +331,7 @@ def test_captures_without_a_summary_are_read_in_processes(tmp_path: Path) -> Non
     assert run.windows[0].missing == [4]
     assert len(run.unread) == 1
     assert "rank4/trace.json.gz is cut short" in run.unread[0]
+    assert len(started) == (0 if small_bytes else 2)
 
 
 @pytest.mark.parametrize(
@@ -368,6 +380,7 @@ def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
         write_rank(tmp_path, rank, synchronous_steps(100), 3)
     for rank in (1, 2):
         (tmp_path / f"steps_000003-000004_rank{rank}" / "summary.json").unlink()
+    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", 0)
     (tmp_path / "killed").write_text("#!/bin/sh\nkill -9 $$\n")
     (tmp_path / "killed").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "killed"))

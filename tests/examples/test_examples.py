@@ -1,6 +1,7 @@
 """Each example, run as a user runs it: a process of its own, in an empty folder.
 
-Where one runs again with other options, that process is forked from one that has loaded torch; see warm.py.
+That process is forked from one that has loaded torch (see warm.py), except for some examples that start as a user
+starts them: `train_lm.py`, `resnet_inference.py`, `ddp_ranks.py` and `long_job.py`.
 """
 
 from __future__ import annotations
@@ -48,15 +49,14 @@ MARKED = (
 )
 
 
-def run(example: str, folder: Path) -> str:
+def run_cold(example: str, folder: Path) -> str:
     """Everything that the example printed; it must have ended well."""
     return ended_well([sys.executable, str(EXAMPLES / example)], folder)
 
 
-def run_small(folder: Path, *overrides: str) -> str:
-    """The same of train_lm.py, once more and with a small model."""
-    command = [str(EXAMPLES / "train_lm.py"), *SMALL, *overrides]
-    return printed(warm.run(command, folder, environment()))
+def run(example: str, folder: Path, *arguments: str) -> str:
+    """The same, in a process that is forked."""
+    return printed(warm.run([str(EXAMPLES / example), *arguments], folder, environment()))
 
 
 def environment() -> dict[str, str]:
@@ -108,7 +108,7 @@ def losses(text: str) -> list[float]:
 def as_it_is(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """`python examples/train_lm.py` without a single override."""
     folder = tmp_path_factory.mktemp("train_lm")
-    return run("train_lm.py", folder), folder
+    return run_cold("train_lm.py", folder), folder
 
 
 def test_train_lm_learns(as_it_is: tuple[str, Path]) -> None:
@@ -147,8 +147,8 @@ def test_train_lm_writes_only_into_hydras_folder(as_it_is: tuple[str, Path]) -> 
 def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
     (tmp_path / "on").mkdir()
     (tmp_path / "off").mkdir()
-    recorded = run_small(tmp_path / "on", "profiler.active=2")
-    bare = run_small(tmp_path / "off", "profiler=disabled")
+    recorded = run("train_lm.py", tmp_path / "on", *SMALL, "profiler.active=2")
+    bare = run("train_lm.py", tmp_path / "off", *SMALL, "profiler=disabled")
     assert len(losses(bare)) == 10
     assert losses(bare) == losses(recorded)
     assert captures(tmp_path / "on", "outputs/*/*/profile")
@@ -160,7 +160,7 @@ def test_disabled_records_nothing_and_trains_the_same(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp("resnet")
-    return run("resnet_inference.py", folder), folder
+    return run_cold("resnet_inference.py", folder), folder
 
 
 def test_resnet_walks_through_the_recipe(resnet: tuple[str, Path]) -> None:
@@ -309,7 +309,8 @@ def test_the_demo_lists_what_it_wrote_and_how_to_open_it(tmp_path: Path) -> None
     demo = tmp_path / "demo"
     # -o: the environment that runs this test is taken as it is
     installed = ["-o", f"{sys.prefix}/.installed-demo", f"VENV={sys.prefix}", f"DEMO={demo}"]
-    text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, "demo"], tmp_path)
+    small = "OVERRIDES=model.width=32 model.layers=2 training.batch_size=8"
+    text = ended_well(["make", "-C", str(EXAMPLES.parent), *installed, small, "demo"], tmp_path)
     found = captures(demo)
     assert [capture.steps.column("number") for capture in found] == [
         [31, 32, 33],

@@ -12,10 +12,7 @@ import pytest
 import warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "regression_gate"
-PYTEST = """
-import pytest, sys
-sys.exit(pytest.main(["-p", "instrument.pytest_plugin", "-p", "no:cacheprovider", *sys.argv[1:]]))
-"""
+PLUGINS = ("-p", "instrument.pytest_plugin", "-p", "no:cacheprovider")
 # What to write for what, and the counters that rise. An allocation has a size, and a collective a kind.
 FAULTS = {
     "item": (
@@ -40,9 +37,12 @@ FAULTS = {
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    (folder / "run_pytest.py").write_text(PYTEST)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return warm.run([str(folder / "run_pytest.py"), "-q", *options], folder, environment)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to load all installed plugins takes a second
+    }
+    return warm.run(["-m", "pytest", *PLUGINS, "-q", *options], folder, environment)
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from textwrap import dedent
+import warm
 
 
 def test_the_command_that_installs_a_missing_trainer_is_named() -> None:
-    code = dedent("""
+    code = """
         import sys
         for name in ("transformers", "ignite", "lightning"):
             sys.modules[name] = sys.modules["pytorch_lightning"] = None
@@ -16,8 +14,9 @@ def test_the_command_that_installs_a_missing_trainer_is_named() -> None:
                 __import__(f"instrument.integrations.{name}")
             except ImportError as error:
                 print(error)
-    """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    """
+    done = warm.run_code(code)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "The Transformers callback needs the package transformers: pip install 'torch-instrument[transformers]'.",
         "Attaching to an Ignite engine needs the package pytorch-ignite: pip install 'torch-instrument[ignite]'.",

@@ -12,6 +12,8 @@ from instrument.errors import CaptureError
 from instrument.triggers import Request
 from instrument.triggers.file import File, ask
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 def touch(path: Path) -> None:
     """Like the command touch, at a time that differs from all before, whatever the clock does."""

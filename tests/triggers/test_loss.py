@@ -16,6 +16,8 @@ from instrument.record.loss_reader import LossReader
 from instrument.triggers import Step
 from instrument.triggers.non_finite_loss import NonFiniteLoss
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 def test_it_fires_when_the_loss_turns_bad_and_not_again_until_it_was_good() -> None:
     fires = NonFiniteLoss().begin(Path(), [].append).fires

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from instrument import Session
 from instrument.triggers import Step, memory_growth
@@ -105,9 +105,5 @@ def test_the_resident_size_is_that_which_the_system_tells() -> None:
         "status = Path('/proc/self/status').read_text()\n"
         "print(now() / 1024 / int(status.partition('VmRSS:')[2].split()[0]))"
     )
-    ratio = float(
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-    )
+    ratio = float(warm.run_code(code).stdout)
     assert 0.9 < ratio < 1.1

@@ -12,6 +12,8 @@ from collected import Log
 
 from instrument import Session
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 SIGNAL = signal.SIGUSR2
 
 

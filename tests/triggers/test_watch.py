@@ -17,6 +17,8 @@ from instrument.record import trigger_runner as watching
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request, RequestWindow, Step, TriggerCallbacks
 
+pytestmark = pytest.mark.usefixtures("inline_export")
+
 
 class Always(Trigger):
     """Fires after every step."""
