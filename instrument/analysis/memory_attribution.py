@@ -9,7 +9,7 @@ import numpy as np
 
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import CallTree, nest
-from instrument.links.groupby import intern
+from instrument.links.groupby import distinct, intern
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import (
@@ -67,7 +67,7 @@ def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
 
 def _lanes(call_tree: CallTree, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
     """For each thread with memory events: the positions of its nodes and of its memory events."""
-    for thread in np.unique(memory.thread):
+    for thread in distinct(memory.thread):
         yield np.flatnonzero(call_tree.thread == thread), np.flatnonzero(memory.thread == thread)
 
 
