@@ -26,6 +26,7 @@ import numpy as np
 
 from instrument.links import loops
 from instrument.links.groupby import Groups
+from instrument.trace.columns import taken
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 
@@ -209,11 +210,21 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
     and 0.2 µs without it.
     """
     index = np.flatnonzero(chosen)
-    threads = (events.thread if thread is None else thread)[index]
+    threads = taken(events.thread if thread is None else thread, index)
     start, end = events.start_ns[index], events.end_ns[index]
-    order = _nesting_order(threads, start, end)
-    index, threads, start, end = index[order], threads[order], start[order], end[order]
+    if not _are_in_order(threads, start, end):
+        order = _nesting_order(threads, start, end)
+        index, threads, start, end = index[order], threads[order], start[order], end[order]
     return CallTree(index, threads, start, end, *_nested(threads, start, end))
+
+
+def _are_in_order(thread: Codes, start: Ints, end: Ints) -> bool:
+    """Whether events are in the order of `_nesting_order`, as those of one thread often are."""
+    wrong, equal = thread[1:] < thread[:-1], thread[1:] == thread[:-1]
+    wrong |= equal & (start[1:] < start[:-1])
+    equal &= start[1:] == start[:-1]
+    wrong |= equal & (end[1:] > end[:-1])
+    return not bool(wrong.any())
 
 
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -222,8 +233,7 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     To save time, only events with equal starts are sorted by duration.
     """
     order = np.argsort(start, kind="stable")
-    if len(thread) and thread.min() != thread.max():
-        order = order[np.argsort(thread[order], kind="stable")]
+    order = order[np.argsort(thread[order], kind="stable")]
     thread, start = thread[order], start[order]
     same = np.append((thread[1:] == thread[:-1]) & (start[1:] == start[:-1]), False)
     tied = np.flatnonzero(same | np.roll(same, 1))
@@ -237,7 +247,7 @@ def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Codes]:
         parent = _parents(thread, start, end)
         depth = _depths(parent)
         return parent, depth, _until(parent, depth)
-    given = (thread.astype(np.int32), start, end)
+    given = (thread.astype(np.int32, copy=False), start, end)
     found = loops.compiled.nest(*map(np.ascontiguousarray, given))
     columns = np.frombuffer(found, np.int32).reshape(3, -1)
     return columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2].copy()
