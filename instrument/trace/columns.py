@@ -117,7 +117,7 @@ def is_repeated(column: NDArray[Any]) -> bool:
     return len(column) > 0 and column.strides == (0,)
 
 
-def taken(values: NDArray[Any], codes: Codes) -> NDArray[Any]:
+def taken(values: NDArray[Any], codes: Codes | Ints) -> NDArray[Any]:
     """The value at each code; the column is `repeated` if all codes or all values are equal."""
     if is_repeated(codes):
         return repeated(values[codes[:1]], len(codes))
