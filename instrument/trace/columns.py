@@ -106,6 +106,8 @@ def repeated(value: NDArray[Any], count: int) -> NDArray[Any]:
 
 def compact(column: NDArray[Any]) -> NDArray[Any]:
     """The same column, but made by `repeated` if all its values are equal. NaN equals NaN."""
+    if is_repeated(column):
+        return column
     bits = column.view(f"i{column.itemsize}")
     if not len(bits) or bits[0] != bits[-1] or not (bits == bits[0]).all():
         return column
