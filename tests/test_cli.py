@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from functools import cached_property
-from importlib.metadata import version
 from io import StringIO
 from itertools import pairwise
 from operator import attrgetter
@@ -20,6 +19,7 @@ import pytest
 from builders import annotation, call, kernel, kernels, span, steps, write_capture, write_trace
 from recording import record
 
+from instrument import __version__
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.table import names_of
@@ -578,13 +578,12 @@ def test_a_wrong_command_line(
 def test_version_and_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = version("torch-instrument")
     reader = "compiled" if scanner.compiled else "pure Python"
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"instrument {number}, {reader} trace reader\n"
+    assert capsys.readouterr().out == f"instrument {__version__}, {reader} trace reader\n"
     monkeypatch.setitem(sys.modules, "instrument.trace._scanner", None)
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"instrument {number}, pure Python trace reader\n"
+    assert capsys.readouterr().out == f"instrument {__version__}, pure Python trace reader\n"
     assert main([]) == 0
     without = capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:

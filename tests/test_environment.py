@@ -215,7 +215,11 @@ def test_the_time_in_which_another_program_uses_the_cpu_is_measured(tmp_path: Pa
     assert 0.2 < found["waited_ns"] / found["window_ns"] < 1
 
 
-@pytest.mark.parametrize("content", [None, "0 0 0\n"], ids=["no file", "not measured"])
+@pytest.mark.parametrize(
+    "content",
+    [None, "0 0 0\n", "\n", "falling"],
+    ids=["no file", "not measured", "empty", "of another thread"],
+)
 def test_without_a_measure_of_the_kernel_the_wait_for_a_cpu_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
 ) -> None:
@@ -226,8 +230,9 @@ def test_without_a_measure_of_the_kernel_the_wait_for_a_cpu_is_unknown(
             return read(path, *rest, **options)
         if content is None:
             raise FileNotFoundError
-        return content
+        return f"1 {next(falling)} 1\n" if content == "falling" else content
 
+    falling = iter(range(9, 0, -1))
     monkeypatch.setattr(Path, "read_text", fake)
     assert recorded(tmp_path, nothing)["cpu_wait"] is None
 

@@ -248,9 +248,7 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
     """
     python = events.among(PYTHON)
     if not python.any():
-        codes, which = np.unique(
-            np.where(event >= 0, events.call_stack[event], -1), return_inverse=True
-        )
+        codes, which = np.unique(np.append(events.call_stack, -1)[event], return_inverse=True)
         texts = [
             ";".join(_recorded_frames(events.texts[k])[:depth]) if k >= 0 else ""
             for k in codes.tolist()

@@ -149,7 +149,7 @@ def disarm(emitting: Backend | None = None) -> None:
     Annotations still close the ranges that they have opened.
     """
     others = [] if emitting is None else list(_arming)
-    while emitting in others:
+    if emitting in others:
         others.remove(emitting)
     _emit_with(tuple(others))
 

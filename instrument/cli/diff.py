@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.cli.arguments import ROWS, path_or_url, row_count
-from instrument.cli.output import Parts, Result
+from instrument.cli.output import Parts, Result, say
 from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def run(arguments: argparse.Namespace) -> Result:
             "--fail-on 'operators>+0', or give the capture."
         )
     found = None if baselines else diff(*paths, force=arguments.force)
-    sides = [_side(path, path in baselines) for path in paths] if conditions else []
+    has_said = found is not None  # which captures it left out
+    sides = [_side(path, path in baselines, has_said) for path in paths] if conditions else []
     verdicts = [gate.judge(condition, *sides) for condition in conditions]
     return Result(_shown(arguments, found, verdicts), gate.exit_status(verdicts))
 
@@ -118,12 +119,16 @@ def _shown(
     return [*([gate.as_text(verdicts)] if verdicts else []), *tables]
 
 
-def _side(path: Path | str, is_baseline: bool) -> Side:
+def _side(path: Path | str, is_baseline: bool, has_said: bool) -> Side:
     from instrument.analysis.views import Views
-    from instrument.cli.paths import of_newest_run
+    from instrument.cli.paths import captures_at
     from instrument.compare.baseline import read
     from instrument.compare.gate import Side, side
+    from instrument.runs.newest import of_newest_run
 
     if is_baseline:
         return Side([read(Path(path))])
-    return side(Views.load(each) for each in of_newest_run(path))
+    found, left_out = of_newest_run(captures_at(path))
+    if left_out and not has_said:
+        say(left_out)
+    return side(Views.load(each) for each in found)

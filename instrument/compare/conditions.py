@@ -270,8 +270,8 @@ def _busy_cpus(before: Conditions, after: Conditions) -> Iterator[Unlike]:
         if conditions.cpu_wait >= LEAST_SHARE:
             yield Unlike(
                 f"For {percent(conditions.cpu_wait)} of a window of {side}, the thread of the "
-                "steps was ready to run, but other work used the CPUs: the steps may be shorter on "
-                "an idle machine.",
+                "steps was ready to run, but got no CPU: the steps may be shorter on an idle "
+                "machine.",
                 misleads=False,
             )
 

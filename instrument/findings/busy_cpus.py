@@ -1,4 +1,4 @@
-"""`busy-cpus`: the thread of the steps was ready to run, but other work used the CPUs.
+"""`busy-cpus`: the thread of the steps was ready to run, but got no CPU.
 
 On Linux, a session asks the scheduler how long the thread that began the window was ready to run,
 but had no CPU. There is a finding if this time is at least 10 % of the window. The scheduler does
@@ -40,11 +40,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     yield Finding(
         code=CHECK.code,
         title=f"For {percent(share)} of the window, the thread of the steps was ready to run, but "
-        "other work used the CPUs",
-        change="Stop other programs on this machine, or give this job more CPUs or fewer threads "
-        f"and processes. Then record again: the thread waited {duration(wait.waited_ns or 0)}, so "
-        "the steps may be shorter on an idle machine.",
-        verify="Record again on a machine without other programs: this finding is then gone.",
+        "got no CPU",
+        change="Stop other programs on this machine, or give this job more CPUs (a larger quota) "
+        "or fewer threads and processes. Then record again: the thread waited "
+        f"{duration(wait.waited_ns or 0)}, so the steps may be shorter on an idle machine.",
+        verify="Record again on an idle machine, without a CPU quota: this finding is then gone.",
     )
 
 

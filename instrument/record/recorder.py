@@ -276,9 +276,11 @@ class Recorder:
         """Stop opening ranges and counting garbage collections; note the wait for a CPU."""
         if self._environment is not None:
             waited_ns, now_ns = _waited_ns(self.thread), time.monotonic_ns()
-            if waited_ns is not None and self._began_waited_ns is not None:
+            began = self._began_waited_ns
+            # if it is less than before, the thread has ended, and another one has its id
+            if waited_ns is not None and began is not None and waited_ns >= began:
                 self._environment.facts["cpu_wait"] = {
-                    "waited_ns": waited_ns - self._began_waited_ns,
+                    "waited_ns": waited_ns - began,
                     "window_ns": now_ns - self._began_ns,
                 }
             with suppress(ValueError):  # removed before
@@ -544,9 +546,9 @@ def _waited_ns(thread: Thread) -> int | None:
     """
     try:
         times = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
-    except OSError:
+        ran_ns, waited_ns, _ = map(int, times)
+    except (OSError, ValueError):
         return None
-    ran_ns, waited_ns, _ = map(int, times)
     return waited_ns if ran_ns else None  # 0 for a thread that runs: this Linux measures nothing
 
 

@@ -314,7 +314,7 @@ def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSumm
 
     The order of the paths is not defined.
 
-    Traces with more than 4 MiB in total are read by as many processes as there are cores. Each
+    Files with more than 4 MiB in total are read by as many processes as there are cores. Each
     process is a new interpreter that runs this module. multiprocessing is not used, because its
     processes would run the user's script again if the script has no `if __name__ == "__main__"`.
     """
@@ -335,8 +335,11 @@ def _size(path: Path | str) -> float:
     if isinstance(path, str) and storage.is_url(path):
         return float("inf")
     path = Path(path)
-    found = path.iterdir() if path.is_dir() else [path]
-    return sum(each.stat().st_size for each in found if each.is_file())
+    try:
+        found = path.iterdir() if path.is_dir() else [path]
+        return sum(each.stat().st_size for each in found if each.is_file())
+    except OSError:
+        return 0  # reading the path says why
 
 
 def _answer(path: Path | str) -> RankSummary | str:

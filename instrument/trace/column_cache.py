@@ -135,7 +135,7 @@ def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
         sizes = [dtype.itemsize * count for dtype, count in zip(dtypes, counts)]
         if min(counts) < 0 or sum(sizes) != size - head_bytes:
             return None
-        checksum, columns = 0, []
+        checksum, columns = zlib.crc32(repr(head.rows).encode()), []
         for dtype, count, kind in zip(dtypes, counts, [*_EVENTS.values(), *_MEMORY.values()]):
             stored = np.fromfile(file, dtype, count)
             checksum = zlib.crc32(stored.data, checksum)
@@ -172,7 +172,8 @@ def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
     owners = [*((events, name) for name in _EVENTS), *((events.memory, name) for name in _MEMORY)]
     columns = [getattr(owner, name) for owner, name in owners]
     columns = [_narrow(column[:1] if is_repeated(column) else column) for column in columns]
-    checksum = 0
+    rows = len(events), len(events.memory)
+    checksum = zlib.crc32(repr(rows).encode())
     for column in columns:
         checksum = zlib.crc32(column.data, checksum)
     head = msgspec.json.encode(
@@ -180,7 +181,7 @@ def _save(entry: str, events: Events, state: tuple[int, int, int]) -> None:
             _made_by(),
             state,
             checksum,
-            (len(events), len(events.memory)),
+            rows,
             [(column.dtype.name, len(column)) for column in columns],
             _Others(**{name: getattr(events, name) for name, _ in _OTHERS}),
         )

@@ -348,7 +348,10 @@ def _is_within(values: Ints, limit: int) -> Flags | None:
 
 
 def _where(chosen: Flags | None, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return columns if chosen is None else {name: column[chosen] for name, column in columns.items()}
+    if chosen is None:
+        return columns
+    at = np.flatnonzero(chosen)
+    return {name: taken(column, at) for name, column in columns.items()}
 
 
 def _of_rank(distributed: dict[str, Any]) -> dict[str, int | None]:

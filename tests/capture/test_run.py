@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,27 @@ def test_a_thousand_summaries_are_one_table(tmp_path: Path) -> None:
         middle = np.nanpercentile(values, 50, axis=0, method="inverted_cdf")
         assert table.column(f"{what}_median_ns") == middle.tolist()
     assert table.column("slowest") == made["cpu_ns_per_step"].argmax(axis=0).tolist()
+
+
+def test_a_capture_that_vanishes_while_its_size_is_asked_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        write_rank(tmp_path, rank, synchronous_steps(100), 2)
+    for path in tmp_path.rglob("summary.json"):
+        path.unlink()
+    iterdir = Path.iterdir
+
+    def vanishing(path: Path) -> Iterator[Path]:
+        if path.name.endswith("rank0"):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(Path, "iterdir", vanishing)
+    found = dict(rank_summary.read_all([*map(Path, sorted(tmp_path.glob("steps_*")))]))
+    assert len(found) == 2
+    assert isinstance(found[max(found)], RankSummary)
 
 
 @pytest.mark.parametrize("small_bytes", [0, 1 << 20])

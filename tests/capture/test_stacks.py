@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import annotation, call, capture, frame, kernel, span, step
+from builders import allocation, annotation, call, capture, frame, kernel, span, step
 from torch import nn
 
 from capture.conftest import convolutions, record
@@ -184,6 +184,11 @@ def test_our_own_frames_are_told_apart_and_steps_are_one(tmp_path) -> None:
     }
     by_stack = capture(tmp_path, events).operators.by("stack").where(name="block")
     assert by_stack.column("stack") == ["train.py(1): main"]
+
+
+def test_memory_without_any_call_has_no_stack(tmp_path: Path) -> None:
+    (row,) = capture(tmp_path, [allocation(3, 64)]).operators.by("stack")
+    assert (row.name, row.stack) == ("[memory]", None)
 
 
 def test_a_recording_holds_no_frame_of_ours_around_the_users_code(tmp_path) -> None:

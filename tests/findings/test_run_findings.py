@@ -262,7 +262,7 @@ def test_other_work_on_the_cpus(tmp_path: Path) -> None:
     assert finding.title.startswith("For 35 % of the window, the thread of the steps was ready")
     assert finding.saving is None
     assert not check(waiting(99_000), "busy-cpus")
-    busy = "35 % of a window of {}, the thread of the steps was ready to run, but other work"
+    busy = "35 % of a window of {}, the thread of the steps was ready to run, but got no CPU"
     for sides, at in (((350_000, 99_000), "BEFORE"), ((99_000, 350_000), "AFTER")):
         captures = [Capture.load(tmp_path / str(ns) / "steps_3-4") for ns in sides]
         (sentence,) = [each.sentence for each in diff(*captures).unlike]
