@@ -108,7 +108,10 @@ def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
         assert session.loop.recording
         session.step()
     (capture,) = session.captures
-    assert (capture.metadata["window"]["steps"], capture.metadata["window"]["truncated"]) == (1, True)
+    assert (capture.metadata["window"]["steps"], capture.metadata["window"]["truncated"]) == (
+        1,
+        True,
+    )
 
 
 def test_no_window_may_take_more_than_an_eighth_of_the_machine(
