@@ -4,9 +4,10 @@
 makes the edits named in `mutants_known.py` instead, each of which one test must notice. Neither is part of CI: the
 first takes an hour or more on two cores.
 
-Each worker has its own copy of what is under version control, so that the working tree is never touched, loads torch
-once, and forks for each run of tests. Neither mutmut 3 nor cosmic-ray does that: mutmut adds frames which tests of
-tracebacks count, and draws no sample; cosmic-ray edits the working tree and starts Python, with torch, for each mutant.
+Each worker has its own copy of what is under version control and of the compiled modules, so that the working tree is
+never touched, loads torch once, and forks for each run of tests. Neither mutmut 3 nor cosmic-ray does that: mutmut adds
+frames which tests of tracebacks count, and draws no sample; cosmic-ray edits the working tree and starts Python, with
+torch, for each mutant.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ class Worker:
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
         ).stdout
-        for name in filter(None, listed.split("\0")):
+        compiled = [path.relative_to(ROOT) for path in ROOT.glob("instrument/*/*.so")]
+        for name in [*filter(None, listed.split("\0")), *compiled]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, folder / name)
         (folder / "tmp").mkdir()

@@ -651,6 +651,18 @@ def test_a_folder_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
     assert (output / ALL[1] / "capture.json").exists()
 
 
+def test_a_folder_that_cannot_name_its_run_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(queue, "_write_new", full)
+    with pytest.raises(OSError, match="No space left"):
+        queue.stage(tmp_path, "w")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself(
     profiler: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

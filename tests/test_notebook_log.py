@@ -15,6 +15,12 @@ from instrument.record.notebook import log_to_stdout
 log_to_stdout()
 logger.info("recorded")
 """
+_SESSION = """
+from loguru import logger
+from instrument import Session
+Session(enabled=False).start()
+logger.info("told")
+"""
 _NOTEBOOK = "sys.modules['ipykernel'] = types.ModuleType('ipykernel')"
 
 
@@ -33,3 +39,11 @@ def test_where_messages_go(before: str, in_stdout: bool) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8")
     assert done.stdout.count("recorded") == in_stdout
     assert done.stderr.count("recorded") == (not in_stdout)
+
+
+def test_the_log_of_a_session_in_a_notebook_is_on_stdout() -> None:
+    script = f"import sys, types\n{_NOTEBOOK}\n{_SESSION}"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, encoding="utf-8")
+    assert "told" in done.stdout
+    assert "told" not in done.stderr

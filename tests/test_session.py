@@ -403,12 +403,12 @@ def test_a_run_resumed_behind_its_windows_says_so_once(
 def test_a_step_number_set_past_the_last_window_is_told_at_the_end(
     tmp_path: Path, log: Log
 ) -> None:
-    with Session({"wait": 3, "active": 2, "output_dir": tmp_path}) as session:
+    with Session({"wait": 3, "active": 2, "repeat": 2, "output_dir": tmp_path}) as session:
         session.step_number = 1200
         session.step()
         session.step()
     assert log.at("WARNING") == [
-        "Nothing was recorded: the step number went past the last window of the schedule (steps 3–4) before that "
+        "Nothing was recorded: the step number went past the last window of the schedule (steps 8–9) before that "
         "window could begin."
     ]
 

@@ -112,6 +112,7 @@ def test_where_torch_records_one_thread_a_step_on_another_drops_the_window(
             session.step()
         for _ in range(2):
             in_thread(session.step)
+            assert not session.loop.recording
         assert profiler_is_on(), "only this thread can stop it"
         session.step()
         assert not profiler_is_on(), "its own thread has come back"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import count
 from pathlib import Path
@@ -90,6 +91,27 @@ def test_a_step_that_does_not_end_is_cut_at_twice_the_limit(
     (capture,) = session.captures
     assert capture.metadata["window"]["truncated"] is True
     assert "profiler.max_window_memory" in capture.metadata["window"]["reason"]
+
+
+def test_a_step_on_the_only_thread_that_can_stop_the_profiler_is_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With profile_memory, torch records one thread, and only this thread can end the window."""
+    monkeypatch.setattr(limits, "_LOOK_S", 0.01)
+    held = 10**9
+    monkeypatch.setattr(limits, "resident_bytes", lambda: held)
+    options = {"active": 2, "profile_memory": True, "max_window_memory": "1MB"}
+    with Session(options, output_dir=tmp_path) as session:
+        (watcher,) = (each for each in threading.enumerate() if each.name == "instrument-limits")
+        held += 3_000_000
+        watcher.join(60)
+        assert session.loop.recording
+        session.step()
+    (capture,) = session.captures
+    assert (capture.metadata["window"]["steps"], capture.metadata["window"]["truncated"]) == (
+        1,
+        True,
+    )
 
 
 def test_no_window_may_take_more_than_an_eighth_of_the_machine(

@@ -371,6 +371,7 @@ REFUSED = {
         *without(captured(0), "cuLaunchKernelEx"),
         call("cudaGraphLaunch", 20, 2, 900),
     ],
+    "other launches: it ends as the graph is launched": without(captured(927), "cuLaunchKernelEx"),
     "other kernels": changed(captured(0, named=True), "b", kernel="x"),
     "unknown order: branches, no names": [*captured(0), FORK],
     "no capture: it ends after the launch": captured(1500),
@@ -595,6 +596,16 @@ def test_without_correlations_the_replays_cannot_be_told_apart(tmp_path: Path) -
     assert [(row.name, row.device_ns, row.replays, row.nodes, row.idle_ns) for row in rows] == [
         ("graph 3", 104_000, None, None, None),
         ("graph 4", 7_000, None, None, None),
+    ]
+
+
+def test_what_has_no_correlation_is_part_of_no_replay(tmp_path: Path) -> None:
+    more = [kernel(f"z{graph}", 350 + graph, 1, graph_id=graph) for graph in (3, 4, 5)]
+    rows = capture(tmp_path, [*REPLAYS, *more]).cuda_graphs
+    assert sorted((row.name, row.device_ns, row.replays) for row in rows) == [
+        ("graph 3", 105_000, None),
+        ("graph 4", 1_000, None),
+        ("graph 5", 1_000, None),
     ]
 
 

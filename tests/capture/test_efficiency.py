@@ -35,6 +35,7 @@ from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.flops import FUSED_ATTENTION
+from instrument.links.traffic import ELEMENT_TYPES
 from instrument.trace.events import Device
 
 HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
@@ -202,6 +203,11 @@ def test_traffic_and_flops_are_those_of_torchs_own_tensors(tmp_path, make) -> No
         vectors: {"aten::mv", "aten::dot", "aten::addmv"},
         attention: {f"aten::_scaled_dot_product_flash_attention_for_cpu{s}" for s in ("", "_backward")},
     }[make]  # fmt: skip
+
+
+def test_the_sizes_of_element_types_are_those_of_torch() -> None:
+    for name, size in ELEMENT_TYPES.values():
+        assert getattr(torch, name).itemsize == size, name
 
 
 def test_only_the_gradients_that_are_needed_move(tmp_path) -> None:
@@ -394,13 +400,16 @@ def test_calls_of_one_operator_are_split_by_precision_and_device(tmp_path) -> No
     ]
 
 
-def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path) -> None:
+@pytest.mark.parametrize("kernels_first", [False, True])
+def test_a_call_with_a_lost_kernel_has_no_device_time(tmp_path, kernels_first) -> None:
     """The second kernel of the second call still ran when recording stopped."""
     events = [
         *product("aten::mm", 0, SQUARE, HALF, 1, 500),
         *product("aten::mm", 100, SQUARE, HALF, 2, 500),
         call("cudaLaunchKernel", 106, 1, 3),
     ]
+    if kernels_first:
+        events.sort(key=lambda event: event["cat"] != "kernel")
     found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
     assert [(row.calls, row.device_ns) for row in found] == [(1, 500_000), (1, None)]
 
@@ -604,15 +613,19 @@ def test_the_precision_of_a_step_is_that_of_most_of_its_flops(tmp_path) -> None:
         step(4, 1000, 1000),
         *product("aten::mm", 1000, SQUARE, FLOAT, 4, 100, kernel_name="an_unknown_gemm"),
         *product("aten::mm", 1100, small, HALF, 5, 100),
+        step(5, 2000, 1000),
+        *product("aten::mm", 2000, SQUARE, HALF, 6, 100),
+        *product("aten::mm", 2100, SQUARE, HALF, 7, 100),
     ]
     (tmp_path / "two").mkdir()
     known = capture(tmp_path, events, deviceProperties=[A100, {**A100, "id": 1}]).efficiency.steps
-    assert known.column("precision") == ["tf32", None]
-    assert known.column("peak_flops_per_second") == [2 * 156 * 10**12, None], "of both devices"
+    assert known.column("precision") == ["tf32", None, "float16"]
+    peaks = [2 * 156 * 10**12, None, 312 * 10**12]
+    assert known.column("peak_flops_per_second") == peaks, "in the first step of both devices"
     other = {"id": 1, "name": "Another GPU"}
     unknown = capture(tmp_path / "two", events, deviceProperties=[A100, other]).efficiency.steps
-    assert unknown.column("peak_flops_per_second") == [None, None]
-    assert unknown.column("mfu") == [None, None]
+    assert unknown.column("peak_flops_per_second") == [None, None, 312 * 10**12]
+    assert unknown.column("mfu")[:2] == [None, None]
 
 
 def test_a_forward_that_is_computed_again_is_no_model_flops(tmp_path) -> None:

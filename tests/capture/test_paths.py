@@ -39,10 +39,11 @@ def at_or_above(paths: Paths, path: int) -> list[int]:
 
 
 def groupings(paths: Paths) -> list[tuple[np.ndarray, int]]:
-    """Each path by itself, and all of a name together."""
+    """Each path by itself, the same with the last path first, and all of a name together."""
     index = {name: number for number, name in enumerate(dict.fromkeys(paths.names))}
     return [
         (np.arange(len(paths.names)), len(paths.names)),
+        (np.roll(np.arange(len(paths.names)), -1), len(paths.names)),
         (np.array([index[n] for n in paths.names]), len(index)),
     ]
 
