@@ -226,7 +226,7 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 
 def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
     """For each call, the value that `column` holds for its event; `missing` without an event."""
-    found: Ints = np.where(calls.event >= 0, column[calls.event], missing)
+    found: Ints = np.append(column, missing)[calls.event]  # the last entry is for event -1
     return found
 
 

@@ -104,8 +104,7 @@ def conditions(capture: Views) -> Conditions:
 
 
 def _cpu_wait(capture: Views) -> float:
-    environment = capture.about.environment
-    wait = None if environment is None else environment.cpu_wait
+    wait = capture.about.cpu_wait
     return 0.0 if wait is None else wait.share or 0.0
 
 

@@ -220,6 +220,11 @@ class Metadata(Struct):
         """What torch.compile did within the window; None if that is not known."""
         return None if self.environment is None else self.environment.dynamo
 
+    @property
+    def cpu_wait(self) -> CpuWait | None:
+        """How long the thread of the window waited for a CPU; None if that is not known."""
+        return None if self.environment is None else self.environment.cpu_wait
+
 
 def read(folder: Path) -> dict[str, Any]:
     """Read the `capture.json` in a folder, and check the types of the keys in `Metadata`.

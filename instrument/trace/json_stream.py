@@ -100,7 +100,7 @@ class Pieces:
         self._chunks, self._path = chunks, path
         self._scan, self._decode, self._coerce = scan, decode, coerce
         self._text, self._at = b"", 0  # the text in memory, and the current position in it
-        self._chunk = memoryview(b"")  # the rest of the chunk that was read last
+        self._rest = memoryview(b"")  # the rest of the chunk that was read last
         self._passed, self._at_end = 0, False  # the number of bytes before `_text`
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -143,12 +143,12 @@ class Pieces:
         missing = max(size, LARGEST) - ahead if ahead < size else 0
         while missing > 0 and not self._at_end:
             try:
-                chunk = self._chunk or memoryview(next(self._chunks, b""))
+                chunk = self._rest or memoryview(next(self._chunks, b""))
             except EOFError:
                 chunk, self.gzip_cut_short = memoryview(b""), True
             self._at_end = not chunk
             parts.append(chunk[:missing])
-            self._chunk = chunk[missing:]
+            self._rest = chunk[missing:]
             missing -= len(parts[-1])
         if len(parts) > 1:
             self._passed += self._at
