@@ -47,8 +47,8 @@ class Work:
         start_ns, end_ns: when the device events started and ended.
         call: the position in `Events` of the runtime or driver call that launched each device
             event; -1 if the trace does not have this call.
-        operator: the position in `Events` of the operator or annotation that launched each device
-            event, found by its external id; -1 if it is not known. See `Launches`.
+        operator: the position in `Events` of the operator or annotation that the external id of
+            each device event names; -1 if it is not known. See `Launches`.
     """
 
     event: Ints
@@ -134,7 +134,7 @@ def launched_ns(events: Events, work: Work) -> Ints:
 
 
 def breakdown(work: Work) -> Table:
-    """Return one row for the whole trace; see `BREAKDOWN`.
+    """Return the device time of the whole trace by kind of work, as one row; see `BREAKDOWN`.
 
     Time is not summed over devices: a second in which two devices work counts as one second.
     """
@@ -167,10 +167,9 @@ def layers_of(work: Work) -> list[Intervals]:
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """For each column of `BREAKDOWN`, a mask of the time segments that the column counts.
+    """For each column of `BREAKDOWN` except `idle_ns` and `total_ns`, a mask of its time segments.
 
-    The result has no masks for `idle_ns` and `total_ns`. `active` is `Timeline.active` of a
-    timeline whose first three lists of intervals are those of `layers_of`.
+    `active` is `Timeline.active` of a timeline whose first layers are those of `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {

@@ -2,7 +2,8 @@
 
 Bandwidths are defined as in NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
 algorithm bandwidth is the bytes divided by the time. The bus bandwidth is the algorithm bandwidth
-times a factor. The bus bandwidth can be compared with the rate of the link between the ranks.
+times a factor for the kind of collective and the number of ranks. With this factor, it can be
+compared with the rate of the link between the ranks.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ def collective_calls(links: Links, work: Work) -> Table:
     kernel belongs to none of the records. So each coalesced collective has a row without a time,
     and the kernel has a row without a size.
 
-    Cost: a sort of the device events. If gloo or MPI ran on the CPU, the call tree is built too.
+    Cost: sorts the device events. If gloo or MPI ran on the CPU, the call tree is built too.
     """
     events = links.events
     steps = finished_steps(events)
@@ -422,8 +423,8 @@ def cpu_waits(links: Links) -> dict[str, list[Any] | None]:
     """Return the communication time of each finished step in a trace without device events.
 
     The columns are `communication_ns` and `exposed_communication_ns`. Communication is exposed
-    while no thread runs an operator, except operators that start a collective, run it or wait for
-    it. The result is empty if no collective ran on the CPU.
+    while no thread runs an operator. Operators that start a collective, run it or wait for it do
+    not count. The result is empty if no collective ran on the CPU.
     """
     events = links.events
     if not is_on_cpu(events).any():

@@ -1,4 +1,4 @@
-"""How complete a capture is: which fraction of the work that ran it shows, and what is missing.
+"""How complete a capture is: the fraction of the executed work that it shows, and what is missing.
 
 A profile can lack data without an error: launches from before the recording, device work that the
 profiler dropped, threads that the profiler did not record. Each row of `capture.coverage` measures
@@ -114,10 +114,10 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the coverage rows whose `share` is below `ENOUGH`, or unknown with a reason in `why`.
+    """Return the coverage rows whose `share` is unknown or below `ENOUGH`.
 
-    Rows whose `Row.is_loss` is False are never returned. `names` are the rows to compute. For the
-    losses that matter to one view, give `VIEWS[view].coverage`.
+    Only rows that state a reason in `why`, and whose `Row.is_loss` is True, are returned. `names`
+    are the rows to compute. For the losses that matter to one view, give `VIEWS[view].coverage`.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))
@@ -142,7 +142,7 @@ def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str,
 
 
 def range_advice(capture: Views) -> str:
-    """Return one sentence: why little time is in ranges, or how to get more time into ranges."""
+    """Return how to get more time into ranges, or that the environment disabled the ranges."""
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."
@@ -193,7 +193,10 @@ def _count(covered: int, total: int, why: str) -> Part | None:
 
 
 def _launches(capture: Views) -> Part | None:
-    """The share of launches that have device work: a count, as missing work has no known time."""
+    """The share of launches that have device work.
+
+    Launches are counted and not timed, because the time of missing work is unknown.
+    """
     events, device = capture.events, capture.work.event
     if not len(device) and events.among(_COUNTERS).any():
         return None
@@ -227,7 +230,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work was to be recorded, by `profiler.activities`."""
+    """A mask of the calls whose device work `profiler.activities` tells the profiler to record."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():
@@ -246,7 +249,8 @@ def _are_recorded(capture: Views, calls: Ints) -> Flags:
 def _captures(events: Events, time_ns: Ints) -> Flags:
     """For each point in time, whether a CUDA stream capture was in progress on any thread.
 
-    A stream capture whose end alone is in the trace began before the recording.
+    If only the end of a stream capture is in the trace, the stream capture counts as in progress
+    from the start of the recording.
     """
     calls = events.among(is_runtime)
     begins = events.start_ns[calls & events.named(lambda name: CAPTURE_BEGINS in name)]

@@ -206,7 +206,7 @@ def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> Cud
     The operator and range of a node are found in the trace that has the stream capture of the
     graph: this trace, or one of the traces `captured`. See `instrument.links.stream_capture`.
 
-    Cost: a sort of the device events of graphs, and the call tree of each trace.
+    Cost: sorts the device events of graphs, and builds the call tree of each trace.
     """
     events = links.events
     replays, graph_ids, node_ids = _replays(events, work)
@@ -319,12 +319,12 @@ def _sorted_names(replays: _Replays) -> Ints:
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     """Find out which device events are runs of the same node.
 
-    Events of a graph are runs of the same node if they have the same node id. In a graph without
-    node ids, they have the same position in their replays. If the order of the events differs
-    between replays, they have the same kernel name.
+    Events of a graph count as runs of the same node if they have the same node id. In a graph
+    without node ids, they count as such if they have the same position in their replays, or, if the
+    replays differ in order, the same kernel name.
 
-    The order is that of the longest replay, which is the replay with the most device events. The
-    beginning or end of the window can cut off other replays.
+    The nodes are in the order of the longest replay, which is the replay with the most device
+    events. Other replays can be incomplete, because the window begins or ends during them.
     """
     graph, name = graphs.of[replays.replay], replays.name
     by_graph = Groups(graph, graphs.count)

@@ -136,8 +136,8 @@ class _Calls:
             that other operators launched.
         dtypes: the distinct combinations of operand types, as text.
         precisions: the distinct precisions; None stands for an unknown precision.
-        rates: pairs of a device and its peak rates. A device is given by the process number of its
-            events, because traces store the number of a device there.
+        rates: pairs of a device and its peak rates. The device is a number, which a trace stores as
+            the process number of the device's events.
         cpu: the peak rates for calls whose `device` is `_NO_DEVICE`.
     """
 
@@ -307,7 +307,7 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
     """A mask of the calls that launched a kernel that the trace lacks.
 
-    The trace lacks kernels that were still running when the recording stopped.
+    For example, the trace lacks kernels that were still running when the recording stopped.
     """
     events = links.events
     launch = np.flatnonzero(events.among(is_runtime) & events.named(launches_kernel))
@@ -320,7 +320,8 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 def _one_device(launched: Groups, process: Ints) -> Ints:
     """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`.
 
-    `launched` groups device events by call. `process` is the device index of each event.
+    `launched` holds the device events, grouped by call. `process` is the device index of each
+    event.
     """
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
@@ -328,9 +329,9 @@ def _one_device(launched: Groups, process: Ints) -> Ints:
 
 
 def _said(events: Events) -> Ints:
-    """For each name in `events.names`, the sum of the `_SAYS_…` flags that apply to the name.
+    """What each name in `events.names` says about how a kernel multiplies.
 
-    The sum is 0 for a name that no device event has.
+    The result is a sum of `_SAYS_…` flags; 0 for a name that no device event has.
     """
     rules = ((_TF32, _SAYS_TF32), (_FULL, _SAYS_FULL), (_FEWER, _SAYS_FEWER))
     device = np.isin(np.arange(len(events.names)), events.name[works_on_device(events)])

@@ -108,8 +108,8 @@ def interruptions(events: Events) -> Table:
     Limit: the training thread may not have waited. For example, an allocation by the thread that
     pins memory may have interrupted nothing.
 
-    Cost: a test of each distinct name, a pass over the categories, and some sorts of the
-    interruptions and steps.
+    Cost: tests each distinct name, passes over the categories of the events, and sorts the
+    interruptions and steps several times.
     """
     kind = kinds_of(events)
     width = np.int32(len(KINDS))
@@ -205,7 +205,7 @@ def _in_steps(
 
 
 def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each point in time, the sum of the times that the steps ran before this point."""
+    """For each point in time, how long the steps ran before it, summed over the steps."""
     times = np.concatenate([begun, ended])
     order = np.argsort(times, kind="stable")
     at_ns = times[order]

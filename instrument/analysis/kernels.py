@@ -66,7 +66,7 @@ def kernels(events: Events, work: Work) -> Table:
 
     The row with the most device time comes first.
 
-    Cost: a sort of the device events.
+    Cost: sorts the device events.
     """
     chosen = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))
     event, duration = work.event[chosen], (work.end_ns - work.start_ns)[chosen]

@@ -38,8 +38,8 @@ QUEUE: Schema = schema(
     total_ns="time from the first launch until the device started the last work",
     blocked_calls="the number of calls that waited because the queue was full: CUDA allows about "
     "1024 outstanding launches for each stream; None if no CUDA call launched work on the stream",
-    blocked_ns="CPU time that the calls of `blocked_calls` waited until the device started the "
-    "oldest outstanding work",
+    blocked_ns="how long the calls of `blocked_calls` waited for the device to start the oldest "
+    "outstanding work",
     unlaunched="the number of device events whose launch is not in the trace, for example because "
     "the launch was before the recording. These events do not count as launches, so the queue was "
     "longer than shown",

@@ -45,10 +45,10 @@ class Categories:
 
     Attributes:
         device: the device, as in torch.
-        time_ns: the times on the trace's own clock; only a 0 if nothing changed in the window.
+        time_ns: the times on the trace's own clock; the single time 0 if nothing changed.
         live_bytes: for each category, its memory at each time.
-        start_bytes: for each category, its memory when the window began, without memory that the
-            window does not use.
+        start_bytes: for each category, the part of its memory at the start of the window that the
+            window uses.
     """
 
     device: str
@@ -71,9 +71,9 @@ class Categories:
 
 
 def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of a file in a capture: the categories of a device over time.
+    """The name of the file in a capture that holds a device's categories over time.
 
-    With `raw`, the name of the file that has each allocation and free of the device.
+    With `raw`, the name of the file that holds each allocation and free of the device.
     """
     return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 

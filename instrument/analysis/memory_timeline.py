@@ -117,7 +117,7 @@ class Timeline:
 
     @property
     def peak(self) -> int:
-        """The position of the first event after which the most memory is in use."""
+        """The position of the first event after which memory in use is at its maximum."""
         return int(np.argmax(self.level_bytes))
 
 
@@ -152,8 +152,8 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most memory in use after any event. The memory in use before the first event
-        does not count.
+        The peak is the most memory in use after any event. If more memory was in use before the
+        first event, that is not the peak.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(
@@ -228,7 +228,7 @@ class MemoryView:
     def sizes(self) -> Table:
         """The allocations of each device, counted by size; see `SIZES`.
 
-        For each device, the size whose allocations have the most bytes together comes first.
+        The sizes of a device are sorted by the sum of their bytes, the largest sum first.
         """
         rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
         return Table.of(
@@ -285,10 +285,10 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the value of `by` for which the most memory at the peak has a known owner.
+        """Return the value of `by` that gives owners to the largest part of memory at the peak.
 
-        The owner is the operator, range or module. Only the `most` owners with the most memory
-        count, because a plot shows only these.
+        An owner is an operator, a range or a module. Only the memory of the `most` largest owners
+        counts, because a plot shows only these.
         """
 
         def covered(by: By) -> int:

@@ -75,7 +75,7 @@ class Calls:
 
     @cached_property
     def _recursive(self) -> Ints:
-        """All calls with a name and kind that is recursive: one such call is inside another.
+        """All calls of each name and kind for which at least one call is inside another.
 
         All other calls are outermost in every grouping.
         """

@@ -59,14 +59,14 @@ OPERATORS: Schema = schema(
     device_ns="device time of the work that the calls and the calls inside them launched; None if "
     "the trace has no device events",
     device_ns_per_call="`device_ns` divided by `calls`",
-    self_cpu_bytes="memory allocated minus memory freed on the CPU, without the calls inside them; "
-    "None if the trace has no memory events",
-    cpu_bytes="memory allocated minus memory freed on the CPU, including the calls inside them; "
-    "None if the trace has no memory events",
-    self_device_bytes="memory allocated minus memory freed on devices, without the calls inside "
-    "them; None if the trace has no memory events of a device",
-    device_bytes="memory allocated minus memory freed on devices, including the calls inside "
-    "them; None if the trace has no memory events of a device",
+    self_cpu_bytes="memory that the calls themselves allocated on the CPU, minus memory that they "
+    "freed there; None if the trace has no memory events",
+    cpu_bytes="memory that the calls and the calls inside them allocated on the CPU, minus memory "
+    "that they freed there; None if the trace has no memory events",
+    self_device_bytes="memory that the calls themselves allocated on devices, minus memory that they "
+    "freed there; None if the trace has no memory events of a device",
+    device_bytes="memory that the calls and the calls inside them allocated on devices, minus "
+    "memory that they freed there; None if the trace has no memory events of a device",
     flops="floating-point operations of the calls without the calls inside them, by torch's "
     "formulas; None if they are not known",
     kind="operator, range, step, mark, loader, runtime call, wait (a call in which the CPU "
@@ -112,7 +112,7 @@ class OperatorTable(GroupableTable):
 
     @property
     def shared_ns(self) -> int:
-        """The CPU time in ns of which the shares are fractions."""
+        """The CPU time in ns that a `share` of 1 stands for."""
         return int(self._calls.counted["share"].sum())
 
     def by(self, what: Grouping, *, depth: int = 5) -> Table:
@@ -288,9 +288,8 @@ def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
     """Merge a child into its parent if the parent has no other child and both have the same name.
 
     torch does the same. Returns a mask of the remaining nodes, and the nodes grouped by the
-    remaining node that they became part of. All pairs are found before they are merged. This is
-    correct, because the parent gets the children of the merged child, so the number of children is
-    the same for all remaining pairs.
+    remaining node that they became part of. All pairs are found before the first merge. This finds
+    the same pairs, because a merged parent takes over the children of its child.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))

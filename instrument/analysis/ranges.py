@@ -147,7 +147,7 @@ class RangeTable(GroupableTable):
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
     With `use_reentrant=True`, this recomputed range also gets the backward time of its own
     operators; with `use_reentrant=False`, the range of the first forward gets this time.
-    Recomputation outside of ranges is part of `backward_ns`.
+    The time of operators that are run again outside of ranges is part of `backward_ns`.
 
     The columns with bytes do not count memory that the backward of a range allocates or frees. The
     backward frees the memory that the forward kept, so a sum of both would hide how much memory the
@@ -215,12 +215,12 @@ class RangeTable(GroupableTable):
 
     @property
     def shared_ns(self) -> int:
-        """The CPU time in ns of which the shares are fractions."""
+        """The CPU time in ns that a `share` of 1 stands for."""
         return int(self._work.counted_cpu_ns.sum())
 
     @cached_property
     def rest(self) -> Table:
-        """The work outside of all ranges, without rows that have no work; see `REST`."""
+        """The work outside of all ranges; see `REST`. Rows without work are left out."""
         work = self._work
         backward = np.isin(work.kind, (BACKWARD, ACCUMULATE, UNATTRIBUTED))
         rows: list[dict[str, Any]] = []
@@ -394,7 +394,7 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """The work grouped like its paths, and a mask of the work that belongs to a range.
+    """Put each piece of work into the group of its path, and mask the work that has a path.
 
     `path` is the path of each piece of work; -1 if the work belongs to no range.
     """

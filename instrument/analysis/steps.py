@@ -158,9 +158,9 @@ class Gaps(NamedTuple):
         start_ns, end_ns: the start and end of each gap.
         call: the position of the CPU call that launched the work at the end of the gap; -1 if the
             trace does not hold the call, or if no work follows the gap.
-        queued_ns: the time at which `call` returned, moved into the gap if it is outside. The end
-            of the gap if `call` is -1.
-        known: whether the trace holds `call`, or no work follows the gap.
+        queued_ns: the time at which `call` returned, clipped to the gap. The end of the gap if
+            `call` is -1.
+        known: True if the trace holds `call`, and also if no work follows the gap.
         syncing: whether the CPU was waiting for the device when the gap began. Always False if
             `known` is False.
     """
@@ -176,9 +176,8 @@ class Gaps(NamedTuple):
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     """Find the gaps: the times in which no device works.
 
-    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The gaps are
-    searched in one stretch of time, which contains all spans, the time between the spans, and all
-    device work.
+    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. Gaps outside
+    the spans are found too, from the first start of a span or of device work to the last end.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])

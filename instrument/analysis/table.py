@@ -199,8 +199,8 @@ class Table:
     def where(self, test: Callable[[Any], bool] | None = None, /, **equal: Any) -> Table:
         """Return the rows that pass `test(row)` and all conditions on columns.
 
-        A condition is a value that the cell must equal, or a function of the cell. If a condition
-        is a function, rows with an unknown cell are left out without a call of the function. So
+        A condition is a value that the cell must equal, or a function of the cell. A function is
+        not called for unknown cells, and rows with such cells are left out. So
         `where(flops=lambda n: n > 1e9)` needs no check for None. `where(flops=None)` finds the rows
         with unknown cells.
         """
@@ -335,8 +335,8 @@ class Table:
 class GroupableTable(Table):
     """A table that can still be grouped after `sort`, `head`, `where` and `select`.
 
-    `keys` holds a key for each row. A row of the grouped table has the same key as the row of this
-    table that holds its data. So the grouped table has only rows whose key is in this table.
+    `keys` holds a key for each row, such as an operator's name. Each row of the grouped table has a
+    key too, and stays only if this table has a row with the same key.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ class GroupableTable(Table):
         return made
 
     def _regrouped(self, columns: Mapping[str, Sequence[Any]], keys: Sequence[Hashable]) -> Table:
-        """Make the table of another grouping, from its columns and the keys of its rows.
+        """Make the table of another grouping, whose rows have the given columns and keys.
 
         Rows whose key is not in this table are left out. If this table is sorted, the new table is
         sorted by the same column.
@@ -419,7 +419,7 @@ def sum_of_known(cells: Iterable[Any]) -> Any:
 
 
 def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]:
-    """Return the names of the columns that hold a value; of all columns if there are no rows.
+    """Return the names of the columns that hold a value, or all names if there are no rows.
 
     If `names` is given, only columns with these names are returned.
     """

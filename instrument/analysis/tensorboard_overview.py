@@ -231,7 +231,10 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """How many steps remain without those at the end that `overview` leaves out."""
+    """How many steps `overview` keeps: the first steps, without the steps that it leaves out.
+
+    `counts` holds the number of device events of each step.
+    """
     active = np.flatnonzero(counts)
     if not len(active) or len(counts) < 2:
         return len(counts)

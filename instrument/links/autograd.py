@@ -268,7 +268,7 @@ def _owners(
 def _target_accumulations(
     events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """Set the entries in `target` of the nodes that accumulate a gradient.
+    """Set `target` for the nodes that accumulate a gradient.
 
     The target of a scope is another scope with the same owner. The target of a node that
     accumulates a gradient is the last backward node before this node on the same thread, or

@@ -129,10 +129,11 @@ class CallTree:
         return hop[:-1]
 
     def nearest_of(self, nodes: Ints) -> Ints:
-        """For each node, the index in `nodes` of the node itself or of its nearest ancestor there.
+        """For each node, the index in `nodes` of the node itself, else of its nearest ancestor.
 
-        The result is -1 if neither is in `nodes`. At the end is one more entry with the value -1.
-        So an unknown node, whose index is -1, gets the result -1.
+        Ancestors that are not in `nodes` are skipped. The result is -1 if neither the node nor an
+        ancestor is in `nodes`. At the end is one more entry with the value -1. So an unknown node,
+        whose index is -1, gets the result -1.
         """
         number = np.full(len(self) + 1, -1)
         number[nodes] = np.arange(len(nodes))

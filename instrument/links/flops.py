@@ -1,11 +1,12 @@
 """Count floating-point operations by formula, from the shapes and arguments in a trace.
 
-A multiplication and the addition after it count as two operations. If an operator with a rule calls
-another operator with a rule (`aten::convolution` calls `aten::addmm`), only the outer operator
-counts. If an operator calls itself again with other types, as under autocast, only the inner call
-counts, because the device multiplies in the types of the inner call. Operators without a rule are
-not counted, for example elementwise operators, norms, pooling and embeddings. For a trace,
-`capture.operators.ops_without_flops` lists the operators that are not counted.
+A multiplication and the addition after it count as two operations. The formula for an operator is
+called its rule. If an operator with a rule calls another operator with a rule (`aten::convolution`
+calls `aten::addmm`), only the outer operator counts. If an operator calls itself again with other
+types, as under autocast, only the inner call counts, because the device multiplies in the types of
+the inner call. Operators without a rule are not counted, for example elementwise operators, norms,
+pooling and embeddings. For a trace, `capture.operators.ops_without_flops` lists the operators that
+are not counted.
 
 Unless a docstring says otherwise, the rules are those of `torch.utils.flop_counter`. The totals are
 equal to those of `FlopCounterMode`, except in two cases:
@@ -89,9 +90,9 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    An operator is in the mask if neither the operator itself, nor an operator that it calls, nor an
-    operator that calls it has FLOPs. If such operators are nested, only the outermost is in the
-    mask. `own` is the result of `node_flops`.
+    An operator is counted if the operator itself, an operator that it calls or an operator that
+    calls it has FLOPs. The mask has all other operators; if they are nested, only the outermost.
+    `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -113,8 +114,8 @@ def is_fused_attention(name: str) -> bool:
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
     """Set the FLOPs of an operator to `UNKNOWN` if it calls the same operator, as under autocast.
 
-    Only the inner call keeps its FLOPs. This applies only if exactly one inner call has the same
-    FLOPs as the operator.
+    So only the inner call counts. Condition: exactly one inner call of the same operator has the
+    same FLOPs as the operator.
     """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]

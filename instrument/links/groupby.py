@@ -67,7 +67,8 @@ def distinct(values: Ints | Codes) -> Ints:
 class Groups:
     """Rows in groups: `of` holds the group of each row, a number from 0 to `count` - 1.
 
-    For a row without a group, `of` holds -1, and the argument `where` of each method must be False.
+    A row without a group has -1 in `of`. With such rows, call only methods that have the argument
+    `where`, and pass a mask `where` that is False for these rows.
     """
 
     of: Ints

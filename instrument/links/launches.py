@@ -122,7 +122,7 @@ def have_work(events: Events, device: Ints, calls: Ints) -> Flags:
 def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
     """A mask of the device events that were probably launched before the recording began.
 
-    Such an event has no known launch, and starts before all events of its stream with a known
+    Such an event has no known launch, and starts before all events of its stream that have a known
     launch. As a stream runs its work in the order of the launches, the event was launched before
     them. If no launch of a stream is known, the mask is False for all its events.
     """

@@ -19,8 +19,8 @@ An edge is called recorded if the trace states what the call waits for. For this
 set (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp):
 
 - If the call waits for a CUDA event, the `cuda_sync` event names the call that recorded this CUDA
-  event, and its stream. The edge starts at the last work that was launched on this stream before
-  the CUDA event was recorded. HTA's critical path uses the same rule.
+  event, and the stream of that call. The edge starts at the last work that was launched on this
+  stream before the CUDA event was recorded. HTA's critical path uses the same rule.
 - If the call waits for a stream, the `cuda_sync` event names the stream. The edge starts at the
   last work that was launched on this stream before the wait began.
 - If the call waits for a device, there is such an edge for each stream of the device.
@@ -206,12 +206,12 @@ class _Index:
 class _Latest:
     """Looks up which work of a stream or a device is the last to end.
 
-    Only work that was queued before a given time counts, even if this work ends after this time. A
-    group is a stream or a device. A row is a piece of device work.
+    All work that was queued before a given time counts, including work that ends later. A group is
+    a stream or a device. A row is a piece of device work.
 
     A stream runs its work in the order of the launches, so its last work is the work that ends
-    last. The start times of the launching calls do not always show this order, because several
-    threads can launch on one stream.
+    last. The ends decide, because the start times of the launching calls can be in another order if
+    several threads launch on one stream.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
@@ -236,9 +236,9 @@ class _Latest:
 class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
-    If the launch of some work is not in the trace, the time at which this work was queued is
-    assumed. If the work ran before all work of its stream with a known launch, this time is before
-    the trace began. Otherwise, it is the start of the work.
+    If the launch of some work is not in the trace, the time at which the work was queued is a
+    guess: before the trace began, if the work ran before all work of its stream that has a known
+    launch; otherwise, the start of the work.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -398,7 +398,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies for which their call waits; each ended before its call returned."""
+    """The rows of the copies that block their call, and that ended before the call returned."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]
@@ -544,8 +544,8 @@ def _ended_within(
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
     """The edges to calls. An edge is left out if its work is -1, or ended after the call returned.
 
-    If the trace states the edge, the work may end up to `_SKEW_NS` after the call returned, because
-    the clocks of CPU and device can differ.
+    If the trace states the edge, the work may end at most `_SKEW_NS` after the call returned,
+    because the clocks of CPU and device can differ.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)

@@ -1,10 +1,9 @@
 """Count the bytes that an operator must read and write, from shapes and types in a trace.
 
-The count is the lower limit of the traffic: each input is read once, each output is written once.
-The bytes of a tensor are the number of its elements times the size of an element. A kernel moves
-more bytes if it reads an input from the device's memory several times. It moves fewer bytes if an
-input is in a cache.
-There are rules for matrix products, convolutions and attention.
+The count assumes that each input is read once and each output is written once. The bytes of a
+tensor are the number of its elements times the size of an element. The traffic of the device's
+memory is higher if a kernel reads an input several times, and lower if an input is in a cache.
+There are rules for products of matrices and vectors, convolutions and attention.
 
 Strides are ignored. So the count is too high for a tensor that repeats its elements (`expand`). The
 mask of attention is usually such a tensor, so its bytes are not counted. The bytes of `logsumexp`,
@@ -109,7 +108,7 @@ def _product(call: _Call, first: int, size: int) -> int:
 
 
 def _matrix_product(call: _Call) -> int:
-    """The bytes of `mm` or `bmm`. One overload takes the type of the result as an argument."""
+    """The bytes of `mm` or `bmm`. An optional argument gives the type of the result."""
     given = call.scalars(2)
     return _product(call, 0, _SIZES[int(given[0])] if given else call.size(0))
 
@@ -128,7 +127,7 @@ def _scaled_product(call: _Call) -> int:
 def _added_product(call: _Call) -> int:
     """The bytes of `addmm` or `baddbmm`.
 
-    One overload takes the type of the result as its first argument after the tensors.
+    The first argument after the tensors can be the type of the result.
     """
     given = call.scalars(3)
     size = _SIZES[int(given[0])] if len(given) == 3 else call.size(1)
