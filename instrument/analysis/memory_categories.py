@@ -47,7 +47,7 @@ class Categories:
         device: the device, as in torch.
         time_ns: the times on the trace's own clock; the single time 0 if nothing changed.
         live_bytes: for each category, its memory at each time.
-        start_bytes: for each category, the part of its memory at the start of the window that the
+        start_bytes: for each category, its memory that existed before the window and that the
             window uses.
     """
 

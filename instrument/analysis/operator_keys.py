@@ -75,7 +75,7 @@ class Calls:
 
     @cached_property
     def _recursive(self) -> Ints:
-        """All calls of each name and kind for which at least one call is inside another.
+        """All calls of each name and kind if at least one of them is inside another of them.
 
         All other calls are outermost in every grouping.
         """

@@ -63,8 +63,8 @@ OPERATORS: Schema = schema(
     "freed there; None if the trace has no memory events",
     cpu_bytes="memory that the calls and the calls inside them allocated on the CPU, minus memory "
     "that they freed there; None if the trace has no memory events",
-    self_device_bytes="memory that the calls themselves allocated on devices, minus memory that they "
-    "freed there; None if the trace has no memory events of a device",
+    self_device_bytes="memory that the calls themselves allocated on devices, minus memory that "
+    "they freed there; None if the trace has no memory events of a device",
     device_bytes="memory that the calls and the calls inside them allocated on devices, minus "
     "memory that they freed there; None if the trace has no memory events of a device",
     flops="floating-point operations of the calls without the calls inside them, by torch's "
