@@ -319,7 +319,7 @@ def _bytes(events: Events, call_tree: CallTree, kept: Flags, folded: Groups) -> 
 
 
 def _flops(own: Ints | None, kept: Flags, folded: Groups) -> Ints | None:
-    """The FLOPs of each call, including the calls merged into it; -1 if they are not known."""
+    """The FLOPs of each call and of the calls merged into it; -1 if they are not known."""
     if own is None:
         return None
     known = folded.number(own != UNKNOWN) > 0

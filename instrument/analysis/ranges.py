@@ -312,7 +312,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
-        """Device time and FLOPs of each group of ranges, including the backward of the ranges."""
+        """Device time and FLOPs of each group of ranges and of their backward."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:
