@@ -311,7 +311,7 @@ class MemoryView:
         point of each span are plotted. So the plot always shows the peak.
 
         Args:
-            by: the kind of owner: operator, range or module; None means the result of `most_telling`.
+            by: the kind of owner: operator, range or module; None means `most_telling()`.
             device: the device; None means the first device of `devices`.
             most: how many owners have a series of their own.
             points: the number of spans.
@@ -394,7 +394,7 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """The position of the free of each allocation, and of the allocation of each free.
+        """For each allocation, the position of its free; for each free, that of its allocation.
 
         The position is -1 if that free or allocation is not in the trace.
         """
