@@ -7,8 +7,8 @@ product. If shapes were recorded, the shapes must fit: the softmax has the rows 
 first product's result.
 
 There is a finding if the softmax and these operators take at least 5 % of the step on the device.
-If nothing ran on a device, their CPU time counts. There is none if the simulation saves less than
-1 % of the step.
+If nothing ran on a device, their CPU time counts. There is no finding if the simulation saves less
+than 1 % of the step.
 
 The simulation removes the softmax and these operators, because a fused kernel never writes the
 matrix of scores to memory. The matrix products stay. A fused backward would save more time, but the
@@ -78,10 +78,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _attention(capture: Views) -> tuple[Ints, Ints]:
-    """Return the softmax nodes of attention, and all nodes between the products with the softmax.
+    """Return the softmax nodes of attention, and all nodes between the two products.
 
-    Both are nodes of the call tree. The products and the softmax have the same parent, at any
-    depth.
+    All are nodes of the call tree with the same parent as the products. A product can lie at any
+    depth inside its node.
     """
     events, tree = capture.events, capture.links.call_tree
     softmax = events.named(_is_softmax)[tree.index]

@@ -2,9 +2,8 @@
 
 While gradients are recorded, torch writes a number into the event of every operator: the number
 that the thread's next node will get. Operators that make no node get a number too. So several
-operators in a row can have the same number. If the next operator of the thread has a higher number,
-the last operator in the row made the node. The event in which the backward runs this node has the
-same number.
+operators in a row can have the same number. The last of them made the node if the thread's next
+operator has a higher number. The event in which the backward runs this node has the same number.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`blocking-copies`: the CPU waits for copies to the device while the device computes nothing.
 
 The check looks at copies from the CPU to a device. It uses the calls that launch the copies, and
-the calls inside the same operator that wait, such as cudaStreamSynchronize inside aten::to. It
+the waiting calls inside the same operator, such as cudaStreamSynchronize inside aten::to. It
 measures the CPU time of these calls during which no kernel runs. There is a finding if this time is
-at least 2 % of the time of the steps. There is none if the simulation saves less than 1 %. Many
-programs spend 1 % of the step this way, and can save little.
+at least 2 % of the time of the steps, unless the simulation saves less than 1 %. Many programs
+spend 1 % of the step this way, and can save little.
 
 There are two causes:
 
@@ -101,8 +101,8 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
 
     A copy blocks in two cases:
 
-    - Its own call returns after the copy has ended, and is a waiting call or copies pageable
-      memory.
+    - The call that launches the copy returns after the copy has ended. This call is a waiting
+      call, or the copied memory is pageable.
     - Another call inside the same operator waits for the device.
     """
     events, tree = capture.events, capture.links.call_tree

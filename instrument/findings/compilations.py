@@ -23,7 +23,7 @@ _LONGEST_REASON = 200
 
 
 def reasons(name: str, counts: Mapping[str, int]) -> tuple[Evidence, ...]:
-    """Make one row of evidence, with the name `name`, for each of the most frequent reasons."""
+    """Make rows of evidence, named `name`, for the most frequent reasons in `counts`."""
     # A text such as "(other reasons)" comes last.
     order = sorted(counts, key=lambda reason: (reason.startswith("("), -counts[reason]))
     return tuple(

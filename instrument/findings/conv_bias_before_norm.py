@@ -14,8 +14,8 @@ The trace shows the cost of the bias only if the bias has operators of its own:
   zeros, so they need no addition.
 - MKL-DNN adds and sums inside the convolution, so the trace shows no cost.
 
-There is a finding if these operators take at least 1 % of the time of the steps. There is none if
-the simulation without these operators saves less than 0.5 %.
+There is a finding if these operators take at least 1 % of the time of the steps, unless the
+simulation without these operators saves less than 0.5 %.
 
 The check does not find biases in compiled models, or before norms other than batch norm.
 """
@@ -172,7 +172,7 @@ def _values(events: Events, event: int) -> list[Any]:
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
     """The additions of the biases, and the sums and accumulations of the biases' gradients.
 
-    A backward node has the sequence number of its convolution.
+    The backward node of a convolution is the node with the convolution's sequence number.
     """
     events, tree = capture.events, capture.links.call_tree
 

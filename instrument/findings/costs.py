@@ -1,4 +1,4 @@
-"""The cost of calls: the time of the device work that they launched, or else their CPU time."""
+"""The cost of calls: their device time, or their CPU time in a trace without device work."""
 
 from __future__ import annotations
 

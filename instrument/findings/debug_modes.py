@@ -1,14 +1,14 @@
 """Find anomaly detection, a debugging mode of torch, that was left on.
 
-The check reads `anomaly_mode` in `capture.json`. It also looks for the effect of the mode: after
-each backward node, the engine searches the gradients for NaN with `aten::isnan`, directly inside
-the event of the node. The mode has two costs:
+The check reads `anomaly_mode` in `capture.json`. It also looks for the effect of the mode: at the
+end of each backward node, the engine searches the gradients for NaN with `aten::isnan`. The mode
+has two costs:
 
 - In the backward, the engine searches each gradient, and waits for the device each time.
 - In the forward, each operator that makes a backward node also stores the Python stack, which takes
   about 100 µs. The trace has no event for this time: it is part of the operator's self time. The
-  check estimates it for each call: the 25th percentile of the self times of operators that make a
-  node, minus the median self time of operators that cannot make one. The simulation subtracts the
+  check estimates this time as the 25th percentile of the self times of operators that make a node,
+  minus the median self time of operators that cannot make a node. The simulation subtracts the
   estimate from each operator that makes a node.
 
 There is a finding even if the mode takes little time, because the mode is only for debugging.

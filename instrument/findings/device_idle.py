@@ -1,4 +1,4 @@
-"""`device-idle`: the device is idle for long, while the CPU is busy with work other than launching.
+"""`device-idle`: the device is idle for a long time, while the CPU does work other than launching.
 
 The check looks at gaps of at least 1 ms in which no device works. A gap counts from its start until
 the call that launches the next work has returned. The time of the data loader, compilation, garbage
@@ -7,7 +7,7 @@ same reason, a gap does not count if the CPU waits for the device when the gap b
 
 The check names a cause: an operator or a range. On the thread that launches the next work, the
 cause has the most own time during the gaps. There is a finding if the gaps take at least 5 % of the
-time of the steps. There is none if the simulation saves less than 1 %.
+time of the steps, unless the simulation saves less than 1 %.
 
 The simulation removes the calls that return during the gaps and launch nothing. The saving is
 unknown if these calls take less than half of the time of the gaps. The rest of the time lies in
@@ -159,7 +159,7 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     """For each node of the call tree, its time in the gaps that its thread ends with a launch.
 
-    Cost: a sweep over all gaps, and for each thread a sweep over its gaps and its nodes.
+    Cost: sweeps over all gaps, then over the gaps and the nodes of each thread.
     """
     tree = capture.links.call_tree
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
@@ -178,8 +178,8 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
 def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:
     """Find the outermost calls that end in a gap, launch nothing and do not wait for the device.
 
-    Only calls on the thread whose launch ends the gap count. The second result is the total time of
-    these calls inside the gaps.
+    The calls are on the thread that launches the work after the gap. The second result is the total
+    time of these calls inside the gaps.
     """
     events, tree = capture.events, capture.links.call_tree
     if not len(gaps.call) or not len(tree):

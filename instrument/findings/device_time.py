@@ -46,8 +46,8 @@ class LaunchGaps:
         call: the CPU call that launches the next work; -1 for a gap after all device work.
         wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
             interruptions that other findings cover.
-        waiting: the intervals that `wait_ns` measures, for all gaps, including gaps that `only`
-            left out.
+        waiting: the intervals that `wait_ns` measures. The result of `only` still has the intervals
+            of all gaps.
     """
 
     start_ns: Ints

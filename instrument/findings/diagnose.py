@@ -144,8 +144,8 @@ def diagnose(
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
     If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
-    which captures were left out. If nothing else refers to the captures, the events of only one
-    capture are in memory at a time.
+    which captures were left out. If nothing else refers to a capture, its events leave memory after
+    its checks. But the saving of a finding keeps the events of its capture.
 
     Args:
         captures: one capture, or several.
@@ -173,8 +173,8 @@ def diagnose_all(
 ) -> Diagnosis:
     """Diagnose all captures as if they were of one run.
 
-    Captures are read one after the other, so an iterator needs the memory of only one capture. The
-    diagnosis says what failed, and why:
+    Captures are read one after the other, so `captures` can be an iterator. Of the captures read,
+    only those whose findings have savings stay in memory. The diagnosis says what failed, and why:
 
     - If a check fails with an unexpected error, the check counts as not checked. The other checks
       run.
@@ -351,9 +351,9 @@ class _Seen:
         )
 
     def _with_place(self, problem: _Problem) -> Finding:
-        """The finding of a problem with the largest saving, with windows and ranks in its title.
+        """The largest finding of a problem, with the problem's windows and ranks in the title.
 
-        Its phase is None if all captures are of one phase.
+        The finding's phase is None if all captures are of one phase.
         """
         facts = []
         of_windows = len(
@@ -403,7 +403,7 @@ class _Refused:
 
 
 def _failure(what: str, error: Exception) -> CaptureError:
-    """The error that says why a part of a diagnosis failed, made from any exception.
+    """Make the error that says why a part of a diagnosis failed; `error` is the cause.
 
     Raises:
         TraceError: the trace cannot be read.
@@ -420,7 +420,7 @@ def _failure(what: str, error: Exception) -> CaptureError:
 
 
 def _not_seen(codes: list[str]) -> list[str]:
-    """A sentence on the checks that need device work; none if there are no such checks."""
+    """A sentence on the checks that need device work; [] if there are no such checks."""
     sentence = "Without device work, these problems do not occur or cannot be seen"
     return [f"{sentence}: {', '.join(codes)}."] if codes else []
 

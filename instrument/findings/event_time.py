@@ -49,7 +49,7 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The larger of two shares of the steps: that of CPU events, and that of their device work.
+    """The share of the steps that CPU events take, or their device work if its share is larger.
 
     Overlapping times on several threads or streams count once.
     """

@@ -62,7 +62,7 @@ class Finding:
     Attributes:
         code: the kind of the problem, such as "loader-wait". The file in `instrument.findings` that
             finds the problem has the same name with underscores.
-        title: the problem in one sentence with its number, such as "80 % of the step waits for
+        title: the problem in one sentence, with a number, such as "80 % of the step waits for
             data".
         change: what to write, as a sentence or a line of PyTorch.
         verify: how to check that the change helped. Usually, it is a shell command that

@@ -13,7 +13,8 @@ searches for its fastest algorithms (`torch.backends.cudnn.benchmark` in `captur
 of a convolution counts as this search.
 
 There is no saving: the simulation leaves the first step out, and in a long run the first step
-hardly matters. But all sums over the steps of the window contain the first step.
+hardly matters. But all sums over the steps of the window contain the first step, so they are too
+large.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
     """The cause of `more_ns`, the additional time of the first step.
 
-    It is the kind of interruption with the most additional time, or else the operator, call or
-    range with the most. The result is None if this time is less than 20 % of `more_ns`.
+    It is the kind of interruption with the most additional time, if this is at least 20 % of
+    `more_ns`. If not, the same rule selects an operator, call or range; None if this fails too.
     """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)

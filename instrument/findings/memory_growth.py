@@ -12,9 +12,9 @@ peak.
 
 No saving is simulated: growing memory does not slow the steps, but in the end the run fails.
 
-The check does not find memory on the CPU that no tensor uses. For example, a loss that the program
-keeps holds the nodes of its graph, about 500 bytes each. The backward has freed the tensors that
-the nodes saved, and no memory event shows the nodes themselves.
+The check does not find memory on the CPU that no tensor uses. For example, if the program keeps a
+loss, the loss holds the nodes of its graph, about 500 bytes each. The backward has freed the
+tensors that the nodes saved, and no memory event shows the nodes themselves.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ In a loop over rows, time steps or parameters, each operator has so little work 
 time is the cost of the call. The check looks at the sequence of operators and ranges directly
 inside a range. A loop is a pattern of at most 16 operators and ranges. The pattern must occur at
 least 32 times without a break. One occurrence is a round of the loop. The median duration of the
-calls in the loop must be at most 50 µs. The check does not take the layers of a model for a loop:
-their patterns are longer, or the range of each layer has another name.
+calls in the loop must be at most 50 µs. The layers of a model do not count as a loop: their
+patterns are longer, or the range of each layer has another name.
 
-There is a finding if such loops take at least 5 % of the time of the steps. The short gaps between
-the operators count. There is none if the simulation saves less than 2 % of a step. In the
-simulation, one round does the work of all rounds. There is no saving if the device is busy during
-the whole loop, because the launches then cost nothing.
+There is a finding if such loops, with the short gaps between the operators, take at least 5 % of
+the time of the steps, unless the simulation saves less than 2 % of a step. In the simulation, one
+round does the work of all rounds. There is no saving if the device is busy during the whole loop,
+because the launches then cost nothing.
 
 The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
 in the backward follows from a loop in the forward, so one finding is enough.
@@ -213,11 +213,10 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
     """Simulate the step as if one round of each loop did the work of all rounds.
 
-    The first `_CALL_NS` of the time of a call are the overhead of the call. Only one round keeps
-    this overhead. If the median call takes longer, the rest of its time is work, which stays for
-    all rounds. If the loops take at least half of their range, the whole range is scaled. This also
-    saves the backward, and the time between the calls. Otherwise, only the time inside the calls is
-    saved.
+    The first `_CALL_NS` of a call are overhead, which only one round keeps. If the median call
+    takes longer, the rest of its time is work, which stays for all rounds. If the loops take at
+    least half of their range, the whole range is scaled. This also saves the backward, and the time
+    between the calls. Otherwise, only the time inside the calls is saved.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

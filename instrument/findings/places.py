@@ -126,9 +126,10 @@ def range_of(capture: Views, event: int) -> str | None:
 
 
 def nodes_of(links: Links, events: Ints) -> Ints:
-    """The node of the call tree for each event, or the innermost node around it; -1 for none.
+    """For each event, its node of the call tree; -1 for none.
 
-    The node of a device event is the node that launched the event.
+    An event without a node has the innermost node around it. Runtime calls and device events have
+    the node of the operator or range that called or launched them.
     """
     table, tree = links.events, links.call_tree
     if not len(tree) or not len(events):

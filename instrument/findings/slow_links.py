@@ -10,11 +10,11 @@ because the others may have waited for slower ranks. Usual bandwidths are:
 
 So if the bandwidth is below 10 GB/s, the data takes a slower way. It goes, for example, through the
 memory of the CPU or over a slow network interface. There is a finding if the bandwidth is below
-10 GB/s and exposed communication takes at least 5 % of the time of the steps. There is none if the
-simulation saves less than 1 %. The simulation assumes a link with 12 GB/s.
+10 GB/s and exposed communication takes at least 5 % of the time of the steps, unless the simulation
+saves less than 1 %. The simulation assumes a link with 12 GB/s.
 
 The check cannot see which link the data took. If this rank always waits for another rank, the time
-of the fastest collective contains this wait too.
+of the fastest collective contains this wait too, so its bandwidth looks too low.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ idle until the CPU has launched more work. The check finds the runtime calls tha
 (`instrument.links.synchronisation`). It measures the idle time of the device that begins inside
 such a call and ends when the next launch has returned.
 
-There is a finding if this idle time is at least 3 % of the time of the steps. There is none if the
-simulation without these waits saves less than 1 % of a step. So a wait counts only if the device is
-idle afterwards, even if the wait is long.
+There is a finding if this idle time is at least 3 % of the time of the steps, unless the simulation
+without these waits saves less than 1 % of a step. So what counts is the idle time after a wait, and
+not the length of the wait.
 
 Copies to the device belong to the check `blocking-copies`. The check needs device work in the
 trace, and does not find waits inside other calls, such as `cudaFree`.
@@ -109,7 +109,7 @@ CHECK = Check("synchronizing-calls", find, needs_device_work=True)
 
 
 def synchronizing_calls(capture: Views) -> Ints:
-    """The positions of the calls that wait for the device, except copies to the device."""
+    """The positions of the calls that wait for device work other than copies to the device."""
     events, found = capture.events, capture.links.synchronisations
     # For each wait, the work that ends last among the work that it waits for.
     last = np.full(len(found.call), -1)

@@ -154,7 +154,7 @@ def _device(capture: Views, kernels: Ints) -> Device | None:
 
 
 def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:
-    """Whether a lower precision is at least twice as fast; True for kinds of any precision."""
+    """Whether a lower precision is at least twice as fast; True if `kind.precision` is None."""
     if kind.precision is None:
         return True
     device = _device(capture, kernels)

@@ -99,7 +99,7 @@ CHECK = Check("unmarked-time", find)
 
 
 def _timeline(capture: Views, span: Measured) -> Timeline:
-    """Sweep over three sets of intervals: the steps, time in ranges, and time in operators."""
+    """Return when steps, ranges and operators are active, as the three rows of a timeline."""
     events, links = capture.events, capture.links
     scopes, tree = links.scopes, links.call_tree
     thread = np.unique(events.thread[links.steps])

@@ -1,4 +1,4 @@
-"""Find ranges that build an autograd graph that no backward uses, such as a validation.
+"""Find ranges, such as a validation, that build an autograd graph that no backward uses.
 
 The check uses torch's numbers of backward nodes. If the number grows from operator to operator,
 these operators make nodes. The check finds ranges whose operators make nodes, if no backward of the
@@ -56,8 +56,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     numbers = ran(capture)
     if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
         raise NotRecorded(
-            "the window contains the backward of an earlier forward, so the backward of its own "
-            "forward may come after the window",
+            "the window contains the backward of an earlier forward, so the backward of the "
+            "window's own forward may come later",
             "record more steps, with a larger profiler.active",
         )
     has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)
@@ -85,7 +85,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _most_ns(capture: Views, chosen: Flags) -> Ints:
-    """For each chosen path, an upper bound of the time in the steps that `share_of` finds.
+    """For each chosen path, an upper bound of its time in the steps; `share_of` costs more.
 
     The bound is too high if several threads or streams work at the same time. No chosen path may
     lie inside another one.
@@ -107,7 +107,7 @@ def _most_ns(capture: Views, chosen: Flags) -> Ints:
 
 
 def _of_program(capture: Views, whatif: Scenario, made: Ints) -> Iterator[Finding]:
-    """Yield one finding if making nodes takes at least 1 % of the steps, without any backward."""
+    """Without any backward, yield one finding if making nodes takes at least 1 % of the steps."""
     steps = measured(capture)
     inside = made[steps.holds(capture.events.start_ns[made]) >= 0]
     if len(inside) and steps.share(len(inside) * _NODE_NS) >= _LEAST_COST:

@@ -75,8 +75,8 @@ class Sink(Options):
         """Read state that only the training thread can read; training waits for this method.
 
         The session calls this method on the training thread when a run starts and when a window
-        ends, for sinks that run in the training process. These are the sinks whose class sets
-        `inline` to true. If the option `profiler.export` is `inline`, these are all sinks.
+        ends, for sinks that run in the training process: sinks whose class sets `inline` to true,
+        or all sinks if the option `profiler.export` is `inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:

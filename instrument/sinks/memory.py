@@ -32,8 +32,8 @@ class Memory(Sink):
       with the most bytes. With `profiler.memory_categories`, the page also shows memory by
       category. The section "Memory" of `report.html` has the same content. The page loads no other
       files.
-    - `memory.json`: the data of the page, but split only by `by`. If memory events are missing, the
-      key `incomplete` holds the rows of `capture.coverage` that say what is missing.
+    - `memory.json`: the data of the page, except memory by category. If memory events are missing,
+      the key `incomplete` holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the
       fields of an event.
 

@@ -22,7 +22,7 @@ class TableSink(Sink):
 
     Only the lowest recording rank logs the text. The other ranks log the name of the file.
 
-    Cost: reading the whole trace, about 3 s for a million events. Other sinks use the same events.
+    Cost: reading the whole trace, about 3 s for a million events. All sinks share this cost.
     """
 
     sink_name: ClassVar[str] = "table"

@@ -108,7 +108,7 @@ class Tracker(Sink):
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until everything is sent; after 2 s, log the names of the windows that are left.
 
-        The wait takes at most the argument `timeout_s`, and at most the option `timeout_s`.
+        The wait takes at most the argument or the option `timeout_s`, whichever is shorter.
 
         Raises:
             CaptureError: the time was too short, or a window could not be sent.

@@ -1,4 +1,4 @@
-"""The base class `Trigger` of triggers, which request windows; each built-in trigger has a file.
+"""`Trigger`, the base class of triggers. A trigger requests windows.
 
 The fields of a trigger's class are the trigger's options. `begin` creates the state of one run, so
 several sessions can use the same config.

@@ -34,7 +34,7 @@ class File(Trigger):
     max_windows: int | None = Field(20, ge=1)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
-        """Create the file that `ask` writes into.
+        """Create the hidden file that `instrument trigger` writes into.
 
         If the file `record` already exists, the next touch of the file requests the first window.
         """

@@ -20,10 +20,10 @@ _SAMPLES = 10  # number of samples in `over` steps
 
 
 class MemoryGrowth(Trigger):
-    """Fires when memory has grown by at least `at_least_bytes` in `over` steps, without falling.
+    """Fires when memory has grown by at least `at_least_bytes` in `over` steps.
 
-    Memory is sampled ten times in `over` steps. At least half of the samples must be larger than
-    the previous sample, so one large allocation is not enough.
+    Memory is sampled ten times in `over` steps. No sample may be smaller than the previous sample,
+    and at least half must be larger, so one large allocation is not enough.
 
     With a CUDA device, a sample is the memory that tensors occupy in torch's allocator at the end
     of a step. Without a CUDA device, a sample is the resident memory of the process (Linux only).

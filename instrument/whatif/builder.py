@@ -16,9 +16,10 @@ later moment that waits for the source. There are these arcs:
 - From the start of device work to the end of the launch that comes `FULL_QUEUE` launches later on
   the same stream. This launch waits until the launch queue has a free place.
 - From the end of a thread's work to the end of another thread's wait for this work. The main thread
-  waits while the thread of the autograd engine works. The main thread also waits for any other
-  thread if the main thread has no events until just after the other thread has ended its work. If
-  the other thread has paused before this work, the other thread has waited for the main thread.
+  waits while the thread of the autograd engine works. The main thread waits for another thread if
+  the main thread has no events while the other thread works, and goes on just after this work.
+- From the main thread to the start of another thread's work, if the other thread has paused before
+  this work: the main thread has given it the work.
 - From the start of the trace to the arrival of each batch from worker processes of a data loader.
   So these batches arrive at the same times as in the recording.
 
@@ -275,7 +276,7 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event; for a node of the call tree, its thread in this tree."""
+    """The thread of each event: its thread in the call tree, or in the trace if it has no node."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread
@@ -419,7 +420,7 @@ def _loader_waits(made: _Builder) -> None:
 
 
 def loads_here(events: Events) -> Flags:
-    """A mask of the events of data loaders without worker processes, recognised by name."""
+    """A mask of events, by name: those of data loaders that load in the training process."""
     return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
 
 
@@ -671,9 +672,9 @@ def _usual_delays(
 ) -> tuple[Ints, Ints]:
     """The usual delay and the usual gap of each device event.
 
-    The delay is the time from the launch of an event to its start. The usual delay is the median of
-    all events whose launching call has the same name, such as `cudaLaunchKernel`. This median is
-    over the events whose stream was free at the launch and that started at most 1 ms later.
+    The delay is the time from the launch of an event to its start. Each name of a launching call,
+    such as `cudaLaunchKernel`, has a usual delay: the median delay of its events that started at
+    most 1 ms after the launch, on a stream that was free at the launch.
 
     The gap is the time from the end of the previous event on the stream to the start of the event.
     Each stream has two usual gaps:

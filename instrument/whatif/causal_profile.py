@@ -60,8 +60,8 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         window: the window.
         costs: the costs of each rank, after the edits of the scenario. The savings are relative to
             a step with these costs.
-        rows: how many ranges of each rank are simulated, and as many operators and kernels. The
-            ranges, operators and kernels with the most time are chosen: they can save the most.
+        rows: the number of ranges, of operators and of kernels to simulate for each rank. Those
+            with the most time are chosen, because they can save the most.
 
     Cost: for each row, some array operations on all arcs, and a simulation of four scenarios.
     """

@@ -45,7 +45,7 @@ class CpuTime:
         return found
 
     def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
-        """For each position: the CPU time after edits that its thread has used until then.
+        """For each position, the CPU time that its thread has used until then, with the edits.
 
         Waits do not count.
 
@@ -54,7 +54,7 @@ class CpuTime:
             edits: the edits. Where several edits overlap, their factors are multiplied.
             inside: intervals on the axis. If given, only CPU time in these intervals counts.
 
-        Cost: a sort of all intervals, and a binary search for each position.
+        Cost: sorts all intervals, then does a binary search for each position.
         """
         threads = np.arange(int(at.max(initial=0)) // self.span_ns + 1, dtype=np.int64)
         axis = (np.zeros(1, np.int64), (threads[-1:] + 1) * self.span_ns)

@@ -51,7 +51,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The moments of a window. CPU moments come first, then ends, then starts of device events.
+    """The moments of a window: those of the CPU, then the ends, then the starts of device events.
 
     Attributes:
         time_ns: the measured time, from the start of the trace.
@@ -172,7 +172,7 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs: without residues, and each wait ends the usual time after its cause."""
+        """The usual costs: no residues, and the usual time from the cause of a wait to its end."""
         return self._costs(self._typical_ns)
 
     def _costs(self, fixed_ns: Ints) -> Costs:
@@ -192,7 +192,7 @@ class Model:
     def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
         """How much the weights change if the given CPU time and device rows take no time.
 
-        This method is faster than `edits.scale` by 0, and gives the same change of the weights.
+        The change is the same as with `edits.scale(…, by=0)`, but this method is faster.
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
@@ -222,7 +222,7 @@ class Model:
 
     @cached_property
     def _cpu_arcs(self) -> Ints:
-        """The arcs between moments of the CPU, as indices, sorted by the place of their target.
+        """The arcs between moments of the CPU, as indices, sorted by the position of their target.
 
         In this order, each arc starts where the previous arc of the same thread ends.
         """

@@ -78,14 +78,14 @@ class Program:
             shares: for each scenario, the share of `change` to add to the weights. The product of
                 share and change is cut to whole nanoseconds.
 
-        Cost: that of `run`, and for each scenario after the first about 2 ns for each arc. Without
-        the compiled module, that of `run` for each scenario.
+        Cost: the first scenario costs as much as `run`, and each further scenario about 2 ns for
+        each arc. Without the compiled module, each scenario costs as much as `run`.
         """
         return _longest_paths(self._ordered, of_arcs, change, shares, self._earliest)
 
     @cached_property
     def _earliest(self) -> Ints:
-        """The time of each moment before the pass: 0 without arcs to it, else far below 0."""
+        """The time of each moment before the pass: 0 if no arc leads to it, else far below 0."""
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
         return found
@@ -105,8 +105,9 @@ class Program:
 
         The arc that reaches a moment last decides; if several do, the first of them counts. An arc
         from the origin can decide, for example if a batch arrives from another process. Such an arc
-        is on the path, but has no source. So the path goes on with the arc that reaches the same
-        moment last among its other arcs. `times` is the result of `run`.
+        is on the path, but has no source. So the path goes on with another arc to the same moment:
+        of the arcs with a source, the one that reaches the moment last. `times` is the result of
+        `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]
@@ -156,7 +157,7 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 
 
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """The time of each moment, `earliest` or later; the result has a row for each share."""
+    """The time of each moment, `earliest` or later; a row for each share of `change`."""
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)
         found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))

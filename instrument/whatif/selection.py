@@ -170,7 +170,7 @@ def _of_mask(model: Model, chosen: Flags) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Select device work, and the calls that launched only this work, without their CPU time."""
+    """Select device work and, without CPU time, the calls that launched only this work."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
     chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)
@@ -240,8 +240,8 @@ def calls_named(model: Model, pattern: str) -> Ints:
 def short_name(name: str) -> str:
     """The name of a kernel without its return type, template arguments and parameters.
 
-    The name of other device work loses the text in brackets: from `Memcpy HtoD (Pinned -> Device)`,
-    `Memcpy HtoD` is left.
+    The name of other device work loses the text in brackets: `Memcpy HtoD (Pinned -> Device)`
+    becomes `Memcpy HtoD`.
     """
     text, found, end = _UNNAMED.sub("", name), "", 0
     opened: list[str] = []

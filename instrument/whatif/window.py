@@ -122,7 +122,7 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program; and for each arc that starts at a collective, its time without transfer."""
+        """The program; for each arc that starts at a collective, its time minus the transfer."""
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
         first, meetings = self.first_moment, self.meetings
@@ -158,12 +158,12 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """The number of each rank's first arc; at the end, that of the collectives' first arc."""
+        """The number of each rank's first arc; the last entry is for arcs of the collectives."""
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """The number of each rank's first moment; at the end, that of the first collective."""
+        """The number of each rank's first moment; the last entry is for the collectives."""
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
