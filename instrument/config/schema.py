@@ -100,13 +100,14 @@ class ProfilerConfig(BaseModel):
             phase counts its own steps.
         max_window_s: a window that has recorded for this many seconds ends with the current step.
             The capture is labelled truncated, and later windows are still recorded. If no step
-            ends, as in a server without requests, the window ends after twice the time. With
-            `profile_memory`, the window stays open until a step ends, because only the thread that
-            began the window can end it. None means no limit.
+            ends, as in a server without requests, the window ends after twice the time. But
+            with `profile_memory`, the window stays open until a step ends, because only the thread
+            that began the window can end it. None means no limit.
         max_window_memory: by how many bytes the memory of the process may grow during a window: a
             number, or text such as "4GB". At this limit, the window ends as with `max_window_s`.
-            The limit is at most an eighth of the machine's memory, because torch needs about six
-            times the memory of the window when the window ends. Linux only. None means no limit.
+            A limit above an eighth of the machine's memory is lowered to it, because torch needs
+            about six times the memory of the window when the window ends. Linux only. None means no
+            limit.
         activities: what to record, a list of cpu, cuda, xpu, mtia and hpu; None means all that this
             machine has. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only
             these types of the activity's events (torch 2.13). Steps and ranges are cpu events of

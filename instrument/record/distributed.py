@@ -155,7 +155,7 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """On the leading rank, yield the requests of the ranks that are new since the last call.
+        """On the leading rank, yield the requests that ranks have sent since the last call.
 
         Requests wait until this rank has timed a step. A request is skipped if it was made before
         the end of the last announced window, because that window answers this request too.

@@ -140,7 +140,7 @@ class StepCounter:
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
-        loss: the loss that was passed to `session.step` for this batch.
+        loss: the loss that was passed to `session.step` for the current batch.
         overhead: measures the durations of the steps of the phase.
     """
 
