@@ -25,7 +25,7 @@ _CONFLICTS = (
 
 
 class Config(Protocol):
-    """The options of `ProfilerConfig` that `conflict` reads, except those in `_CONFLICTS`."""
+    """The options that `conflict` always reads; `_CONFLICTS` names the other options."""
 
     activities: Activities | None
     experimental_config: dict[str, Any]

@@ -87,7 +87,7 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
 def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
     """Build a sink without Hydra, for the command line and the export process.
 
-    Only classes of sinks are called.
+    A `target` that is not a class of sinks is refused, and not called.
 
     Args:
         target: the name of a built-in sink, or the import path of a class.
@@ -145,8 +145,8 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
 def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
     """The `_target_` mapping of the sink or trigger `instance`, which was built from `given`.
 
-    If `given` is not a mapping and the class is not a pydantic model, the mapping holds only the
-    class.
+    If the class is a pydantic model, the mapping holds the class and all options. Otherwise it
+    equals `given`, or holds only the class if `given` is not a mapping.
     """
     target = f"{type(instance).__module__}.{type(instance).__qualname__}"
     if isinstance(instance, BaseModel):
@@ -156,9 +156,10 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A `_target_` mapping from which any process can build `sink`; `sink` itself if there is none.
+    """A `_target_` mapping from which any process can build `sink`.
 
-    `given` is the value in the config from which the sink was built.
+    If there is no such mapping, the result is `sink` itself. `given` is the value in the config
+    from which the sink was built.
     """
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":

@@ -1,4 +1,4 @@
-"""`Options`: a pydantic model of options, with one error sentence for each mistake."""
+"""`Options`: a pydantic model of options that reports a mistake in one sentence."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def last_window(schedule: Schedule) -> Window | None:
 def planned(schedule: Schedule, step: int = 0, until: int = 0) -> Iterator[Window]:
     """The windows from a step on, in order.
 
-    If the schedule is a function, the search ends at the first long gap between windows, but not
-    before the step `until`.
+    If the schedule is a function, the search ends when it has passed the step `until` and has found
+    no window in `_AHEAD` steps.
     """
     while True:
         found = next_window(schedule, step)
@@ -204,8 +204,8 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
     """The same as `next_window`, for a function from a step to the name of torch's action.
 
     A window ends with a step of the action RECORD_AND_SAVE, or before a step of the action NONE or
-    WARMUP (torch's own profiler would then log a warning). A window that began before `step` is
-    left out.
+    WARMUP. In the second case, torch's own profiler logs a warning. A window that began before
+    `step` is left out.
     """
     begin = step
     if step and action(step - 1) == "RECORD":
@@ -230,7 +230,7 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step from `step` on whose action is not RECORD.
+    """The first step, beginning with `step`, whose action is not RECORD.
 
     After `_LONGEST` steps the search ends, and the result is `step + _LONGEST`.
     """
@@ -310,12 +310,12 @@ def unreachable_window(
     Args:
         schedule: the options of the schedule. If the schedule has no end, only its first window
             must fit.
-        total_steps: the number of steps of the run, counted from 0.
+        total_steps: the number of steps of the run, counted from step 0 and not from `first_step`.
         first_step: the step with which the run begins.
         run: the subject of the sentence.
 
     Returns:
-        The sentence; None if all these windows fit.
+        The sentence; None if every window fits, or if the run has no step from `first_step` on.
     """
     if first_step >= total_steps:
         return None

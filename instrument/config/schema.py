@@ -91,39 +91,40 @@ class ProfilerConfig(BaseModel):
             alone. The function is called once per step, before training reaches the step. To find
             the next window, the session calls the function for all steps up to the end of that
             window. If 1,000 steps hold no window, the search pauses until training has passed these
-            steps. At its start, the session looks for the first four windows. A call of torch's
-            function takes 0.4 µs. A window of more than 10,000 steps lasts until the session stops.
+            steps. At its start, the session looks for the first four windows, to log the plan. A
+            call of torch's function takes 0.4 µs. A window of more than 10,000 steps lasts until
+            the session stops.
         total_steps: how many steps the run has, counted from step 0. If a window does not fit into
             the run, the session logs a warning at its start.
         phases: the phases to which the schedule applies: train, validation, test, predict. Each
             phase counts its own steps.
         max_window_s: a window that has recorded for this many seconds ends with the current step.
             The capture is labelled truncated, and later windows are still recorded. If no step
-            ends, as in a server without requests, the window ends after twice the time. With
-            `profile_memory`, the window stays open until a step ends, because only the thread that
-            began the window can end it. None means no limit.
+            ends, as in a server without requests, the window ends after twice the time. But
+            with `profile_memory`, the window stays open until a step ends, because only the thread
+            that began the window can end it. None means no limit.
         max_window_memory: by how many bytes the memory of the process may grow during a window: a
             number, or text such as "4GB". At this limit, the window ends as with `max_window_s`.
-            The limit is at most an eighth of the machine's memory, because torch needs about six
-            times the memory of the window when the window ends. Linux only. None means no limit.
+            A limit above an eighth of the machine's memory is lowered to it, because torch needs
+            about six times the memory of the window when the window ends. Linux only. None means no
+            limit.
         activities: what to record, a list of cpu, cuda, xpu, mtia and hpu; None means all that this
             machine has. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only
             these types of the activity's events (torch 2.13). Steps and ranges are cpu events of
             the type USER_ANNOTATION.
         record_shapes: record the operators' input shapes.
         profile_memory: record every allocation and free.
-        memory_categories: write memory by torch's categories (parameters, gradients, activations,
-            inputs, optimizer state, autograd detail, temporaries) to
+        memory_categories: write the memory of torch's categories (parameters, gradients,
+            activations, inputs, optimizer state, autograd detail, temporaries) to
             `memory_categories_DEVICE.json` and `.raw.json.gz`, the files of torch's
             `export_memory_timeline`. Turns on `record_shapes`, `profile_memory` and `with_stack`.
             At the end of a window, training waits 0.2 to 0.3 ms for each operator.
-        with_stack: record Python stacks, which the stacks sink needs. No other option makes
-            recording as slow.
+        with_stack: record Python stacks, which the stacks sink needs. This option slows recording
+            the most.
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
-        capture_overload_names: record operators with their overload, such as `aten::add.Tensor`, so
-            that tables can group operators by overload. By default, tables show operators without
-            overload.
+        capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
+            Tables can then group operators by name and overload; by default, they group by name.
         communication: regular expressions for kernel names; case is ignored. A kernel whose name
             matches counts as communication. Known kernels, such as NCCL's, always count as
             communication. The capture stores the expressions.
@@ -311,7 +312,7 @@ class ProfilerConfig(BaseModel):
     @field_validator("sinks", "triggers", mode="before")
     @classmethod
     def _by_name(cls, value: Any, info: ValidationInfo) -> Any:
-        """Turn a list of names into a mapping; remove entries of a mapping that are null."""
+        """Turn a list of names into a mapping; in a mapping, remove entries with the value null."""
         if isinstance(value, Iterable) and not isinstance(value, str | Mapping | BaseModel):
             names = list(value)
             for given in names:

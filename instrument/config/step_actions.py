@@ -27,7 +27,7 @@ class StepActions:
 
     The function is called once per step; up to 50,000 results are cached. If the function raises,
     or returns something other than torch's actions, the error is logged and never reaches the
-    training loop. All further results are then NONE. Pickling stores `given`.
+    training loop. All further results are then NONE. Pickling stores only `given`.
 
     Raises:
         ConfigError: `given` is neither a function nor a mapping, or fails for step 0.

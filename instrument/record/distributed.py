@@ -76,7 +76,7 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def steps_ahead(step_ns: int) -> int:
-    """How many steps after its announcement a window begins to warm up.
+    """The number of steps from the announcement of a window to the start of its warm-up.
 
     During these steps, the polling threads of all ranks must read the announcement.
     """
@@ -155,7 +155,7 @@ class RankCoordinator:
         return [request for request, _ in self._sent.values()]
 
     def new_requests(self) -> Iterator[TriggerRequest]:
-        """On the leading rank, yield the requests that all ranks have sent since the last call.
+        """On the leading rank, yield the requests that ranks have sent since the last call.
 
         Requests wait until this rank has timed a step. A request is skipped if it was made before
         the end of the last announced window, because that window answers this request too.

@@ -70,7 +70,7 @@ class Limits:
 
 
 def resident_bytes() -> int:
-    """The resident memory of the process without mapped files, in bytes; 0 if not on Linux."""
+    """The resident memory of the process minus its mapped files, in bytes; 0 if not on Linux."""
     try:
         pages, shared = Path("/proc/self/statm").read_text().split()[1:3]
     except OSError:

@@ -1,4 +1,4 @@
-"""Remembers which `Recorder`, the owner, uses torch's profiler; a process has one profiler."""
+"""Remembers which `Recorder`, the owner, uses torch's profiler; a process has only one."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def unreachable_in_first_pass(
 ) -> str | None:
     """The same as `unreachable_window`, if the run is one pass over a loader of `batches` batches.
 
-    None if the number of batches is not known, or if training steps have already ended.
+    None if the number of batches is not known, if a training step has already ended, or if training
+    steps are not recorded.
     """
     if batches is None or train.step_number > train.began_at or train.schedule is None:
         return None
@@ -75,12 +76,12 @@ def nothing_recorded(
 
     Args:
         config: the config of the session.
-        entered: the counters of the phases that the run entered and `profiler.phases` lists.
+        entered: the counters of those phases in `profiler.phases` that the run has entered.
         known_skipped: the skipped window that the session warned of at its start, or None.
         unit: the word for a step: "step" or "call".
 
     Returns:
-        The sentence. None if the schedule has no window, or if the session warned at its start.
+        The sentence. None if the schedule has no window, or if the session has already warned.
     """
     if not entered:
         name = config.phases[0]

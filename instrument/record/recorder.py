@@ -181,8 +181,8 @@ class Recorder:
     def next_step(self, number: int) -> None:
         """End the open step, and open the range `ProfilerStep#N` of the step `number`.
 
-        If several threads call `session.step()` at once, a number may be skipped. The skipped step
-        gets a range of length zero.
+        If several threads call `session.step()` at once, `number` may be several steps ahead. Each
+        step in between gets a range of length zero.
         """
         self.end_step()
         for each in range(number if self._step is None else self._step + 1, number + 1):
@@ -190,7 +190,7 @@ class Recorder:
             self._step_range, self._step = backends.torch_backend.open(f"{STEP_PREFIX}{each}"), each
 
     def end_step(self) -> None:
-        """End the open step, if any. The trace shows a step without an end as unfinished.
+        """End the open step, if any. A step still open at `stop` is unfinished in the trace.
 
         Raises:
             CaptureError: as for `stop`.
@@ -273,7 +273,10 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Stop opening ranges and counting garbage collections; note the wait for a CPU."""
+        """Stop opening ranges and counting garbage collections.
+
+        Also store how long the thread that prepared the window has waited for a CPU.
+        """
         if self._environment is not None:
             waited_ns, now_ns = _waited_ns(self.thread), time.monotonic_ns()
             began = self._began_waited_ns
@@ -360,7 +363,7 @@ class Recorder:
         return environment.facts
 
     def _take_snapshot(self) -> None:
-        """Take the allocator's snapshot, and stop recording its history."""
+        """Take the allocator's snapshot, and stop recording the allocator's history."""
         try:
             self._snapshot = torch.cuda.memory._snapshot()
         finally:
@@ -390,7 +393,7 @@ class RecordedWindow:
       Dynamo has compiled a graph in this process.
     - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
       compilation may make the window slower.
-    - `environment`: the settings of torch, and what disturbed the window; see
+    - `environment`: settings of the process, and events that can make the window slower; see
       `record/environment.py`.
     """
 
@@ -516,9 +519,8 @@ def import_early() -> None:
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
     """Check options that only torch can check, by recording an empty window.
 
-    No window is recorded if `experimental_config` is empty and `activities` chooses no types of an
-    activity. Otherwise the cost is about 1 ms. The first window of a process takes another 1 s,
-    because Kineto initializes.
+    The window is recorded only if `experimental_config` or types of an activity are given. It takes
+    about 1 ms. The first window of a process takes another 1 s, because Kineto initializes.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -560,9 +562,9 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """Yield a path for torch's trace, and move the trace to `path` when the block ends.
+    """Yield `path` if Kineto can open it, and otherwise a temporary path.
 
-    Yields `path` itself if Kineto can open it.
+    A trace at the temporary path is moved to `path` when the block ends.
     """
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path

@@ -140,7 +140,7 @@ class StepCounter:
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
-        loss: the loss that was passed to `session.step` for this batch.
+        loss: the loss that was passed to `session.step` for the current batch.
         overhead: measures the durations of the steps of the phase.
     """
 
@@ -554,7 +554,7 @@ class StepLoop:
             self._end_window(reason)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
-        """Begin the next step of the current phase, and the warm-up or the recording if planned.
+        """Begin the next step of the current phase; begin its warm-up or recording if planned.
 
         `requested` is a trigger's name and its request; None if no trigger requests a window. A
         requested window takes precedence over the windows of the schedule.
@@ -764,9 +764,8 @@ class StepLoop:
 
         Args:
             reason: why the run or phase ends early; None if it does not end early.
-            ended: used as the reason if `reason` is None and the window has not reached its planned
-                end. If no step has ended, the reason says instead that `session.step` was never
-                called.
+            ended: the reason if `reason` is None and the window has a planned end. But if no step
+                has ended since the start, the reason is that `session.step` was never called.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window
@@ -792,7 +791,7 @@ class StepLoop:
 
         - A step has ended in the window.
         - The run or phase ends early (`reason` is not None).
-        - No step has ended since the start.
+        - No step has ended since the start, because `session.step` was never called.
         """
         counter, window = self.owner, self.owner.window
         just_begun = window is not None and counter.began_at < counter.step_number <= window.first
@@ -809,7 +808,7 @@ class StepLoop:
     def _drop_window(self, recorder: Recorder | None) -> None:
         """Stop recording without saving.
 
-        `recorder` is the recorder that the loop had before the error; None if it had no recorder.
+        After an error, `recorder` is the loop's recorder from before the error, or None.
         """
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None

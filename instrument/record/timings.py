@@ -81,7 +81,7 @@ class DurationHistogram:
         return min(round(middle_ns), self.max_ns)
 
     def summary(self) -> dict[str, int]:
-        """The count, the mean, two quantiles and the maximum. The histogram must not be empty."""
+        """The count, mean, median, 95th percentile and maximum; the histogram must not be empty."""
         return {
             "calls": self.calls,
             "mean_ns": round(self.total_ns / self.calls),
@@ -133,7 +133,7 @@ class Row:
 
 
 class Rows:
-    """A `Row` for each of the first 1,000 range names, and a `Row` for all further names."""
+    """A `Row` for each of the first 1,000 range names, and one `Row` for all further names."""
 
     def __init__(self) -> None:
         self._rows: dict[str, Row] = {}
@@ -185,10 +185,11 @@ class DeviceTimes:
 
     The events are on the current stream, so a time includes the waits of this stream. The CPU never
     waits for the device: at the end of each step, `collect` reads the events that the device has
-    reached. A range is not timed in four cases:
+    reached. A range is not timed in five cases:
 
     - It begins before CUDA is in use.
     - It ends on another device.
+    - It ends on another stream, which reaches the end before the first stream reaches the start.
     - It begins or ends during a stream capture (of a CUDA graph).
     - It begins while 16,384 ranges wait for the device.
 
@@ -270,7 +271,7 @@ class DeviceTimes:
 class Timings:
     """Times ranges and steps from `start` to `stop`, and writes summaries.
 
-    Each call counts with its full duration, even inside another call of the same name. Coroutines
+    Each call counts with its full duration, also a call inside a call of the same name. Coroutines
     and generators are timed in slices, from one suspension to the next: the first slice is named
     `name`, the later slices are named `name (resumed)`. Steps and ranges inside a window count too,
     although recording makes them slower. The session's work between two steps does not count.

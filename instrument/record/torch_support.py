@@ -112,8 +112,8 @@ def refuse_unknown(config: ProfilerConfig) -> None:
     """Check the options that depend on the version of torch.
 
     Raises:
-        ConfigError: this version of torch does not know an experimental option or expects a value
-            of another type for it, or it cannot limit an activity to types such as `cpu_op`.
+        ConfigError: this version of torch lacks an experimental option, needs a value of another
+            type for it, or cannot limit an activity to some types of events.
     """
     for name, value in config.experimental_config.items():
         if not _takes(name, value):

@@ -86,8 +86,9 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     differences between such times, three values are computed:
 
     - `offset_ns` is the median difference.
-    - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift needs at
-      least eight collectives, and must at least halve `uncertainty_ns`; else it is None.
+    - `drift_ppm` is the median slope between any two differences (Theil and Sen). It is computed
+      from at least eight collectives, and must at least halve `uncertainty_ns`; otherwise it is
+      None.
     - `uncertainty_ns` is the median distance of the differences from the line that offset and
       drift describe. With only one collective, `uncertainty_ns` is None.
 
@@ -99,7 +100,7 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     collective in common with measured ranks has no known clock.
 
     Only the last 128 collectives of each rank are compared. If a rank has collectives on the
-    device, only these are compared, and else those on the CPU.
+    device, its collectives on the CPU are not compared.
     """
     ends = _ends(collectives)
     found: dict[int, Clock | None] = {0: Clock(0, 0, len(ends[0]))} if ends else {}

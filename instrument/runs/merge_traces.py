@@ -48,10 +48,10 @@ def merge(ranks: Ranks, target: Path) -> None:
     and the processes of a rank are next to each other. Numbers that link events (flows,
     correlations, operators, sequences) are changed, so that no two ranks use the same numbers.
 
-    All times are on the lowest rank's clock: the times of each other rank are moved by its
-    `offset_ns` in `Ranks.clocks`. This is the offset in the middle of the window; the drift is not
-    corrected. The times of a rank without a known offset are not moved. The key `ranks` of the file
-    has the table `Ranks.clocks`. All other content is copied.
+    All times are on the lowest rank's clock: the times of the other ranks are moved by `offset_ns`
+    in `Ranks.clocks`. This is the offset in the middle of the window; the drift is not corrected.
+    The times of a rank without a known offset are not moved. The key `ranks` of the file has the
+    table `Ranks.clocks`. All other content is copied.
 
     Cost: one pass over the files in constant memory, 5 to 7 µs per event.
 

@@ -195,9 +195,9 @@ class _Cells(NamedTuple):
 def ranges(summaries: Sequence[RankSummary]) -> Table:
     """Return one row for each path of ranges; see `RANK_RANGES`.
 
-    The paths of the first rank come first, in the order of its summary. Paths that only other ranks
-    have follow. Times are per step. For a rank on which no step ended, times are sums over the
-    whole window.
+    The paths of the first rank come first, in the order of its summary. Then come the paths that
+    only other ranks have. Times are per step. For a rank on which no step ended, times are sums
+    over the whole window.
 
     Cost: about 1 µs for each range of each rank.
     """
@@ -284,9 +284,9 @@ def _beside_others(name: str, slow: Table, others: Table) -> dict[str, list[Any]
 def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str, int]]:
     """For each rank, find the range that is slowest compared with the other ranks.
 
-    A range is compared by how many ns its self time, on the CPU or on the device, is above the
-    median of all ranks. For each rank, the result has the path of a range and these ns. Ranges of
-    collectives are left out.
+    This is the range whose self time, on the CPU or on the device, is furthest above the median of
+    all ranks. For each rank, the result has the range's path, and the difference from the median in
+    ns. Ranges of collectives are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[

@@ -150,8 +150,8 @@ def phase_of(capture: Views) -> str:
 def rank_of(capture: Views) -> int | None:
     """The rank of a capture; None if it is not known.
 
-    The rank is the first that is known of: the rank in `capture.json`, the rank that torch wrote
-    into the trace, and the number after "rank" in the capture's name.
+    Three sources are tried in this order: `capture.json`, the rank that torch wrote into the trace,
+    and the number after "rank" in the capture's name.
     """
     in_name, written = _IN_NAME.search(capture.name), capture.events.rank
     rank = written if capture.about.rank is None else capture.about.rank
@@ -280,7 +280,7 @@ def _is_sound(found: RankSummary) -> bool:
 
 
 def _is_in_range(found: RankSummary) -> bool:
-    """Whether the times of collectives are within ±`BEYOND_NS`, also as Unix times."""
+    """Whether the times of collectives are within ±`BEYOND_NS`, both as stored and in Unix time."""
     columns = (found.collectives.get(name) or [0] for name in ("start_ns", "end_ns"))
     times = [limit(column) for column in columns for limit in (min, max)]
     return all(abs(base_ns + time) <= BEYOND_NS for base_ns in (0, found.base_ns) for time in times)

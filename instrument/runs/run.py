@@ -259,9 +259,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
     The captures of a window have the same phase and first step, but may be in different folders.
     Captures of different runs can have the same phase and first step too. So a capture is compared
-    with the nearest window that has no capture of the same rank. The nearest window is one with a
-    capture in the same folder, or else the nearest in time. The capture begins a new window if it
-    began more than `TOGETHER_S` before or after the nearest window.
+    with one window that has no capture of the same rank: the nearest in time, if possible among the
+    windows with a capture in the same folder. If the capture began more than `TOGETHER_S` before or
+    after this window, it begins a new window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

@@ -104,7 +104,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """Return a dict for each line of a timings file: by range, the summary since the line before.
+    """Return, for each line of a timings file, the summary since the previous line, by range.
 
     Raises:
         CaptureError: the file cannot be read.

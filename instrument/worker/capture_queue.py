@@ -98,7 +98,7 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """Call `notice` of each sink of this process; call this on the training thread."""
+        """On the training thread, let this process's sinks read what only this thread can read."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:

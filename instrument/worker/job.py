@@ -2,10 +2,10 @@
 
 The trainer (the training process) sends the job once, with credentials, through the worker's
 standard input. No file in a folder of captures can change the job: `capture.json` is never read as
-an instruction. A copy of the job without secrets is saved in the user's state folder, so that
-`instrument export` can finish the windows of a killed run. The copy is valid only for the folder
-that the run recorded into. This folder is identified by path, device and inode, so a downloaded
-folder cannot match.
+an instruction. A copy of the job, with its secrets removed, is saved in the user's state folder, so
+that `instrument export` can finish the windows of a killed run. The copy is valid only for the
+folder that the run recorded into. This folder is identified by path, device and inode, so a
+downloaded folder cannot match.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def from_line(line: str) -> Job:
 
 
 def remember(job: Job) -> None:
-    """Save a copy of a job without secrets for `instrument export`; ignore an OSError.
+    """Save a copy of a job, with its secrets removed, for `instrument export`.
 
-    Without a copy, `instrument export` runs only its default sinks.
+    If this fails, no error is raised, and `instrument export` runs only its default sinks.
     """
     with suppress(OSError, RuntimeError):  # no home, a full disk, no permission
         folder = files.state_folder() / "jobs"
@@ -97,7 +97,7 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The saved job of a run; None unless this user recorded the run into `folder`."""
+    """The saved job of a run if this user recorded the run into `folder`; otherwise None."""
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:

@@ -22,7 +22,7 @@ The worker answers with JSON objects, one per line. Their keys are:
 
 The worker loads no torch. It ignores Ctrl-C and SIGTERM, because launchers often send these signals
 to all processes. If the trainer ends, the worker continues until its queue is empty. A timer kills
-the worker if a capture takes longer than the job's time limit, or if closing the sinks does.
+the worker if a capture, or closing the sinks, takes longer than the job's time limit.
 """
 
 from __future__ import annotations
@@ -246,8 +246,8 @@ class Exporter:
     def _drop_lost(self, lines: int) -> None:
         """Remove the pending folders that the worker could not find.
 
-        The worker has handled `lines` lines, and with them all announced folders that it could
-        find. So if one of these folders is still pending, the worker could not find the folder.
+        The worker has handled `lines` lines. If a folder that these lines announced is still
+        pending, the worker could not find it.
         """
         with self._changed:
             lost = [folder for folder, line in self._pending.items() if line <= lines]

@@ -1,4 +1,4 @@
-"""Uploads finished captures, each into the folder URL/NAME, with capture.json last.
+"""Uploads finished captures, each into the folder URL/NAME; capture.json is the last file.
 
 An upload first claims the remote folder: it writes a file `upload.json` with a token there. The
 local capture stores the same token. If another capture has claimed the remote folder, or if the
