@@ -259,7 +259,7 @@ def view_part(
 ) -> str | Section:
     """Return the first `rows` rows of a view's table, with the view's name as title.
 
-    The table is sorted by the column `sort`, if it is given.
+    If `sort` is given, the table is sorted by this column.
 
     Raises:
         ConfigError: the table has no such column.
