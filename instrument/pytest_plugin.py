@@ -7,7 +7,7 @@
                 train(batch)
 
 pytest imports this module in each run. So this module imports only pytest and the standard library.
-Torch and the rest of this package are loaded by the first test with a budget or the fixture.
+Only tests that use the fixture load torch and the rest of this package.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture of a test and its counters; `stored` are the counters that were expected."""
+    """The capture of a test and its counters; `stored` holds the counters of the test's file."""
 
     capture: Capture
     counted: Counters
@@ -165,7 +165,7 @@ class _Recording(NamedTuple):
 
 
 def _judge(item: pytest.Item, recording: _Recording) -> None:
-    """Compare the counters of a test with its budget; --perf-update writes them to the file."""
+    """Compare a test's counters with its budget; with --perf-update, write them to its file."""
     from instrument.compare.baseline import as_text
     from instrument.errors import InstrumentError
     from instrument.files import write
@@ -212,9 +212,9 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 
 
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
-    """Return the counters in a test's file: the limits of a test whose marker gives no limits.
+    """Return the limits of a test whose marker gives none: the counters in the test's file.
 
-    With --perf-update, return None, because the test writes the file.
+    With --perf-update, return None, because this run writes the file.
     """
     from instrument.compare.budget import stored_limits
 

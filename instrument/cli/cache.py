@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "size (default: 2 GiB)."
     )
     add = parser.add_argument
-    where = "also find the files that older versions wrote beside traces, at or below PATH"
+    where = "also find the files that older versions wrote beside the traces at or below PATH"
     add("path", metavar="PATH", type=Path, nargs="?", help=where)
     add("--clear", action="store_true", help="remove the cache and the files of older versions")
 

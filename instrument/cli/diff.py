@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> Result:
 def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
-    """Return the verdicts and, if there is one, the comparison, as text, JSON or Markdown."""
+    """Return the verdicts, and the comparison if there is one, as text, JSON or Markdown."""
     import json
 
     from instrument.report import diff, gate

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an nn.Module, its class, or a function that makes it: my_package.models:build",
     )
     shape = (
-        "the shape of an input (1,3,224,224), with a type (8,128:int64), or for a keyword "
-        "argument (input_ids=8,128:int64)"
+        "an input: its shape (1,3,224,224), shape and type (8,128:int64), or name, shape and type "
+        "(input_ids=8,128:int64)"
     )
     add(
         "--input",

@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Turn an OSError of the block into one sentence about `target`, which the block writes.
+    """If the block cannot write `target`, raise an error that says so in one sentence.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.units import size
 
     if arguments.json and (arguments.output or arguments.open):
-        raise ConfigError("--json prints on stdout: leave out -o and --open, or use > FILE.")
+        raise ConfigError("--json prints on stdout: leave out --open; use > FILE instead of -o.")
     captures = readable_captures(arguments.paths)
     content = payload(captures, before=arguments.before, redact=arguments.redact)
     if arguments.json:

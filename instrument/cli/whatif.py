@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """Return a name and a scenario without edits, of a capture or a window of several ranks."""
+    """Return the name of a capture or of a window of ranks, and its scenario without edits."""
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif

@@ -197,12 +197,12 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class CounterValues:
-    """One counter of a step in all runs of A and of B.
+    """The values of one counter in the steps of A and of B.
 
     Attributes:
         name: the name of the counter; see `instrument.compare.counters.COUNTERS`.
-        a: the lowest and the highest value of the counter in a step of A.
-        b: the lowest and the highest value of the counter in a step of B.
+        a: the lowest and the highest value in a step of A.
+        b: the lowest and the highest value in a step of B.
     """
 
     name: str
@@ -265,7 +265,7 @@ class Comparison:
         return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)
 
     def only_in(self, label: Label) -> dict[str, float]:
-        """The ranges that occur only in the runs of this side, with their median times in ns."""
+        """The ranges that no run of the other side has, each with its median time in ns."""
         other: Label = "B" if label == "A" else "A"
         theirs = {path for record in self._records(other) for path in record.ranges_ns}
         own = dict.fromkeys(path for record in self._records(label) for path in record.ranges_ns)

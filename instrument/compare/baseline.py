@@ -20,8 +20,9 @@ which counters a change raises:
 
 `counters` holds the counters of a step. A counter that varies between steps has three numbers: the
 lowest value of a step, the highest value, and the sum of all steps. For `peak_bytes`, the third
-number is the highest value again. A counter that was not recorded is missing. `calls` counts the
-calls of outermost operators in each range. Calls in the ranges inside this range do not count.
+number is the highest value again. A counter that was not recorded is missing. `calls` holds, for
+each range, how often a step calls each operator. Calls from another operator and calls in an inner
+range do not count.
 """
 
 from __future__ import annotations

@@ -54,12 +54,12 @@ class Conditions:
     """The conditions under which the captures of one side were recorded.
 
     Attributes:
-        facts: for each fact, such as "device", the set of its values in the captures; empty if none
-            is known.
+        facts: for each fact, such as "device", the set of its values in the captures; empty if no
+            value is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: the rows of the coverage table whose share is too low in a capture. A value is the
-            lowest share of its row in all captures; None if a share is not known.
+        losses: the names of the coverage rows that report a loss in at least one capture, each with
+            the lowest share of these captures; None if one of their shares is not known.
         cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
             but had no CPU; 0 if it is not known.
     """
@@ -237,8 +237,8 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
     """Yield a difference if the median kernel is at least 3 % faster or slower after the change.
 
     Only kernels that run equally often on both sides are used. The factor of a kernel is its time
-    after the change, divided by its time before. The sentence gives the median of the factors,
-    weighted by the times before the change.
+    after the change, divided by its time before. The median of the factors, weighted by the times
+    before the change, decides.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]

@@ -34,12 +34,12 @@ from instrument.trace.events import OPERATOR, Flags, Ints, is_runtime, is_wait, 
 
 #: Each counter, and what it counts.
 COUNTERS = {
-    "operators": "calls of operators that no other operator calls. A call does not count if it is "
-    "or contains a sync or a collective",
+    "operators": "calls of outermost operators: those that no other operator calls. A call that is "
+    "a sync or a collective, or contains one, does not count",
     "launches": "calls that launch kernels; None without a device",
-    "kernels": "kernels that ran, without the kernels of collectives; None without a device",
-    "syncs": "calls that wait for the device. Without a device: calls of operators, outside of the "
-    "optimizer, that would wait if their tensors were on a device, such as `.item()`",
+    "kernels": "kernels that ran, except kernels of collectives; None without a device",
+    "syncs": "calls that wait for the device. Without a device: operators such as `.item()` that "
+    "would wait if their tensors were on a device; those of the optimizer do not count",
     "allocations": "allocations of memory, on the CPU and devices together; None if memory was not "
     "recorded",
     "allocated_bytes": "the bytes of all allocations; None if memory was not recorded",
@@ -108,12 +108,12 @@ class Counters:
 
     Attributes:
         steps: the number of counted steps.
-        counts: the count of each counter; None if the capture does not hold it.
+        counts: each counter in the whole step; None if the capture does not hold the counter.
         ranges: for each path of a range, the counters that are not 0 in the range. A range includes
             the ranges inside it.
-        calls: for each path of a range, how often a step calls each outermost operator in the
-            range. Calls in the ranges inside this range do not count. Calls outside of all ranges
-            have the path "".
+        calls: for each path of a range, how often a step calls each operator in the range. Calls
+            from another operator and calls in an inner range do not count. Calls outside of all
+            ranges have the path "".
     """
 
     steps: int
@@ -201,7 +201,7 @@ class Occurred:
 
     @cached_property
     def calls(self) -> Occurrences:
-        """The operators that no other operator calls, including syncs and collectives."""
+        """The outermost operators: no other operator calls them. Some are syncs or collectives."""
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]
         return self._at(tree.index[dispatched & ~tree.inside(dispatched)])
@@ -213,11 +213,11 @@ class Occurred:
         return bool(len(views.links.launches.device) or views.events.among(is_runtime).any())
 
     def steps_of(self, found: Occurrences) -> Ints:
-        """The index of the counted step around each occurrence; -1 for none."""
+        """The index of the counted step around each occurrence; -1 outside of these steps."""
         return self.steps.holds(found.time_ns)
 
     def paths_of(self, found: Occurrences) -> Ints:
-        """The index of the path of the range that each occurrence belongs to; -1 for none."""
+        """For each occurrence, the index of its range's path; -1 if it belongs to no range."""
         path = np.full(len(found.event), -1)
         known = found.event >= 0
         path[known] = range_codes(self.views, found.event[known])
@@ -279,7 +279,7 @@ class Occurred:
     def _collectives(self) -> Occurrences:
         """The operators of process groups that start collectives.
 
-        If the trace has no such operators, the events that record collectives.
+        If the trace has no such operators, return the events that record collectives.
         """
         events, tree = self.views.events, self.views.links.call_tree
 
@@ -294,7 +294,7 @@ class Occurred:
         return self._at(np.flatnonzero(records(events) & is_recorded))
 
     def _work(self, *kinds: int) -> Occurrences | None:
-        """Device work of the given kinds, with the times of its launches; None without a device."""
+        """Device work of the given kinds, at the times of its launches; None without a device."""
         if not self.has_device:
             return None
         work = self.views.work
@@ -337,8 +337,8 @@ class Occurred:
 def counters(views: Views) -> Counters:
     """Count the work of each step of a capture; see `COUNTERS`.
 
-    Only the first 1,000 steps of a window are counted. Cost: one pass over the paths of the ranges
-    for each counter and step, and the cost of the call tree.
+    Only the first 1,000 steps of a window are counted. Cost: that of the call tree, and for each
+    counter and step one pass over the paths of the ranges.
     """
     occurred = Occurred(views)
     counts: dict[str, Count | None] = {}
@@ -449,9 +449,9 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """Return the counters with the graph breaks and recompilations of another period.
+    """Return the counters, with other numbers of graph breaks and recompilations.
 
-    `dynamo` holds the counts of that period, with the keys of `environment.dynamo` in
-    `capture.json`.
+    `dynamo` holds these numbers, such as those since the start of a test, with the keys of
+    `environment.dynamo` in `capture.json`.
     """
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

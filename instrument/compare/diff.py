@@ -32,8 +32,8 @@ class Difference:
         given: the names of the two sides, such as two paths.
         before, after: the names of the captures of each side.
         what: "step", or "recording" if a side has no finished steps.
-        wholes: the mean step of all captures. If both sides have several ranks, the mean steps of
-            the common ranks follow.
+        wholes: first the mean step of all captures; then, if both sides have several ranks, the
+            mean step of each common rank.
         ranges: the ranges, the largest change first; see `RANGES_COMPARED`.
         operators: the operators, and the calls of the device's runtime; see `OPERATORS_COMPARED`.
         shapes: the operators by their input shapes; empty if no shapes were recorded. See
@@ -96,9 +96,9 @@ class Difference:
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
-    All windows of a run are added. If a path is a folder with several runs, only its newest run
-    counts. If both sides have several ranks, each rank is also compared with the same rank of the
-    other side. Captures are read one after the other.
+    The steps of all windows of a run count. If a path is a folder with several runs, only its
+    newest run counts. If both sides have several ranks, each rank is also compared with the same
+    rank of the other side. Captures are read one after the other.
 
     Args:
         before: the side before the change. It is a capture, a run, or a path or URL. A path or URL

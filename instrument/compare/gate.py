@@ -135,8 +135,8 @@ class Side:
     Attributes:
         counters: the counters of each window, or of a baseline.
         step_ns: the mean step of each window; empty for a baseline.
-        ranges_ns: for each window, the times of the ranges per step, by the path of the range and a
-            name in `TIMES`.
+        ranges_ns: for each window and each path of a range, the times of the range per step, by
+            their names in `TIMES`.
     """
 
     counters: Sequence[Counters]
@@ -147,7 +147,7 @@ class Side:
 def side(windows: Iterable[Views]) -> Side:
     """Return the counters and times of the windows of one side.
 
-    Only training windows are used; without training windows, those of other phases. Of several
+    Only training windows are used, or, if there are none, the windows of other phases. Of several
     ranks, only the lowest is used, because the times of several ranks in one window are not
     independent.
     """
@@ -272,7 +272,7 @@ def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _counted(condition: Condition, one: Side) -> Count | None:
-    """A counter of one side of the comparison: the sum over its windows and the matching ranges.
+    """A counter of one side, over all windows of this side and all ranges that match.
 
     The result is None if a window does not hold the counter.
     """
@@ -361,7 +361,7 @@ def _judge_time(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _times(condition: Condition, one: Side) -> list[int] | None:
-    """The time that the condition judges in each window, in ns per step; None if one is unknown."""
+    """The time that the condition judges in each window, in ns per step; None if not known."""
     if condition.range is None:
         return [*one.step_ns[:_MOST_WINDOWS]]
     found = []

@@ -30,10 +30,10 @@ class Increase(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An outermost operator that a counter counts, or that contains counted events.
+    """A call that raises a counter: the outermost operator that is or contains a counted event.
 
     Attributes:
-        name: the name of the operator, or of the counted event if no operator is around it.
+        name: the name of the operator; if the event is in no operator, the event's name.
         before, after: the number of calls per step in the operator's range. `before` is None if
             this number is not known.
         event: the position of the first call in the table of events.
@@ -62,8 +62,8 @@ def calls_behind(
 ) -> list[Call]:
     """The calls that a counter counts in a range, or in the whole step if `path` is None.
 
-    A call is left out if it is as frequent per step in `before`, or more frequent. If this leaves
-    no call, all calls are returned. The call that adds most to the counter comes first.
+    Only calls that a step makes more often than in `before` are returned, or, if there are none or
+    `before` is None, all calls. The call that adds most to the counter comes first.
     """
     found = occurred.of(counter)
     if found is None:

@@ -33,7 +33,7 @@ class MachineState:
         foreign_cpus: how many CPUs other programs used, on average.
         cpu_mhz: the median clock rate of the CPUs.
         cpu_celsius: the highest temperature of the machine's thermal zones.
-        gpu_mhz: the clock rate of the slowest NVIDIA GPU, as the median over the time of the run.
+        gpu_mhz: the clock rate of the slowest NVIDIA GPU; the median of all readings.
         gpu_celsius: the highest temperature of the NVIDIA GPUs.
     """
 

@@ -1,17 +1,17 @@
 """Match ranges whose path differs before and after a change.
 
-Ranges with equal paths match. If two ranges match, the ranges of equal names directly inside them
-match too. Any other range matches the range of the other side with the most similar contents.
+Ranges with equal paths match. If two ranges match, ranges directly inside them match if they have
+the same name. Any other range matches the range of the other side with the most similar contents.
 
 The contents of a range are the operators and ranges inside it, with their numbers of calls per
-step. To compare two ranges, take for each name the smaller and the larger of its two numbers of
-calls. The similarity is the sum of the smaller numbers, divided by the sum of the larger numbers.
-The similarity must be at least three quarters. If several ranges are equally similar, a range with
-the same name is preferred, then the first range.
+step. To compare two ranges, take each name's number of calls in both. The similarity is the sum of
+the smaller numbers, divided by the sum of the larger numbers. It must be at least three quarters.
+If several ranges are equally similar, a range with the same name is preferred, then the first
+range.
 
-Limits: a range without contents can match only through the range around it. On each side, only the
-first 300 ranges without an equal path are matched. Contents more than 200 levels below a range are
-ignored.
+Limits: a range without contents can match only if the range around it matches. On each side, only
+the first 300 ranges without an equal path are matched. Contents more than 200 levels below a range
+are ignored.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """A counter's value per step: 0 if the row lacks the counter, None if it was not recorded."""
+    """A counter's value per step; None if it was not recorded, 0 if only this row lacks it."""
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)
@@ -136,8 +136,8 @@ def kernels_compared(before: Totals, after: Totals) -> Table:
 def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
     """Compare ranges; see `RANGES_COMPARED`.
 
-    `before_step_ns` and `after_step_ns` sum to the mean steps, because each value is the sum of the
-    range's parts in `step`.
+    `before_step_ns` and `after_step_ns` are sums of the range's parts in `step`. So over all rows,
+    they add up to the mean steps.
     """
     old_path = {new: old for old, new in paths.items()}
     moved = {paths.get(path, path): row for path, row in before.ranges.items()}

@@ -98,7 +98,7 @@ def _name(given: str | PathLike[str] | Run | Ranks) -> str:
 
 
 def _paths(given: str | PathLike[str] | Run | Ranks) -> tuple[list[Path | str], str]:
-    """The captures of a side, and a sentence that names captures of older runs; or ""."""
+    """The captures of a side, and a sentence on captures of older runs; "" without older runs."""
     if isinstance(given, Run):
         return [path for window in given.windows for path in window.paths], ""
     if isinstance(given, Ranks):

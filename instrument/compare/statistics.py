@@ -122,10 +122,10 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
 
 
 def least_blocks(quantities: int) -> int:
-    """The fewest blocks with which one of this many quantities can have a significant change.
+    """The fewest blocks that can show a significant change if this many quantities are tested.
 
-    The clearest result of n blocks is that all blocks have the same sign. By chance, this happens
-    for each quantity in 2 of 2**n patterns.
+    A change is clearest if all n blocks have the same sign. By chance, this happens for each
+    quantity in 2 of 2**n patterns.
     """
     return math.ceil(math.log2(2 * quantities / LEVEL))
 
@@ -144,12 +144,12 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """Return, for each value of the statistic of `is_higher`, how many orders give this value.
+    """Count the orders of two samples by their value of the statistic of `is_higher`.
 
-    `low` and `high` are the sizes of the first and the second sample. All values are sorted. An
-    order says for each value to which sample the value belongs. If the highest value belongs to the
-    second sample, this value adds `low` pairs to the statistic. Otherwise, it adds none. Cost: the
-    square of the product of the sizes.
+    `low` and `high` are the sizes of the first and the second sample. An order says for each of
+    their values, sorted together, to which sample it belongs. The result holds at index k the
+    number of orders with the statistic k. If the highest value belongs to the second sample, it
+    adds `low` pairs to the statistic, else none. Cost: the square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):
@@ -180,7 +180,7 @@ def _signs(blocks: int) -> Floats:
 
 
 def _left_out(blocks: int, largest: Floats) -> int:
-    """How many of the sorted means of pairs lie below the interval; as many lie above it.
+    """The number of means of two blocks that lie below the interval; as many lie above it.
 
     The number is negative if no result of this many blocks is significant. `largest` holds the
     largest statistic of all quantities for each pattern, sorted.

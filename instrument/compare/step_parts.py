@@ -7,11 +7,12 @@ If several kinds apply at a moment, the first one in this list counts:
   groups communicate on the CPU, and no thread runs another operator.
 - copy: a copy runs on a device.
 - waiting for data: the thread of the step waits for a batch.
-- launch: the CPU is in a call that launches device work, or it has launched the next work, and the
-  device has not begun this work.
+- launch: the CPU is in a call that launches device work, or the device has not yet begun work that
+  is already launched.
 - other CPU: the thread of the step or of the autograd engine is in an operator or a range. A
   runtime call that does not wait for the device counts too.
-- idle: everything else. The CPU waits for a device that has no work, or the trace shows nothing.
+- idle: everything else. For example, the CPU waits for the device although no device works, or the
+  trace shows nothing.
 
 The kind decides for which range the moment counts:
 
@@ -79,7 +80,7 @@ class _Layer(NamedTuple):
     code: Ints
 
     def at(self, time_ns: Ints) -> Ints:
-        """The index of the interval around each time; -1 for none. Ends are excluded."""
+        """The index of the interval that holds each time; -1 for none. An end is not inside."""
         return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
@@ -237,7 +238,7 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Return the communication on the CPU; it counts for the range of the CPU at that time."""
+    """Return the communication on the CPU; it counts for the range in which the CPU then is."""
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
@@ -320,7 +321,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node on each thread at each time; -1 for none. Ends are excluded."""
+    """The innermost node at each time on its thread; -1 for none. A node's end is not inside."""
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]

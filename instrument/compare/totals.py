@@ -224,7 +224,7 @@ def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]
 
 
 def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | None]]:
-    """The quantities of each path, without those of the ranges inside it."""
+    """The quantities of the ranges of each path, without the ranges inside them."""
     events, links = capture.events, capture.links
     tree, scopes, count = links.call_tree, links.scopes, len(links.scopes.paths.texts)
     path = scopes.path_of_node[:-1]

@@ -68,8 +68,8 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
     Args:
         found: the comparison.
         rows: the maximum number of rows in each table.
-        by: the only table to show below this first table. None shows the operators, the kernels
-            and the counters.
+        by: the only table to show below the parts of the step. None shows the operators, the
+            kernels and the counters.
     """
     has_kernels = len(found.kernels) > 0
     usual: tuple[By, ...] = ("operator", "kernel") if has_kernels else ("operator",)
@@ -169,7 +169,7 @@ def _causes(step: Whole) -> Iterator[tuple[str, str | None, int]]:
 
 
 def spread(step: Whole) -> str:
-    """Return sentences: the median step of each side, its change, and how much the steps vary."""
+    """Return sentences on the median steps, the change of the median, and how much steps vary."""
     one, other = step.before, step.after
     text = durations_like(max(one.median_ns, other.median_ns))
     medians = f"Median step: {_around(one, text)} → {_around(other, text)}. "

@@ -127,10 +127,9 @@ def cost(capture: Views) -> str:
 def outline(ranges: RangeTable, rows: int) -> Table:
     """Return the ranges that take most time and the ranges around these, in tree order.
 
-    The ranges with the largest share of the device time are kept, or with the largest share of the
-    CPU time if no device time was recorded. At most `rows` ranges are kept; one row sums all other
-    ranges. Names are indented by depth. The last rows are those of the view `ranges.rest`: the time
-    outside of all ranges. So the shares of all rows add up to 1.
+    The time is device time, or CPU time if no device time was recorded. At most `rows` ranges are
+    kept; one row sums all other ranges. Names are indented by depth. The last rows are those of the
+    view `ranges.rest`: the time outside of all ranges. So the shares of all rows add up to 1.
     """
     kept = with_largest_shares(ranges, rows)
     columns = {name: [ranges.column(name)[i] for i in kept] for name in ranges.columns}
@@ -179,7 +178,7 @@ def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
     """Return the positions of the ranges with the largest shares, and of the ranges around them.
 
     At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
-    Cost: one sort of the ranges.
+    Cost: sorts the ranges once.
     """
     if len(ranges) <= rows:
         return [*range(len(ranges))]
@@ -210,8 +209,8 @@ def with_type(name: str, module_type: str | None) -> str:
 def unmarked(capture: Views) -> str:
     """Return advice on which code to mark as a range.
 
-    Return "" if at least half of the CPU time is in ranges, if annotations were disabled, or for a
-    trace outside of a capture folder.
+    Return "" if at least half of the CPU time is in ranges, if none of it is, if annotations were
+    disabled, or for a trace outside of a capture folder.
     """
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (
@@ -239,7 +238,7 @@ def recomputed(capture: Views) -> str:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return the CPU time that is 100 % in the shares of ranges and operators, as text."""
+    """Return as text the CPU time that is 100 % for the shares of ranges and operators."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
@@ -295,7 +294,7 @@ def outside_operators(capture: Views) -> str:
 def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
-    `views` holds the names of views. With both "ranges" and "operators", all views are meant. The
+    `views` holds the names of views; "ranges" and "operators" together stand for all views. The
     line leaves out losses of data that `heading` and `inside_compiled` report.
     """
     stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
@@ -379,7 +378,7 @@ def to_html(capture: Views) -> str:
 
 
 def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
-    """Return the title of the range tree, or with `by`, of the ranges sorted by this column."""
+    """Return the title of the range tree, or of the list of ranges if it is sorted by `by`."""
     count = len(capture.ranges)
     some = sum(path is not None for path in shown.column("path"))
     if by is not None:

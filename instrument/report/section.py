@@ -24,14 +24,14 @@ class Section:
         columns: the columns to show, in order.
         title: the line above the table; may be empty.
         chosen: whether the reader chose these columns by name; if so, no column is left out.
-        missable: columns that are left out first if the table is too wide, in this order.
+        missable: the columns to leave out first, in this order, if the table is too wide.
         key: the column by which the rows are sorted, or None.
         below: for each row, the lines to show below it; empty if no row has lines below it.
         is_tree: whether the names form a tree: each is indented by two blanks per level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
         texts: for columns with their own format, the function that formats a cell.
-        of_cost: whether the shares are shares of a cost, such as the time of a step; if so, large
-            shares are drawn in warm colours.
+        of_cost: whether large shares are drawn in warm colours, because they are shares of a cost,
+            such as the time of a step.
         all_columns: the command's option that shows all columns, even if the table is too wide.
     """
 

@@ -58,7 +58,7 @@ def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
 
     A row of a table always fits into a line of the terminal. To make it fit, names are shortened in
     the middle, and if this is not enough, columns are left out. A line below the table lists these
-    columns. If the reader chose the columns, none is left out: if needed, they are divided into
+    columns. Columns that the reader chose are not left out: if needed, they are divided into
     several tables below each other. Colours depend on NO_COLOR and on the terminal. If `console` is
     None, the terminal on stdout is used.
     """

@@ -176,7 +176,7 @@ def render(capture: Views, **options: Any) -> str:
 def _findings(capture: Views) -> str:
     """Return the findings that save most, as text.
 
-    Unmarked time is left out, because a sentence above the operators already reports it.
+    The finding on unmarked time is left out, because a sentence above the operators reports it.
     """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
@@ -259,7 +259,7 @@ def view_part(
 ) -> str | Section:
     """Return the first `rows` rows of a view's table, with the view's name as title.
 
-    The table is sorted by the column `sort`, if it is given.
+    If `sort` is given, the table is sorted by this column.
 
     Raises:
         ConfigError: the table has no such column.
@@ -302,7 +302,8 @@ def _key(view: str) -> str:
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
     """Return the sort keys of the operators and of the ranges.
 
-    `sort` is the key of one of these two tables, and the key of the other table is None.
+    The result has `sort` for one of these two tables, and None for the other. If both tables have
+    this column, `sort` is the key of the operators.
 
     Raises:
         ConfigError: no table that is shown has such a column.
@@ -488,7 +489,7 @@ def _operator_part(
 
 
 def _missable(sort: str) -> list[str]:
-    """Return the columns that a table of operators sorted by `sort` can lose first."""
+    """Return the columns to leave out first if a table of operators is too wide."""
     names = (name for name in _LEAST_MISSED if name != sort)
     by_device = sort == "self_device_ns"
     return ["share" if by_device and name == "device_share" else name for name in names]
@@ -541,8 +542,8 @@ def _shortened(line: str) -> str:
 def _fitted(section: Section) -> tuple[str, list[str]]:
     """Return the table as text, and the names of the columns that were left out to make it fit.
 
-    Only columns in `missable` are left out, and only if the table is too wide even with the
-    shortest names.
+    A column in `missable` is left out if the table is too wide with the shortest names. No other
+    column is left out.
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:

@@ -18,14 +18,14 @@ def section(scenario: Scenario) -> dict[str, Any] | None:
     The keys:
 
     - `step_ns`: the duration of the simulated step without changes.
-    - `faster`: the simulated reductions of a time, as fractions such as 0.25.
+    - `faster`: the simulated speedups. For example, 0.25 means that a part takes 25 % less time.
     - `rows`: an entry for each range, operator or kernel. The keys are `kind`, `name`, `cpu_ns` and
       `device_ns` (the times in one step), and `step_ns`: for each reduction in `faster`, the
       duration of the simulated step. The entry that saves most if its time is halved comes first.
     - `notes`: sentences on the accuracy of the simulation.
 
     Cost: as `instrument.whatif.causal_profile` for 12 ranges, 12 operators and 12 kernels. In a
-    window of more than 100,000 events, fewer are simulated.
+    window of more than 100,000 events, fewer of them are simulated.
     """
     events = sum(len(model.links.events) for model in scenario.window.models)
     table = scenario.profile(max(_LEAST_TRIED, _TRIED * _MANY // max(events, _MANY)))

@@ -29,8 +29,8 @@ def section(capture: Views) -> dict[str, Any] | None:
       `name_of` an index into `names`, and `self` the frame's own time in ns. A caller comes before
       the frames that it calls.
     - `is_range`: for each of `names`, whether it is the name of a range.
-    - `left_out`: the number of frames that are left out: the frames with the least time. Their time
-      is added to the own time of their callers.
+    - `left_out`: the number of frames that are left out because they have the least time. `self` of
+      their callers includes their time.
 
     Cost: about 2 µs per event, more with Python frames.
     """

@@ -57,7 +57,7 @@ def section(
     - `time`, `reserved`: the times, and the reserved bytes; `reserved` is None if it was not
       recorded.
     - `series`: for each series its `name`, its `bytes`, and `is_grey`: whether the page draws the
-      series in grey, because it holds memory from before the window or the rest of the memory.
+      series in grey. Grey is memory from before the window, of all other series, or of no category.
     - `live`: the table of the memory in use at the peak, or None.
 
     A chart is kept if at least one series names what used the memory. If a device has no such

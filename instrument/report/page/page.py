@@ -78,7 +78,7 @@ def payload(
         before: what to compare the captures with; see `instrument.compare.diff.diff`.
         redact: whether to leave out the names of files, users and hosts.
 
-    Cost: that of `diagnose` plus that of the views on the page, and that of `diff` with `before`.
+    Cost: that of `diagnose` and of the views on the page; with `before`, also that of `diff`.
 
     Raises:
         CaptureError: there is no capture, a capture has no trace, or `before` cannot be read.

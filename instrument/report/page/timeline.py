@@ -48,8 +48,8 @@ class _Layer:
     Attributes:
         title: the format string of a track's name; its arguments are the process and the thread.
         tree: the slices; `index` is -1 for a slice that is no event of the trace.
-        names: the names of slices; `name` holds indices into them.
-        name, kind: the name and the kind of each slice.
+        names: the names of slices.
+        name, kind: for each slice, an index into `names`, and an index into `KINDS`.
         inner_ns: the part of each slice's duration that its direct children take.
         is_open: whether the page at first shows all rows of a track, or only the first row.
     """
@@ -63,7 +63,7 @@ class _Layer:
     is_open: bool = True
 
     def only(self, chosen: Flags) -> _Layer:
-        """The layer with only the chosen slices; `inner_ns` still counts children left out."""
+        """The layer with only the chosen slices; `inner_ns` also counts the other children."""
         return replace(
             self,
             tree=self.tree.only(chosen)[0],
@@ -99,8 +99,9 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
     - `steps`: the number, start and duration of each finished step.
     - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
-      This is the step in which the first evidence of a finding begins. If no evidence begins in a
-      step, it is the median step. The first of several steps does not count for the median.
+      The evidence is tried in the order of the findings: the first row that begins in a step
+      decides. Without such a row, it is the median step; for the median, the first of several steps
+      does not count.
     - `first_code`: the code of the finding with this evidence; None for the median step.
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
@@ -146,8 +147,8 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 def _median(duration_ns: Ints) -> int | None:
     """The position of the step with the median duration; None without steps.
 
-    The first of several steps does not count. For an even number of steps, the shorter of the two
-    middle steps is taken.
+    If there are several steps, the first does not count. For an even number of steps, the shorter
+    of the two middle steps is taken.
     """
     first = int(len(duration_ns) > 1)
     counted = duration_ns[first:]
@@ -181,7 +182,7 @@ def _flat(
 
 
 def _threads(capture: Views) -> list[_Layer]:
-    """Two layers: one of the CPU's ranges, operators and runtime calls, one of Python frames."""
+    """Two layers: first the CPU's ranges, operators and runtime calls, then the Python frames."""
     events, links = capture.events, capture.links
     tree, frames = links.call_tree, links.frames
     frames = frames.only(~events.named(is_own_frame)[frames.index])[0]
@@ -201,7 +202,7 @@ def _threads(capture: Views) -> list[_Layer]:
 
 
 def _device(capture: Views) -> list[_Layer]:
-    """Two layers: one of the times in which all devices are idle, one of the work of streams.
+    """Two layers: first the times in which all devices are idle, then the work of each stream.
 
     Without device work, the result is empty.
     """
@@ -238,9 +239,9 @@ def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, in
 def _first_in_step(
     spans: Sequence[tuple[int, int, str]], begin_ns: Ints, end_ns: Ints
 ) -> tuple[int, str] | None:
-    """The position of the step in which the first evidence begins, and the finding's code.
+    """The position of the step in which the first of `spans` begins, and the finding's code.
 
-    Evidence that begins outside of all steps is skipped. None if all evidence is outside.
+    Spans that begin outside of all steps are skipped. None if all spans begin outside.
     """
     for start, _, code in spans:
         steps = np.flatnonzero((begin_ns <= start) & (start < end_ns))

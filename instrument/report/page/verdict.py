@@ -38,19 +38,19 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
       sums to `total_ns` exactly. The kinds are those of
       `instrument.compare.step_parts.split_parts`.
     - `device_share`: the share of `total_ns` in which a device works; None without device work.
-    - `mfu`, `mfu_is_bound`: the mean model FLOPs utilization, or None; whether it is a lower bound.
+    - `mfu`: the mean model FLOPs utilization, or None. `mfu_is_bound`: whether it is a lower bound.
     - `coverage`: the rows of `capture.coverage`: `name`, `share`, `why`, and `is_incomplete`:
       whether the row reports a loss of data that affects the tables.
     - `step_ns`: the duration of the simulated step, or None.
     - `findings`: the findings of `instrument diagnose --json`, with additional keys:
-      - `baseline_ns`: the duration of the step that `saving_ns` would shorten.
+      - `baseline_ns`: the duration of the step without the change that saves `saving_ns`.
       - `difference`: a sentence; see `_difference`.
       - `start_ns` and `end_ns` of each row of evidence: the start and end of its longest event,
         since `begin_ns`. Both are None if this event is unknown or in another capture.
     - `passed`, `not_checked`, `notes`: sentences.
 
-    In `spread` and `parts`, a single step counts too. Without finished steps, the whole recording
-    counts as one step.
+    If there is only one step, `spread` and `parts` describe this step. Without finished steps, the
+    whole recording counts as one step.
     """
     begin_ns, steps = capture.events.begin_ns, capture.steps
     return {
@@ -138,7 +138,7 @@ def _finding(finding: Finding, capture: Views) -> dict[str, Any]:
 
 
 def _difference(finding: Finding) -> str:
-    """Why the share of the step in a finding's title is not the share that the finding saves.
+    """Return why a finding's title gives another share of the step than the finding saves.
 
     Return "" if both shares are similar, or if one of them is not known.
     """
@@ -154,6 +154,6 @@ def _difference(finding: Finding) -> str:
         else "the change also shortens other time in the step"
     )
     return (
-        f"The title counts the time spent ({percent(share)} of the step), the saving how much "
+        f"The title counts the time spent ({percent(share)} of the step); the saving is how much "
         f"shorter a simulated step is ({percent(saved)}): {why}."
     )

@@ -162,10 +162,10 @@ def test_findings_are_those_of_diagnose_with_times_since_the_start(tmp_path: Pat
 @pytest.mark.parametrize(
     ("share", "saving_ns", "why"),
     [
-        (0.72, 580, "(72 % of the step), the saving how much shorter a simulated step is (58 %): "
-            "other work hides a part of this time, or the change removes only a part."),
-        (0.2, 300, "(20 % of the step), the saving how much shorter a simulated step is (30 %): "
-            "the change also shortens other time in the step."),
+        (0.72, 580, "(72 % of the step); the saving is how much shorter a simulated step is (58 %):"
+            " other work hides a part of this time, or the change removes only a part."),
+        (0.2, 300, "(20 % of the step); the saving is how much shorter a simulated step is (30 %):"
+            " the change also shortens other time in the step."),
         (0.32, 300, ""),
         (None, 300, ""),
         (0.5, None, ""),
