@@ -262,8 +262,8 @@ def _mark_class(cls: type, name: Name) -> type:
 def _mark_autograd_function(cls: type, name: Name) -> None:
     """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
 
-    The subclass may define `vjp` instead of `backward`; torch allows only one of these two methods.
-    If `name` is text, the name of the range ends with `.backward` for both methods.
+    If `name` is text, the names of the ranges are `name` with `.forward` or `.backward` at the end.
+    The subclass may define `vjp` instead of `backward`; its range also ends with `.backward`.
     """
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
