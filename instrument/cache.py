@@ -171,7 +171,7 @@ def _temporary_folder(name: str, fill: Callable[[Path], None]) -> Path:
 
 
 def _check(folder: Path) -> os.stat_result:
-    """Raise OSError unless the cache's folder exists, is no link and belongs to this user."""
+    """Raise OSError if the cache's folder is missing, is a link or belongs to another user."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise OSError(

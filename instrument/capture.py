@@ -21,7 +21,7 @@ __all__ = ["Capture"]
 
 
 class Capture(Views):
-    """A recorded window of one rank, or a trace file, with its metadata, its views and its report.
+    """Analyses a recorded window (consecutive steps) of one rank, or a trace file.
 
     A view is a table or another result that is computed from the trace. The trace is read when a
     view first needs the trace, and then stays in memory. Each view is computed once. In a notebook,

@@ -84,8 +84,8 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a new file, which replaces `target` if the `with` block succeeds.
 
     If the block fails, the new file is removed and `target` stays. If `target` is a link, the link
-    itself is replaced. Until the end of the block, the new file is `.*.tmp` in the folder of
-    `target`. The permissions of the file are `mode` without the bits of the umask.
+    itself is replaced. Until the end of the block, the new file is `.NAME.tmp` in the folder of
+    `target`; NAME is random. The permissions of the file are `mode` without the bits of the umask.
     """
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
@@ -115,7 +115,7 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
 
 
 def _sentence(error: OSError, path: Path) -> OSError:
-    """Return the error, or for an error about a symbolic link, one with a clearer message."""
+    """Return the error; if its cause is a symbolic link, return an error that says so."""
     if error.errno in (errno.ELOOP, errno.EMLINK):
         return OSError(error.errno, "is a symbolic link, which is not followed", str(path))
     return error

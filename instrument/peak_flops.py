@@ -1,4 +1,4 @@
-"""The precisions for which a device has different peak FLOP/s; the check of `peak_flops`."""
+"""Check the option `peak_flops`; the precisions for which a device has different peak FLOP/s."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Replaces possible secrets by `***` before they reach a file or a log.
 
-A value is hidden if its name or its form is that of a secret. For example, a URL with a password
-and a known kind of token have the form of a secret. The values of a file system's options are
-hidden too, except for options that are known to be harmless. A secret with a harmless name and a
-harmless form is not found.
+A value is hidden if its name or its form suggests a secret. Such forms are, for example, a URL with
+a password and a known kind of token. The values of options of fsspec's file systems are hidden too,
+except for options that are known to be harmless. A secret with a harmless name and a harmless form
+is not found.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def redact_words(words: Iterable[str]) -> list[str]:
     """Replace possible secrets in the words of a command line or in Hydra's overrides.
 
     If a word contains the name of a secret, the rest of the word after the name is hidden. After an
-    option such as `--password`, the words up to the next option or override are hidden. After `-p`,
-    only the next word is hidden; a number is not hidden.
+    option such as `--password`, the words up to the next option or override are hidden. After a
+    word such as `API_KEY`, only the next word is hidden, and after `-p` too, unless it is a number.
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0

@@ -164,8 +164,8 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path, with fsspec's information about each file.
 
-    Only the path itself may be a link. A file below `path` is left out if the part of its path
-    below `path` holds a link, `.` or `..`.
+    The path itself may be a link. Files that are reached below it through a link, `.` or `..` are
+    left out.
     """
     about = fs.info(path)
     if about["type"] == "file":

@@ -4,8 +4,8 @@ torch's `record_function` costs 11 µs or more per range, with or without a prof
 uses two private functions of torch instead, which cost about 3 µs per range. They record the same
 events as `record_function`: a user annotation, and a `gpu_user_annotation` for the device.
 
-Annotations open ranges only while a window or timings record ranges: each call reads the flag
-`armed`, which only `arm` and `disarm` change.
+Annotations open ranges only while a window is open or timings of the whole run are on: each call
+reads the flag `armed`, which only `arm` and `disarm` change.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Note that a recording stops: from now on, no range of this recording is closed in torch.
+    """Call this when a recording stops: ranges that it leaves open are never closed in torch.
 
     Closing such a range could corrupt memory.
     """
@@ -132,10 +132,9 @@ compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
-    """Let annotations open their ranges also in the backend `emitting`, until `disarm`.
+    """Add a backend to those in which annotations open their ranges, until `disarm`.
 
-    If `emitting` is None, torch's backend is used. If the backend is already armed, nothing
-    changes.
+    None means torch's backend. A backend that is already armed is not added again.
     """
     emitting = emitting or torch_backend
     # The newest backend opens a range first and closes it last. The timings of the run are armed
@@ -170,7 +169,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def mark(moment: str) -> None:
-    """Record a moment in the tools that can record moments; torch's profiler cannot."""
+    """Record a moment in each armed tool that can record moments, such as NVTX, but not torch."""
     if backend.mark is not None:
         backend.mark(moment)
 
@@ -229,7 +228,7 @@ def _compiled_code() -> ref[CodeType] | None:
 
 
 def current_compiled_ranges() -> list[dict[str, str]]:
-    """List `compiled_ranges`, without ranges whose compiled code Dynamo has removed since."""
+    """List the ranges in `compiled_ranges` whose compiled code Dynamo still holds."""
     return [
         {"range": name, "region": region_name}
         for (name, region_name), (region, code) in compiled_ranges.items()

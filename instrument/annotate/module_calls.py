@@ -139,8 +139,8 @@ def _unwrap(call: Any) -> Callable[..., Any]:
 def unwrapped() -> Iterator[None]:
     """Restore torch's own `nn.Module.__call__` during the block.
 
-    When a process records stacks for the first time, torch looks up the code object of
-    `nn.Module.__call__`, and uses this code object until the process ends.
+    In stacks, torch recognises a call of a module by the code object of `nn.Module.__call__`. It
+    looks up this code object only once, when the process first records stacks.
     """
     before: Callable[..., Any] = nn.Module.__call__
     _set_call(_unwrap(before))

@@ -126,7 +126,7 @@ def profiled(*, name: Name | None = None) -> Callable[[T], T]: ...
 
 
 def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
-    """Mark code, so that every window shows its calls as a named range.
+    """Mark code, so that every recorded window shows its calls as a named range.
 
     `@profiled` uses the qualified name as the range's name. `@profiled("attention_block")` uses the
     given name. `with profiled("loss"):` marks a block. `profiled` can mark:
@@ -147,7 +147,7 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
 
     The result has the signature and the docstring of the marked object; `pickle` and `inspect`
     treat the result like the marked object. A call costs one check of a flag while nothing records,
-    about 3 µs while a window records, and 0.5 µs with timings of the whole run. With
+    about 3 µs while a window records, and 0.5 µs with `profiler.timings`. With
     `INSTRUMENT_DISABLE=1` in the environment at import, `profiled` returns the object itself. A
     range that `torch.compile` traces into a compiled region is not timed, because the compiled code
     does not contain the range. The capture lists such ranges.
@@ -262,8 +262,8 @@ def _mark_class(cls: type, name: Name) -> type:
 def _mark_autograd_function(cls: type, name: Name) -> None:
     """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
 
-    The subclass may define `vjp` instead of `backward`; torch allows only one of these two methods.
-    If `name` is text, the name of the range ends with `.backward` for both methods.
+    If `name` is text, the names of the ranges are `name` with `.forward` or `.backward` at the end.
+    The subclass may define `vjp` instead of `backward`; its range also ends with `.backward`.
     """
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):

@@ -2,7 +2,7 @@
 
 A plain function gets a wrapper with the function's signature, compiled from source. A call through
 this wrapper takes a third of the time of a call through `*args, **kwargs`, and tools that inspect
-the wrapper see the signature. The wrapper's globals are those of the module `backends`. So the flag
+the wrapper see the signature. The wrapper uses the globals of the module `backends`. So the flag
 `armed`, which each call checks, is a global variable of the wrapper.
 """
 
@@ -254,7 +254,8 @@ class _CallSlices:
     def without_own_frames(error: BaseException) -> BaseException:
         """Remove this module's Python frames from the start of a traceback.
 
-        When the wrapper raises the exception again, Python adds the wrapper's frame again.
+        Otherwise the wrapper's frame would be in the traceback twice, because Python adds the frame
+        again when the wrapper raises the exception again.
         """
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in (_FILE, __file__):

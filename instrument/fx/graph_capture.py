@@ -69,9 +69,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Traced:
     and inputs in the same way. If tracing fails, or if the traced graph differs from the model,
     `torch.export` is tried. The nodes of an exported graph are operators.
 
-    In both graphs, values that the forward pass reads from Python attributes are constants. Random
-    numbers of torch's generators are not constants; all other random numbers are. See
-    `side_effects.unchanged` for what is restored.
+    In both graphs, values that the forward pass reads from Python attributes are constants, and so
+    are random numbers that do not come from torch's generators. See `side_effects.unchanged` for
+    what is restored.
 
     Cost: the model runs once, and each graph once, with a backward pass if gradients are enabled.
     Hooks of modules and tensors see these runs.
@@ -170,7 +170,7 @@ def _saving_hooks() -> Any:
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """The end of a sentence about a call that checkpoints or offloads activations; else None.
+    """If a call checkpoints or offloads activations, say so as the end of a sentence.
 
     A graph would not checkpoint or offload, so the graph and the model would differ in memory.
     """
@@ -188,7 +188,7 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 
 
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
-    """The end of a sentence about a call that changed dicts or lists of its inputs; else None.
+    """If a call changed dicts or lists of its inputs, say so as the end of a sentence.
 
     The arguments of the call were `copies`, a copy of `inputs` made before the call.
     """
@@ -344,10 +344,10 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _gradients(results: Sequence[Any], sources: Sequence[Any]) -> list[Tensor | None]:
-    """The gradients of a weighted sum of the results for the `sources` that require gradients.
+    """The gradients of the `sources` that require gradients.
 
-    The sum has all elements of the results, with different weights. With equal weights, the
-    gradients of a normalisation would cancel out.
+    They are the gradients of a weighted sum of all elements of the results. The weights differ,
+    because with equal weights, the gradients of a normalisation would cancel out.
     """
     outputs = [leaf for leaf in results if isinstance(leaf, Tensor) and leaf.requires_grad]
     inputs = [leaf for leaf in sources if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -368,7 +368,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """The end of a sentence about a submodule whose hooks the graph does not call; else None."""
+    """If the graph leaves out the hooks of a submodule, say so as the end of a sentence."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):
@@ -428,6 +428,6 @@ def _failure(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The first sentence of an error message."""
+    """The first sentence of an error's message; for an empty message, the type of the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].partition(". ")[0].rstrip(".:") if lines else type(error).__name__

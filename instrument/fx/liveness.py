@@ -29,8 +29,8 @@ class Liveness:
 
     Attributes:
         nodes: a row for each node. `new_bytes` is the memory that the node allocates. `alive_bytes`
-            is the memory that is alive when the node returns, including the node's arguments.
-            `freed_bytes` is the memory that is freed after the node.
+            is the memory that is alive when the node returns. Of this memory, `freed_bytes` is
+            freed afterwards, because the node is its last use.
         peak_bytes: the maximum of `alive_bytes`; 0 for a graph that allocates nothing.
         peak_node: the first node at which `alive_bytes` has its maximum.
         at_peak: the nodes whose values are alive at the peak, the largest first. The columns are

@@ -49,7 +49,7 @@ class Machine:
 def measured(
     device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False
 ) -> Machine:
-    """Return the rates of a device for these types, from the cache or else measured.
+    """Return the rates of a device for these types; measure rates that are not in the cache.
 
     The best of five measurements counts. On a busy machine, measured rates are too low. Call again
     with `refresh` to replace these rates in the cache. The file `machine.json` in the user's cache
@@ -61,7 +61,7 @@ def measured(
         dtypes: names from `MEASURED`.
         refresh: measure the rates again, even if they are in the cache.
 
-    Cost: about half a second for each type that is measured, and 512 MiB of memory meanwhile.
+    Cost: about half a second for each type that is measured, and 512 MiB of memory.
 
     Raises:
         ConfigError: the rate of a type cannot be measured.

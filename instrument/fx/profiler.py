@@ -164,9 +164,10 @@ class NodeProfiler:
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
         """The graph, and an interpreter for calls with the signature of this call.
 
-        The first call captures the graph. At the first call with another signature, the graph is
-        compared with the model. Each signature has its own interpreter, because an interpreter
-        keeps the modules that the model has when the interpreter is made.
+        The first call captures the graph. The first call with another signature raises GraphError
+        if the graph does not agree with the model for this call. Each signature has its own
+        interpreter, because an interpreter keeps the modules that the model had when the
+        interpreter was made.
         """
         key, captured = signature(self._model, inputs), self._captured
         if captured is None:

@@ -44,11 +44,10 @@ class Overhead:
         nodes_ns: the sum of the times of the nodes in a run.
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
-        of_model: the time of the nodes divided by the time of the model; 1.0 means equally long.
-            A ratio is computed for each run with the graph and its neighbouring run without the
-            graph, because other work on the machine slows both. The time of the nodes is a sum over
-            all nodes, without the time that measuring adds. `of_model` is the median of the ratios;
-            None if the model never ran without its graph.
+        of_model: the time of the nodes, without the time that measuring adds, divided by the time
+            of the model; 1.0 means equally long. This is the median over the runs with the graph.
+            Each is divided by the neighbouring run without the graph, because other work on the
+            machine slows both. None if the model never ran without its graph.
         quartiles: the first and third quartile of these ratios; None for fewer than two ratios.
     """
 
@@ -155,10 +154,10 @@ class GraphProfile:
         return path
 
     def _repr_html_(self) -> str:
-        """The page in a frame, for a notebook.
+        """The page of `to_html` as an iframe, for a notebook.
 
-        The table on this page lacks the columns `bound_by`, `bound_ns` and `bound_share`, because
-        they would need a measurement of the machine.
+        Here, the table lacks the columns `bound_by`, `bound_ns` and `bound_share`, because they
+        would need a measurement of the machine.
         """
         return render("report/templates/frame.html", page=self._page())
 

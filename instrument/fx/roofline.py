@@ -41,9 +41,9 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
 
 def dtypes(nodes: Table) -> list[str]:
-    """The element types whose rates `roofline` needs: the types that nodes with FLOPs return.
+    """The element types whose rates `roofline` needs: the types of the results of nodes with FLOPs.
 
-    Types without a rate that `machine.measured` can measure are left out.
+    Only types in `machine.MEASURED` are included.
     """
     found = (dtype_of(row) for row in nodes if row.flops)
     return sorted({dtype for dtype in found if dtype is not None})

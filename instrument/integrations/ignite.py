@@ -93,7 +93,7 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine within the session; for a phase other than `train`, within the phase."""
+        """Run the engine; the session (for `train`) or the phase begins and ends with the run."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)

@@ -260,7 +260,7 @@ class InstrumentProfiler(_Parts):
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Add the callback to the trainer.
 
-        Before Lightning calls `setup`, it sets `_lightning_module`, which holds the trainer.
+        The trainer is in `_lightning_module`, which Lightning sets before it calls `setup`.
         """
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it

@@ -110,7 +110,10 @@ class ProfilerCallback(TrainerCallback):
     def evaluation(
         self, trainer: Trainer, dataloader: Any, description: str, *args: Any, **kwargs: Any
     ) -> Iterator[None]:
-        """Enter a phase during `trainer.evaluation_loop`; start the session if needed."""
+        """Enter a phase during `trainer.evaluation_loop`.
+
+        Outside of `train`, the session also starts and stops, if it records the phase.
+        """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:
             if not self.session.running:

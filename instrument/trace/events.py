@@ -370,7 +370,7 @@ class Events:
 
     @property
     def records_gradients(self) -> Flags:
-        """A mask of the operators that autograd recorded, without backward nodes."""
+        """A mask of the operators that ran in grad mode; false for backward nodes."""
         found: Flags = self.among(OPERATOR) & (self.sequence >= 0) & (self.forward_thread == 0)
         return found
 
@@ -385,7 +385,7 @@ class Events:
 
 
 def called_operators(events: Events) -> Flags:
-    """A mask of the operators, without the steps that torch records as operators."""
+    """A mask of the operators; false for the steps, which torch records as operators too."""
     return events.among(OPERATOR) & ~events.named(is_step)
 
 
@@ -395,7 +395,7 @@ def works_on_device(events: Events) -> Flags:
 
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
-    """For each code, whether `chosen` is True at the position of the code."""
+    """For each code, the value of `chosen` at this index."""
     # Most tests choose nothing, and then no lookup is needed.
     return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 

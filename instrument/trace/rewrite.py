@@ -37,8 +37,8 @@ def rewrite(source: Path, target: Path, metadata: Mapping[str, Any]) -> None:
     are copied as they are.
 
     Raises:
-        TraceError: the file cannot be read. Or its gzip data is cut short, damaged or expands too
-            much. Or there are keys to add, and the file does not begin with an opening brace.
+        TraceError: the file cannot be read; its gzip data is cut short, is damaged or expands too
+            much; or there are keys to add, but the file does not begin with an opening brace.
     """
     packed = _is_gzip(source)
     with replacing(target) as raw:

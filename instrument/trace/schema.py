@@ -114,7 +114,7 @@ class Begin(_Timed, tag_field="ph", tag="B"):
 
 
 class End(_Timed, tag_field="ph", tag="E"):
-    """The end of an event whose start is the last `Begin` of its thread that has no end yet."""
+    """The end of the event that the last unfinished `Begin` of the same thread started."""
 
 
 _KEPT: dict[str, type[_Timed]] = {"X": Complete, "i": Instant, "B": Begin, "E": End}
@@ -176,7 +176,7 @@ def _floats_hold(events: list[Any]) -> bool:
 
 
 def coerced(event: dict[str, Any], text: str) -> Any:
-    """Convert one event to a struct; None if the reader does not keep events with its `ph`.
+    """Convert one event to a struct; None for an event of a type (`ph`) that is not kept.
 
     A field whose value has the wrong type gets its default.
     """

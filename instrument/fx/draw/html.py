@@ -25,7 +25,7 @@ def page(
 ) -> str:
     """Render the page of a graph: one HTML file that loads no other file.
 
-    The page has the sections `summary` and `graph` of `payload`.
+    `payload` describes the data of the page.
 
     Args:
         nodes: a `NodeTable`; it may have additional columns. All columns with values are shown.
@@ -49,7 +49,7 @@ def payload(
 
     - `times`: the times by module and by type; see `icicle.graphs`.
     - `views`: the pictures. In the first picture, each outermost module is one box; in the last
-      picture, every node is a box. The keys are the fields of `View` and of its parts.
+      picture, every node is a box. A picture is a `View`, written as a JSON object.
     - `shown`: the index of the picture to show first.
     - `nodes`: the table, with the keys of `as_columns`.
     """

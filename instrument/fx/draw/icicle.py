@@ -27,9 +27,9 @@ def graphs(
     (`get_attr`) have no frames either: their time counts for the module that holds the parameter.
     The time of parameters of the model itself is in the frame `get_attr`.
 
-    In the graph `BY_TYPE`, the outermost frames are the classes of modules, and the functions that
-    the other nodes call. A node counts for a class if the node is a call of a module, or the only
-    node of its module.
+    In the graph `BY_TYPE`, the outermost frames are types. The type of a node that calls a module,
+    or is the only node of its module, is the class of this module. The type of any other node is
+    the function or method that it calls; the type of a node without a call is its `op`.
 
     Each graph has the keys of the graphs in `instrument.report.page.flame.section`, and two more
     keys. Their values are lists with an entry for each name in `names`:
@@ -84,13 +84,13 @@ def graphs(
 
 
 def _modules(path: str, types: Mapping[str, str]) -> list[str]:
-    """The paths of a module and of the modules around it, without modules of unknown class."""
+    """The paths of a module and of the modules around it; those of unknown class are left out."""
     around = accumulate(path.split("."), "{}.{}".format)
     return [each for each in around if each and each in types]
 
 
 def _type(row: Any, is_alone: bool, types: Mapping[str, str]) -> str:
-    """The class of the module that a node calls or is alone in; else the node's function."""
+    """The type of a node in the graph `BY_TYPE`; see `graphs`."""
     if row.op == "call_module" or (is_alone and row.op.startswith("call_")):
         return types.get(row.module_path, row.target)
     return str(row.target if row.op.startswith("call_") else row.op)

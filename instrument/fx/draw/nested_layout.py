@@ -61,8 +61,8 @@ class Frame:
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the
             children, and the ports of `results`.
-        lines: a value's line inside the frame, by the box that makes the value. A line is the ends
-            of the line (see `_ends`) and its segments.
+        lines: the ends (see `_ends`) and the segments of a value's line inside the frame, by the
+            box that makes the value.
     """
 
     path: str
@@ -94,8 +94,8 @@ def _first(child: int | Frame) -> int:
 def frames(paths: Sequence[str]) -> Frame:
     """Return the frame of the model, with the frames of its modules inside.
 
-    `paths` are the module paths of the boxes, in graph order. If a frame would have only one child,
-    the child, a box or a frame, takes the place of the frame.
+    `paths` are the module paths of the boxes, in graph order. A module with only one child (a box
+    or a frame) has no frame: its child takes its place.
     """
     parts = [tuple(path.split(".")) if path else () for path in paths]
     return Frame("", 0, len(paths), _children(parts, 0, len(paths), 0))
@@ -179,7 +179,7 @@ def _add_ports(holders: Sequence[Sequence[Frame]], source: int, target: int) -> 
 def _arrange(frame: Frame, boxes: Sequence[Box], targets: dict[int, list[int]]) -> None:
     """Set the layout and the size of the frames inside a frame, and then of the frame itself.
 
-    The order of boxes in the layout is that of `Frame.drawing`.
+    `Frame.drawing` gives the order of the boxes in the layout.
     """
     for child in frame.children:
         if isinstance(child, Frame):
@@ -215,10 +215,10 @@ def _ends(
 ) -> dict[int, float]:
     """The ends of a value's line inside a frame.
 
-    The line ends at each child that takes the value. The keys are the indices of these children.
-    The values are the distances from the left edge of a child to the point where the line meets
-    this child. If the value leaves the frame, the line also ends at a port in `results`. The
-    indices of these ports follow the index of the last child.
+    The line ends at each child that takes the value, and if the value leaves the frame, at a port
+    in `results`. The keys are the indices of these children and ports; the indices of the ports
+    follow the index of the last child. The values are the distances from the left edge of a child
+    or port to the point where the line meets it.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))

@@ -139,7 +139,7 @@ def views(nodes: Table, types: Mapping[str, str]) -> list[View]:
     """Return pictures of a graph: in the first, all modules are closed; the last has every node.
 
     The number of a node is its row in `nodes`. The frame of a module has the same number in all
-    pictures. The box of a closed module has this number too.
+    pictures, also while the module is closed (`DrawnNode.frame`).
 
     Args:
         nodes: a table with the columns of `NodeTable`; each node comes after its inputs.
@@ -240,7 +240,7 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node: its name, or the module's label for the only node of a module."""
+    """The label of a node: its name, or if its module has no other node, the module's label."""
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:
@@ -289,7 +289,7 @@ def _badge_text(graph: _Graph, node: int) -> str:
 def _box(graph: _Graph, unit: _Unit) -> Box:
     """The box of a unit and its parameter badges.
 
-    Lines meet the middle of the part without the badges.
+    The badges are beside the unit, and lines meet the middle of the unit itself.
     """
     texts = _texts(graph, unit)
     own, badges = round(max(map(len, texts)) * _CHARACTER + 14, 1), _badges(graph, unit)

@@ -75,8 +75,8 @@ class Drawing:
 class _Neighbour(NamedTuple):
     """The item at the other end of a line between neighbouring rows.
 
-    The line meets the other item at `other_x`, and the item at this end at `own_x`, in pixels right
-    of an item's middle. `weight` is how strongly the line pulls.
+    The line meets the other item at `other_x`, and the item at this end at `own_x`. Both are
+    distances in pixels to the right of the item's middle. `weight` is how strongly the line pulls.
     """
 
     other: int
