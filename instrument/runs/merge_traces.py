@@ -18,7 +18,7 @@ from instrument.files import replacing
 from instrument.runs.run import Ranks
 from instrument.trace.columns import BEYOND_US
 from instrument.trace.events import decoded
-from instrument.trace.gzip_stream import ahead, chunks
+from instrument.trace.gzip_stream import Source
 from instrument.trace.json_stream import Pieces
 from instrument.trace.rewrite import writing
 
@@ -82,8 +82,8 @@ def merge(ranks: Ranks, target: Path) -> None:
 
 def _copy(trace: Path, moved: _Rank, file: IO[bytes], between: bytes) -> bytes:
     """Write a rank's events; return the separator to write before the next rank's events."""
-    with closing(ahead(chunks(trace))) as text:
-        pieces = Pieces(text, trace, lambda *_: None, _decode, _as_read)
+    with closing(Source(trace)) as source:
+        pieces = Pieces(source, trace, lambda *_: None, _decode, _as_read)
         for event in chain(
             (moved.event(event) for piece in pieces for event in piece), moved.names()
         ):

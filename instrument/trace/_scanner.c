@@ -15,6 +15,10 @@
  * copied into a short event in JSON, the kind of the event. The row has the position of this kind.
  * Long texts (shapes, types, stacks) are numbered separately. As parts of a kind, they would
  * multiply the number of kinds.
+ *
+ * A trace is read in pieces. `scan` reads one piece. The caller then checks the new kinds, and calls
+ * `keep`, which appends the rows to columns. Without `keep`, the next `scan` drops the piece.
+ * `take` returns the columns and the texts, and starts again.
  */
 
 #ifndef WITHOUT_PYTHON
@@ -104,7 +108,7 @@ struct entry {
 
 struct table {
     struct buffer texts, entries;
-    int32_t count;
+    int32_t count, kept; /* the entries after the first `kept` are those of the current piece */
     int32_t *slots; /* each has the position of an entry plus 1; 0 if the slot is free */
     size_t slot_count; /* a power of two, at least twice `count` */
 };
@@ -154,20 +158,22 @@ static uint64_t hash_of(const char *data, size_t size)
 static bool grow(struct table *table)
 {
     size_t slot_count = table->slot_count ? 2 * table->slot_count : FIRST_SLOTS;
-    int32_t *slots = calloc(slot_count, sizeof *slots);
+    int32_t *slots = slot_count > MOST_BYTES ? NULL : calloc(slot_count, sizeof *slots);
     if (slots == NULL)
         return false;
-    free(table->slots);
-    table->slots = slots;
-    table->slot_count = slot_count;
     const struct entry *entries = (const struct entry *)table->entries.data;
     for (int32_t k = 0; k < table->count; k++) {
         size_t slot = entries[k].hash & (slot_count - 1);
         for (int probes = 0; slots[slot] != 0; slot = (slot + 1) & (slot_count - 1))
-            if (++probes > MOST_PROBES)
+            if (++probes > MOST_PROBES) {
+                free(slots);
                 return false;
+            }
         slots[slot] = k + 1;
     }
+    free(table->slots);
+    table->slots = slots;
+    table->slot_count = slot_count;
     return true;
 }
 
@@ -195,6 +201,28 @@ static int32_t code_of(struct table *table, const char *data, size_t size)
     return table->count - 1;
 }
 
+/* Removes the entries after the first `kept`. An entry is put into the first free slot, so no search
+ * for an earlier entry passes the slots of later ones. */
+static void forget_new(struct table *table)
+{
+    const struct entry *entries = (const struct entry *)table->entries.data;
+    const struct entry *last = table->kept > 0 ? &entries[table->kept - 1] : NULL;
+    table->texts.size = last != NULL ? last->begin + last->size : 0;
+    table->entries.size = (size_t)table->kept * sizeof *entries;
+    for (size_t slot = 0; table->count > table->kept && slot < table->slot_count; slot++)
+        if (table->slots[slot] > table->kept)
+            table->slots[slot] = 0;
+    table->count = table->kept;
+}
+
+static void free_table(struct table *table)
+{
+    free(table->texts.data);
+    free(table->entries.data);
+    free(table->slots);
+    *table = (struct table){0};
+}
+
 /* ---- What is read ---- */
 
 /* The numbers of an event with a duration, and of a memory event, in the order of their rows. */
@@ -203,16 +231,20 @@ enum {
     SPAN_NUMBERS
 };
 enum { TIME, BYTES, DEVICE_TYPE, DEVICE_ID, ALLOCATED, RESERVED, ADDRESS, MEMORY_NUMBERS };
+/* The tables: of the long texts, and of the kinds. Instant events without a row have kinds too,
+ * because Python checks them. */
 enum { SHAPES, CONCRETE, TYPES, CALL_STACK, TEXTS };
+enum { SPAN_KINDS = TEXTS, MEMORY_KINDS, OTHER_KINDS, TABLES };
 
+/* The rows. The codes are positions in tables; a text is -1 if missing. */
 struct span {
     int64_t numbers[SPAN_NUMBERS];
-    int32_t kind, texts[TEXTS], unused; /* a text is -1 if missing */
+    int32_t texts[TEXTS], kind, unused;
 };
 
 struct memory {
     int64_t numbers[MEMORY_NUMBERS];
-    int64_t kind;
+    int32_t kind, unused;
 };
 
 /* The text that was last read between two values of an object; see `take_member`. */
@@ -222,12 +254,12 @@ struct step {
     uint8_t member;
 };
 
-struct piece {
+struct scanner {
+    struct table tables[TABLES];
+    /* Of the current piece: */
     int64_t recorded;
     struct buffer spans, memory; /* rows */
     struct buffer halves; /* events with the phase B or E, as the items of a JSON list */
-    struct table kinds, memory_kinds, texts[TEXTS];
-    struct table other_kinds; /* of instant events without a row; Python checks these too */
     struct buffer head, args; /* the two parts of the kind of the current event */
     struct step event_steps[MOST_KEYS + 1], args_steps[MOST_KEYS + 1];
 };
@@ -533,6 +565,22 @@ static bool take_key(struct text *text, struct slice *key)
     return true;
 }
 
+/* Parses the text before the value of the next member, which becomes the step. If there is no
+ * further member, returns false and does not move. */
+static bool take_step(struct text *text, const struct keys *keys, uint8_t last, struct step *step)
+{
+    const char *begin = text->at;
+    struct slice key;
+    if (!take(text, last == START ? '{' : ',') || !take_key(text, &key)) {
+        text->at = begin;
+        return false;
+    }
+    size_t size = (size_t)(text->at - begin);
+    *step = (struct step){begin, size <= LONGEST_STEP ? size : 0, (size_t)(key.begin - 1 - begin),
+                          position_of(keys, key)};
+    return true;
+}
+
 /* Moves to the value of the next member of an object: over a comma (for the first member, over the
  * opening brace), the key and its colon. If there is no further member, returns false and does not
  * move.
@@ -541,24 +589,17 @@ static bool take_key(struct text *text, struct slice *key)
  * of the next member, and `key` becomes the start of the key. The members of most objects come in
  * the same order, with the same blanks. So `steps` keeps the text that last followed each member.
  * If the same text follows again, it is not parsed again. */
-static bool take_member(struct text *text, const struct keys *keys, struct step *steps,
-                        uint8_t *last, const char **key)
+static inline bool take_member(struct text *text, const struct keys *keys, struct step *steps,
+                               uint8_t *last, const char **key)
 {
     const char *begin = text->at;
     struct step *step = &steps[*last];
-    struct slice found;
     if (step->size > 0 && (size_t)(text->end - begin) >= step->size
         && is_equal(begin, step->text, step->size)) {
         text->at += step->size;
         skip_blanks(text); /* there may be more blanks than the last time */
-    } else {
-        if (!take(text, *last == START ? '{' : ',') || !take_key(text, &found)) {
-            text->at = begin;
-            return false;
-        }
-        size_t size = (size_t)(text->at - begin);
-        *step = (struct step){begin, size <= LONGEST_STEP ? size : 0,
-                              (size_t)(found.begin - 1 - begin), position_of(keys, found)};
+    } else if (!take_step(text, keys, *last, step)) {
+        return false;
     }
     *key = begin + step->key;
     *last = step->member;
@@ -739,53 +780,53 @@ static bool read_phase(const struct text *text, struct event *event)
 }
 
 /* Reads the arguments of an event. False if they are no object, or the event has them twice. */
-static bool read_args(struct text *text, struct piece *piece, struct event *event)
+static bool read_args(struct text *text, struct scanner *scanner, struct event *event)
 {
     const char *key;
     uint8_t last = START;
     if (event->has_args)
         return false;
     event->has_args = true;
-    while (take_member(text, &args_keys, piece->args_steps, &last, &key))
-        if (!read_member(text, event, &ARGS_MEMBERS[last], key, &piece->args))
+    while (take_member(text, &args_keys, scanner->args_steps, &last, &key))
+        if (!read_member(text, event, &ARGS_MEMBERS[last], key, &scanner->args))
             return false;
     return take_end(text, last);
 }
 
 /* Reads the members of an event. False if the event has no phase, or two phases. */
-static bool read_event(struct text *text, struct piece *piece, struct event *event)
+static bool read_event(struct text *text, struct scanner *scanner, struct event *event)
 {
     const char *key;
     uint8_t last = START;
-    while (take_member(text, &event_keys, piece->event_steps, &last, &key)) {
+    while (take_member(text, &event_keys, scanner->event_steps, &last, &key)) {
         const struct member *member = &EVENT_MEMBERS[last];
         if (member->what == PHASE && !read_phase(text, event))
             return false;
-        if (member->what == ARGS ? !read_args(text, piece, event)
-                                 : !read_member(text, event, member, key, &piece->head))
+        if (member->what == ARGS ? !read_args(text, scanner, event)
+                                 : !read_member(text, event, member, key, &scanner->head))
             return false;
     }
     return event->has_phase && take_end(text, last);
 }
 
-/* Returns the position of the current event's kind; -1 if memory is not enough or the kind needs
- * too many probes. */
-static int32_t kind_of(struct piece *piece, struct table *kinds)
+/* Returns the position of the current event's kind in a table; -1 if memory is not enough or the
+ * kind needs too many probes. A kind ends with a comma, so that all kinds are the items of a list. */
+static int32_t kind_of(struct scanner *scanner, int table)
 {
     static const char opens[] = "\"args\":{";
-    struct buffer *head = &piece->head, *args = &piece->args;
+    struct buffer *head = &scanner->head, *args = &scanner->args;
     if (args->size > 1)
         args->size--; /* without the comma after the last member */
     if (!append(head, opens, sizeof opens - 1) || !append(head, args->data, args->size)
-        || !append(head, "}}", 2))
+        || !append(head, "}},", 3))
         return -1;
-    return code_of(kinds, head->data, head->size);
+    return code_of(&scanner->tables[table], head->data, head->size);
 }
 
 /* Adds the row of an event with a duration. */
-static bool add_span(struct piece *piece, const struct event *event)
+static bool add_span(struct scanner *scanner, const struct event *event)
 {
-    struct span row = {.kind = kind_of(piece, &piece->kinds)};
+    struct span row = {.kind = kind_of(scanner, SPAN_KINDS)};
     bool found = row.kind >= 0;
     memcpy(row.numbers, event->span, sizeof row.numbers);
     row.numbers[END] = event->span[BEGIN] + event->duration;
@@ -793,85 +834,233 @@ static bool add_span(struct piece *piece, const struct event *event)
         row.numbers[EXTERNAL] = event->old_external;
     for (int k = 0; k < TEXTS; k++) {
         struct slice value = event->texts[k];
-        row.texts[k] = value.size ? code_of(&piece->texts[k], value.begin, value.size) : -1;
+        row.texts[k] = value.size ? code_of(&scanner->tables[k], value.begin, value.size) : -1;
         found = found && (row.texts[k] >= 0 || value.size == 0);
     }
-    return found && append(&piece->spans, &row, sizeof row);
+    return found && append(&scanner->spans, &row, sizeof row);
 }
 
 /* Adds the row of an event without a duration, if it is a memory event. */
-static bool add_instant(struct piece *piece, const struct event *event)
+static bool add_instant(struct scanner *scanner, const struct event *event)
 {
     if (!event->has_bytes)
-        return kind_of(piece, &piece->other_kinds) >= 0;
-    struct memory row = {.kind = kind_of(piece, &piece->memory_kinds)};
+        return kind_of(scanner, OTHER_KINDS) >= 0;
+    struct memory row = {.kind = kind_of(scanner, MEMORY_KINDS)};
     memcpy(row.numbers, event->memory, sizeof row.numbers);
     row.numbers[TIME] = event->span[BEGIN];
-    return row.kind >= 0 && append(&piece->memory, &row, sizeof row);
+    return row.kind >= 0 && append(&scanner->memory, &row, sizeof row);
 }
 
 /* Reads one event and adds it. False if the event is not understood or memory is not enough. */
-static bool scan_event(struct text *text, struct piece *piece)
+static bool scan_event(struct text *text, struct scanner *scanner)
 {
     struct event event = {.span = {[SEQUENCE] = -1, [PYTHON_ID] = -1, [PYTHON_PARENT] = -1},
                           .memory = {[DEVICE_ID] = -1}};
     const char *begin = text->at;
-    piece->head.size = piece->args.size = 0;
-    if (!append(&piece->head, "{", 1) || !read_event(text, piece, &event))
+    scanner->head.size = scanner->args.size = 0;
+    if (!append(&scanner->head, "{", 1) || !read_event(text, scanner, &event))
         return false;
-    piece->recorded++;
+    scanner->recorded++;
     switch (event.phase) {
     case 'X':
-        return !event.is_odd && add_span(piece, &event);
+        return !event.is_odd && add_span(scanner, &event);
     case 'i':
-        return !event.is_odd && add_instant(piece, &event);
+        return !event.is_odd && add_instant(scanner, &event);
     case 'B':
     case 'E':
-        return append_item(&piece->halves, begin, text->at);
+        return append_item(&scanner->halves, begin, text->at);
     default:
         return event.phase != '\0' && strchr("ICbneSTpFstfPNODMVvRc()", event.phase) != NULL;
     }
 }
 
-/* Reads events with commas between them, to the end of the text. */
-static bool scan_piece(struct text text, struct piece *piece)
+/* Drops the current piece, except for what was kept of it. */
+static void restart(struct scanner *scanner)
 {
+    for (int k = 0; k < TABLES; k++)
+        forget_new(&scanner->tables[k]);
+    scanner->recorded = 0;
+    scanner->spans.size = scanner->memory.size = scanner->halves.size = 0;
+    /* The steps point into the text of the last piece. */
+    memset(scanner->event_steps, 0, sizeof scanner->event_steps);
+    memset(scanner->args_steps, 0, sizeof scanner->args_steps);
+}
+
+/* Reads the next piece: events with commas between them, to the end of the text. */
+static bool scan_piece(struct text text, struct scanner *scanner)
+{
+    restart(scanner);
     do {
         skip_blanks(&text);
-        if (!scan_event(&text, piece))
+        if (!scan_event(&text, scanner))
             return false;
     } while (take(&text, ','));
     skip_blanks(&text);
     return text.at == text.end;
 }
 
-static void free_table(struct table *table)
+/* Keeps the kinds and texts of the current piece, but not its rows, which the caller has copied. */
+static void keep_tables(struct scanner *scanner)
 {
-    free(table->texts.data);
-    free(table->entries.data);
-    free(table->slots);
+    for (int k = 0; k < TABLES; k++)
+        scanner->tables[k].kept = scanner->tables[k].count;
+    restart(scanner);
 }
 
-static void free_piece(struct piece *piece)
+static void free_scanner(struct scanner *scanner)
 {
-    struct buffer *buffers[] = {&piece->spans, &piece->memory, &piece->halves, &piece->head,
-                                &piece->args};
+    struct buffer *buffers[] = {&scanner->spans, &scanner->memory, &scanner->halves,
+                                &scanner->head, &scanner->args};
     for (size_t k = 0; k < COUNT(buffers); k++)
         free(buffers[k]->data);
-    free_table(&piece->kinds);
-    free_table(&piece->memory_kinds);
-    free_table(&piece->other_kinds);
-    for (int k = 0; k < TEXTS; k++)
-        free_table(&piece->texts[k]);
+    for (int k = 0; k < TABLES; k++)
+        free_table(&scanner->tables[k]);
 }
 
 #ifndef WITHOUT_PYTHON
 
+/* ---- Columns ---- */
+
+/* The values of a column. While all values are equal, only one is stored. */
+struct column {
+    PyObject *values; /* a bytearray, because numpy can use its memory without a copy */
+    size_t capacity; /* in bytes */
+    bool is_varied;
+};
+
+/* Each row has some numbers of 8 bytes, and after them some codes of 4 bytes. */
+#define MOST_COLUMNS (SPAN_NUMBERS + TEXTS + 1)
+struct columns {
+    size_t numbers, codes, row_size, row_count;
+    struct column columns[MOST_COLUMNS];
+};
+
+static const struct columns NO_SPANS = {SPAN_NUMBERS, TEXTS + 1, sizeof(struct span), 0, {{0}}};
+static const struct columns NO_MEMORY = {MEMORY_NUMBERS, 1, sizeof(struct memory), 0, {{0}}};
+
+/* Makes room for `size` bytes in all; false, with an exception, if there is not enough memory. */
+static bool make_room(struct column *column, size_t size)
+{
+    if (size <= column->capacity)
+        return true;
+    Py_ssize_t capacity = (Py_ssize_t)(2 * size);
+    if (column->values == NULL)
+        column->values = PyByteArray_FromStringAndSize(NULL, capacity);
+    else if (PyByteArray_Resize(column->values, capacity) < 0)
+        return false;
+    column->capacity = (size_t)capacity;
+    return column->values != NULL;
+}
+
+/* Copies values that begin `step` bytes after each other. */
+static void copy_values(char *to, const char *from, size_t size, size_t step, size_t count)
+{
+    if (size == 8)
+        for (size_t k = 0; k < count; k++)
+            memcpy(to + 8 * k, from + step * k, 8);
+    else
+        for (size_t k = 0; k < count; k++)
+            memcpy(to + 4 * k, from + step * k, 4);
+}
+
+static bool are_equal(const char *value, const char *from, size_t size, size_t step, size_t count)
+{
+    size_t k = 0;
+    if (size == 8)
+        while (k < count && memcmp(value, from + step * k, 8) == 0)
+            k++;
+    else
+        while (k < count && memcmp(value, from + step * k, 4) == 0)
+            k++;
+    return k == count;
+}
+
+/* Appends the values of `count` rows, at least one, to a column of `before` values. */
+static bool extend(struct column *column, size_t before, const char *from, size_t size, size_t step,
+                   size_t count)
+{
+    char first[8];
+    if (!column->is_varied) {
+        memcpy(first, before > 0 ? PyByteArray_AsString(column->values) : from, size);
+        column->is_varied = !are_equal(first, from, size, step, count);
+        if (!make_room(column, column->is_varied ? size * (before + count) : size))
+            return false;
+        copy_values(PyByteArray_AsString(column->values), first, size, 0,
+                    column->is_varied ? before : 1);
+    }
+    if (!column->is_varied)
+        return true;
+    if (!make_room(column, size * (before + count)))
+        return false;
+    copy_values(PyByteArray_AsString(column->values) + size * before, from, size, step, count);
+    return true;
+}
+
+static bool extend_all(struct columns *columns, const struct buffer *rows)
+{
+    size_t count = rows->size / columns->row_size, at = 0;
+    for (size_t k = 0; count > 0 && k < columns->numbers + columns->codes; k++) {
+        size_t size = k < columns->numbers ? 8 : 4;
+        if (!extend(&columns->columns[k], columns->row_count, rows->data + at, size,
+                    columns->row_size, count))
+            return false;
+        at += size;
+    }
+    columns->row_count += count;
+    return true;
+}
+
+static void drop_columns(struct columns *columns, const struct columns *empty)
+{
+    for (size_t k = 0; k < MOST_COLUMNS; k++)
+        Py_XDECREF(columns->columns[k].values);
+    *columns = *empty;
+}
+
+/* The number of rows, and a list of bytearrays. */
+static PyObject *result_of_columns(struct columns *columns)
+{
+    size_t column_count = columns->numbers + columns->codes;
+    PyObject *list = PyList_New((Py_ssize_t)column_count);
+    for (size_t k = 0; list != NULL && k < column_count; k++) {
+        struct column *column = &columns->columns[k];
+        size_t count = column->is_varied || columns->row_count == 0 ? columns->row_count : 1;
+        size_t size = (k < columns->numbers ? 8 : 4) * count;
+        PyObject *values = column->values;
+        if (values == NULL)
+            values = PyByteArray_FromStringAndSize(NULL, 0);
+        else if (PyByteArray_Resize(values, (Py_ssize_t)size) < 0)
+            Py_CLEAR(values);
+        column->values = NULL;
+        if (values == NULL || PyList_SetItem(list, (Py_ssize_t)k, values) < 0)
+            Py_CLEAR(list);
+    }
+    return list == NULL ? NULL : Py_BuildValue("(nN)", (Py_ssize_t)columns->row_count, list);
+}
+
 /* ---- The module ---- */
 
-static PyObject *bytes_of(const struct buffer *buffer)
+struct object {
+    PyObject_HEAD
+    struct scanner scanner;
+    struct columns spans, memory;
+    bool is_scanning; /* without the GIL */
+};
+
+/* The items of a JSON list, without the comma after the last one. */
+static PyObject *items_of(const char *data, size_t size)
 {
-    return PyBytes_FromStringAndSize(buffer->data, (Py_ssize_t)buffer->size);
+    return PyBytes_FromStringAndSize(data, (Py_ssize_t)(size > 0 ? size - 1 : 0));
+}
+
+/* The kinds of the current piece that are new. */
+static PyObject *new_of(const struct table *table)
+{
+    const struct entry *entries = (const struct entry *)table->entries.data;
+    if (table->count == table->kept)
+        return items_of(NULL, 0);
+    size_t begin = entries[table->kept].begin;
+    return items_of(table->texts.data + begin, table->texts.size - begin);
 }
 
 /* The texts of a table as a list of bytes. */
@@ -882,31 +1071,51 @@ static PyObject *list_of(const struct table *table)
     for (int32_t k = 0; list != NULL && k < table->count; k++) {
         PyObject *text = PyBytes_FromStringAndSize(table->texts.data + entries[k].begin,
                                                    (Py_ssize_t)entries[k].size);
-        if (text == NULL || PyList_SetItem(list, k, text) < 0) {
-            Py_DECREF(list);
-            return NULL;
-        }
+        if (text == NULL || PyList_SetItem(list, k, text) < 0)
+            Py_CLEAR(list);
     }
     return list;
 }
 
-static PyObject *result_of(const struct piece *piece)
+static PyObject *new_scanner(PyTypeObject *type, PyObject *Py_UNUSED(args),
+                             PyObject *Py_UNUSED(named))
 {
-    return Py_BuildValue("(LNNNNNN(NNNN))", (long long)piece->recorded, bytes_of(&piece->spans),
-                         list_of(&piece->kinds), bytes_of(&piece->memory),
-                         list_of(&piece->memory_kinds), list_of(&piece->other_kinds),
-                         bytes_of(&piece->halves),
-                         list_of(&piece->texts[SHAPES]), list_of(&piece->texts[CONCRETE]),
-                         list_of(&piece->texts[TYPES]), list_of(&piece->texts[CALL_STACK]));
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct object *self = (struct object *)allocate(type, 0);
+    if (self != NULL) {
+        self->spans = NO_SPANS;
+        self->memory = NO_MEMORY;
+    }
+    return (PyObject *)self;
 }
 
-static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *args)
+static void delete_scanner(PyObject *object)
 {
-    PyObject *bytes, *result = NULL;
+    struct object *self = (struct object *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free_scanner(&self->scanner);
+    drop_columns(&self->spans, &NO_SPANS);
+    drop_columns(&self->memory, &NO_MEMORY);
+    release(object);
+    Py_DECREF(type);
+}
+
+static bool is_free(const struct object *self)
+{
+    if (self->is_scanning)
+        PyErr_SetString(PyExc_RuntimeError, "another thread uses this scanner");
+    return !self->is_scanning;
+}
+
+static PyObject *scan(PyObject *object, PyObject *args)
+{
+    struct object *self = (struct object *)object;
+    struct scanner *scanner = &self->scanner;
+    PyObject *bytes;
     Py_ssize_t begin, end;
-    struct piece piece = {0};
-    bool understood;
-    if (!PyArg_ParseTuple(args, "Snn:scan", &bytes, &begin, &end))
+    bool is_understood;
+    if (!PyArg_ParseTuple(args, "Snn:scan", &bytes, &begin, &end) || !is_free(self))
         return NULL;
     if (begin < 0 || begin > end || end > PyBytes_Size(bytes) || (size_t)end > MOST_BYTES) {
         PyErr_SetString(PyExc_ValueError, "begin and end must be positions in the text");
@@ -915,20 +1124,83 @@ static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *args)
     const char *data = PyBytes_AsString(bytes);
     if (data == NULL)
         return NULL;
+    self->is_scanning = true;
     Py_BEGIN_ALLOW_THREADS
-    understood = scan_piece((struct text){data + begin, data + end}, &piece);
+    is_understood = scan_piece((struct text){data + begin, data + end}, scanner);
     Py_END_ALLOW_THREADS
-    if (understood)
-        result = result_of(&piece);
-    free_piece(&piece);
-    if (understood)
-        return result;
-    Py_RETURN_NONE;
+    self->is_scanning = false;
+    if (!is_understood) {
+        restart(scanner);
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(LNNNN)", (long long)scanner->recorded,
+                         new_of(&scanner->tables[SPAN_KINDS]),
+                         new_of(&scanner->tables[MEMORY_KINDS]),
+                         new_of(&scanner->tables[OTHER_KINDS]),
+                         items_of(scanner->halves.data, scanner->halves.size));
+}
+
+static PyObject *keep(PyObject *object, PyObject *Py_UNUSED(args))
+{
+    struct object *self = (struct object *)object;
+    struct scanner *scanner = &self->scanner;
+    size_t held = 0;
+    if (!is_free(self) || !extend_all(&self->spans, &scanner->spans)
+        || !extend_all(&self->memory, &scanner->memory))
+        return NULL;
+    keep_tables(scanner);
+    for (int k = 0; k < TABLES; k++)
+        held += scanner->tables[k].texts.size + scanner->tables[k].entries.size;
+    return PyLong_FromSize_t(held);
+}
+
+static PyObject *take_all(PyObject *object, PyObject *Py_UNUSED(args))
+{
+    struct object *self = (struct object *)object;
+    struct table *tables = self->scanner.tables;
+    if (!is_free(self))
+        return NULL;
+    restart(&self->scanner);
+    PyObject *result = Py_BuildValue("(NN(NNNN))", result_of_columns(&self->spans),
+                                     result_of_columns(&self->memory),
+                                     list_of(&tables[SHAPES]), list_of(&tables[CONCRETE]),
+                                     list_of(&tables[TYPES]), list_of(&tables[CALL_STACK]));
+    for (int k = 0; k < TABLES; k++)
+        free_table(&tables[k]);
+    drop_columns(&self->spans, &NO_SPANS);
+    drop_columns(&self->memory, &NO_MEMORY);
+    return result;
 }
 
 static PyMethodDef methods[] = {
-    {"scan", scan, METH_VARARGS, "Read the events between two positions of a text."},
+    {"scan", scan, METH_VARARGS,
+     "Read the events between two positions of a text.\n\n"
+     "Returns None if the text is not understood. Else the number of events, and JSON lists without\n"
+     "their brackets: the new kinds of events with a duration, of memory events and of other\n"
+     "instant events, and the events that only begin or end."},
+    {"keep", keep, METH_NOARGS,
+     "Append the events of the last scan to the columns. Returns the bytes of the kinds and texts."},
+    {"take", take_all, METH_NOARGS,
+     "Remove and return all that was kept.\n\n"
+     "Returns the columns of events with a duration, the columns of memory events, and the distinct\n"
+     "long texts. Columns are the number of rows, and a bytearray of each column's values; if all\n"
+     "values are equal, it has one."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot scanner_slots[] = {
+    {Py_tp_doc, "Reads the events of a trace from its JSON text, piece by piece."},
+    {Py_tp_new, new_scanner},
+    {Py_tp_dealloc, delete_scanner},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+static PyType_Spec scanner_spec = {
+    .name = "instrument.trace._scanner.Scanner",
+    .basicsize = sizeof(struct object),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = scanner_slots,
 };
 
 static int execute(PyObject *module)
@@ -943,12 +1215,12 @@ static int execute(PyObject *module)
             Py_CLEAR(keys);
         Py_XDECREF(key);
     }
-    if (keys == NULL || PyModule_AddObjectRef(module, "ARGS", keys) < 0) {
-        Py_XDECREF(keys);
-        return -1;
-    }
-    Py_DECREF(keys);
-    return 0;
+    PyObject *type = keys == NULL ? NULL : PyType_FromSpec(&scanner_spec);
+    bool is_added = type != NULL && PyModule_AddObjectRef(module, "ARGS", keys) == 0
+        && PyModule_AddObjectRef(module, "Scanner", type) == 0;
+    Py_XDECREF(keys);
+    Py_XDECREF(type);
+    return is_added ? 0 : -1;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
@@ -957,7 +1229,6 @@ static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "instrument.trace._scanner",
     .m_doc = "Reads the events of a trace from its JSON text.",
-    .m_methods = methods,
     .m_slots = slots,
 };
 

@@ -151,4 +151,4 @@ def _joined(pieces: list[NDArray[Any]]) -> NDArray[Any]:
         values = compact(np.concatenate([piece[:1] for piece in pieces]))
         if is_repeated(values):
             return repeated(values[:1], sum(map(len, pieces)))
-    return np.concatenate(pieces)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -7,6 +7,8 @@ import os
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,21 +35,98 @@ def chunks(path: Path) -> Iterator[bytes]:
         TraceError: the file is missing, cannot be read, is damaged gzip, or exceeds the ratio.
         EOFError: after the last bytes, if the gzip data is truncated.
     """
-    try:
-        with path.open("rb") as file:
+    with _with_reason(path), path.open("rb") as file:
+        first = file.read(CHUNK_BYTES)
+        if _is_gzip(first):
+            yield from _inflated(path, file, first)
+            return
+        while first:
+            yield first
             first = file.read(CHUNK_BYTES)
-            if first and b"\x1f\x8b".startswith(first[:2]):
-                yield from _inflated(path, file, first)
+
+
+class Source:
+    """The bytes of a file, decompressed if it is gzip, for a caller that reads them piece by piece.
+
+    A thread decompresses ahead of the caller. A file that is not gzip is read by the caller's
+    thread: a copy of bytes costs less than their way from one core to another.
+
+    Attributes:
+        cut_short: whether the bytes read so far are followed by an early end of the gzip data.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.cut_short = False
+        self._path, self._plain = path, _opened_if_plain(path)
+        self._chunks = ahead(chunks(path))  # not used for a plain file
+        self._rest = memoryview(b"")  # the rest of the chunk that was read last
+
+    def after(self, rest: memoryview, size: int) -> bytes:
+        """Return `rest`, the end of what was read, and up to `size` bytes that follow it.
+
+        No bytes follow if and only if the file ends.
+
+        Raises:
+            TraceError: see `chunks`.
+        """
+        if self._plain is None:
+            return b"".join([rest, *self._next(size)])
+        with _with_reason(self._path):
+            self._plain.seek(-len(rest), os.SEEK_CUR)  # to read again is faster than to join
+            return self._plain.read(len(rest) + size)
+
+    def _next(self, size: int) -> Iterator[memoryview]:
+        """Yield the next `size` bytes of the chunks."""
+        while size > 0:
+            try:
+                chunk = self._rest or memoryview(next(self._chunks, b""))
+            except EOFError:
+                chunk, self.cut_short = memoryview(b""), True
+            if not chunk:
                 return
-            while first:
-                yield first
-                first = file.read(CHUNK_BYTES)
+            yield chunk[:size]
+            self._rest = chunk[size:]
+            size -= len(chunk)
+
+    def close(self) -> None:
+        """Close the file, and end the thread."""
+        if self._plain is not None:
+            self._plain.close()
+        self._chunks.close()
+
+
+def _opened_if_plain(path: Path) -> FileIO | None:
+    """Open a file without a buffer; return None if it is gzip, or no regular file (such as a pipe).
+
+    Only a regular file can be read again from its start.
+    """
+    with _with_reason(path):
+        if not path.is_file():
+            return None
+        file = path.open("rb", buffering=0)
+        if _is_gzip(file.read(2)):
+            file.close()
+            return None
+        file.seek(0)
+        return file
+
+
+@contextmanager
+def _with_reason(path: Path) -> Iterator[None]:
+    """Turn an OSError into a `TraceError` with the reason."""
+    try:
+        yield
     except FileNotFoundError:
         raise TraceError(f"The trace file {path} does not exist; check the path.") from None
     except OSError as error:
         raise TraceError(
             f"The trace file {path} cannot be read: {error.strerror or error}."
         ) from None
+
+
+def _is_gzip(first: bytes) -> bool:
+    """Whether a file that begins with these bytes is gzip."""
+    return first != b"" and b"\x1f\x8b".startswith(first[:2])
 
 
 def ahead(source: Iterator[bytes]) -> Generator[bytes, None, None]:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from instrument.errors import TraceError
+from instrument.trace.gzip_stream import Source
 from instrument.trace.schema import BAD
 
 LARGEST, SMALLEST = 1 << 21, 1 << 13
@@ -63,7 +64,7 @@ class Pieces:
     None.
 
     Args:
-        chunks: the plain bytes of the file, in order.
+        source: the bytes of the file.
         path: the file, for error messages.
         scan: reads the events between two positions of a text; returns None if that fails.
         decode: reads the text of a JSON list of events; raises the errors of msgspec if that fails.
@@ -76,7 +77,6 @@ class Pieces:
         devices: the `deviceProperties` of the document.
         messages: the messages that Kineto logged.
         cut_short: whether the JSON text is truncated.
-        gzip_cut_short: whether the gzip data is truncated.
 
     Raises:
         TraceError: the text is empty, not JSON, or JSON but not a trace. The iteration raises this
@@ -85,7 +85,7 @@ class Pieces:
 
     def __init__(
         self,
-        chunks: Iterator[bytes],
+        source: Source,
         path: Path,
         scan: Callable[[bytes, int, int], Any],
         decode: Callable[[bytes], list[Any]],
@@ -96,11 +96,9 @@ class Pieces:
         self.devices: list[dict[str, Any]] = []
         self.messages: list[str] = []
         self.cut_short = False
-        self.gzip_cut_short = False
-        self._chunks, self._path = chunks, path
+        self._source, self._path = source, path
         self._scan, self._decode, self._coerce = scan, decode, coerce
         self._text, self._at = b"", 0  # the text in memory, and the current position in it
-        self._rest = memoryview(b"")  # the rest of the chunk that was read last
         self._passed, self._at_end = 0, False  # the number of bytes before `_text`
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -109,7 +107,7 @@ class Pieces:
         while True:
             self._fill(size)
             self._at = _skip(self._text, self._at, _BLANK + b",")
-            end = _last_end(self._text, self._at, self._at + size)
+            end = _piece_end(self._text, self._at, self._at + size)
             if end >= 0:
                 try:
                     piece = self._scan(self._text, self._at, end)
@@ -138,21 +136,11 @@ class Pieces:
         Reading up to a fixed size gives most texts the same size. So Python can reuse the memory of
         an earlier text.
         """
-        parts = [memoryview(self._text)[self._at :]]
-        ahead = len(parts[0])
-        missing = max(size, LARGEST) - ahead if ahead < size else 0
-        while missing > 0 and not self._at_end:
-            try:
-                chunk = self._rest or memoryview(next(self._chunks, b""))
-            except EOFError:
-                chunk, self.gzip_cut_short = memoryview(b""), True
-            self._at_end = not chunk
-            parts.append(chunk[:missing])
-            self._rest = chunk[missing:]
-            missing -= len(parts[-1])
-        if len(parts) > 1:
+        while not self._at_end and len(self._text) - self._at < size:
+            rest = memoryview(self._text)[self._at :]
+            self._text = self._source.after(rest, max(size, LARGEST) - len(rest))
+            self._at_end = len(self._text) == len(rest)
             self._passed += self._at
-            self._text = b"".join(parts)
             self._at = 0
 
     def _open(self) -> bool:
@@ -162,7 +150,7 @@ class Pieces:
             self._at = len(self._text)
             self._fill(1)
         text = self._text.removeprefix(b"\xef\xbb\xbf").lstrip(_BLANK)
-        if not text and not self.gzip_cut_short:
+        if not text and not self._source.cut_short:
             raise TraceError(f"The trace file {self._path} is empty; copy or record it again.")
         self._at = len(self._text) - len(text)
         if text[:1] == b"[":
@@ -296,7 +284,7 @@ class Pieces:
 
     def _not_a_trace(self) -> TraceError:
         """The error for a text without a list of events."""
-        if self.gzip_cut_short:
+        if self._source.cut_short:
             return cut_short(self._path, gzip=True)
         try:
             msgspec.json.decode(self._text[self._at :], type=msgspec.Raw)
@@ -380,10 +368,12 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
     return at
 
 
-def _last_end(text: bytes, begin: int, end: int) -> int:
-    """Find the last `}` between two positions that is followed by `, {`.
+def _piece_end(text: bytes, begin: int, end: int) -> int:
+    """Guess the end of the last event, between two positions, that another event follows.
 
-    Returns the position after the `}`; -1 if there is no such `}`.
+    This is the position after the last `}` before `, {`. If there is no such position, the result
+    is the end of the first event, which may be the last one of the trace; -1 if this event does not
+    end before `end`.
     """
     at = text.rfind(b"{", begin, end)
     while at > begin:
@@ -393,7 +383,7 @@ def _last_end(text: bytes, begin: int, end: int) -> int:
             if text[close] == 0x7D and close > begin:
                 return close + 1
         at = text.rfind(b"{", begin, at)
-    return -1
+    return _event_end(text, begin, end) if text[begin : begin + 1] == b"{" else -1
 
 
 def _skip_back(text: bytes, at: int) -> int:

@@ -58,7 +58,7 @@ from instrument.trace.events import (
     flags,
     is_runtime,
 )
-from instrument.trace.gzip_stream import ahead, chunks
+from instrument.trace.gzip_stream import Source
 from instrument.trace.json_stream import Pieces, cut_short
 from instrument.trace.scanner import Scanned, Scanner
 from instrument.trace.schema import Args, Begin, Complete, End, Instant, coerced, decode
@@ -78,13 +78,14 @@ def read(path: Path) -> Events:
             much. Or its durations add up to more than 146 years.
     """
     columns = _Columns()
-    with _collector_off(), closing(ahead(chunks(path))) as text:
-        pieces = Pieces(text, path, columns.scanner.scan, decode, coerced)
+    with _collector_off(), closing(Source(path)) as source:
+        pieces = Pieces(source, path, columns.scanner.scan, decode, coerced)
         try:
             for piece in pieces:
                 columns.add(piece)
+            columns.add_scanned()
             if pieces.cut_short and not columns.spans:
-                raise cut_short(path, gzip=pieces.gzip_cut_short)
+                raise cut_short(path, gzip=source.cut_short)
             return columns.finish(
                 base_ns=pieces.base_ns,
                 cut_short=pieces.cut_short,
@@ -136,8 +137,12 @@ class _Columns:
     def add(self, piece: list[Any] | Scanned) -> None:
         """Append the events of one piece, which was either scanned or decoded."""
         if isinstance(piece, Scanned):
-            self._add_scanned(piece)
+            self.recorded += piece.recorded
+            self._halves += piece.halves
+            if piece.is_full:
+                self.add_scanned()
             return
+        self.add_scanned()
         self.recorded += len(piece)
         self._add_spans([event for event in piece if type(event) is Complete])
         instants = [e for e in piece if type(e) is Instant and e.args.size_bytes is not None]
@@ -145,23 +150,25 @@ class _Columns:
             append(self._memory_parts, self._memory(instants))
         self._halves += [event for event in piece if type(event) in (Begin, End)]
 
-    def _add_scanned(self, piece: Scanned) -> None:
-        self.recorded += piece.recorded
-        self.spans += len(piece.spans["name"])
-        texts = {name: self._texts_at(name, *found) for name, found in piece.texts.items()}
-        append(self._parts, piece.spans | texts)
-        append(self._memory_parts, piece.memory)
-        self._halves += piece.halves
+    def add_scanned(self) -> None:
+        """Append the events that were scanned since the last call."""
+        scanned = self.scanner.take()
+        if scanned is None:
+            return
+        self.spans += len(scanned.spans["name"])
+        texts = {name: self._texts_at(name, *found) for name, found in scanned.texts.items()}
+        append(self._parts, scanned.spans | texts)
+        append(self._memory_parts, scanned.memory)
 
     def _texts_at(self, name: str, codes: Codes, distinct: list[bytes]) -> Codes:
-        """Intern the distinct texts of a piece; return the column of indices into `Events.texts`.
+        """Intern distinct texts; return the column of indices into `Events.texts`.
 
         An event without a text gets -1.
         """
         if not distinct or (name == "call_stack" and self._has_frames()):
             return repeated(_NONE, len(codes))
         known = self._texts.codes(distinct, len(distinct)) - np.int32(1)
-        return np.append(known, np.int32(-1))[codes]
+        return taken(np.append(known, np.int32(-1)), codes)
 
     def _add_spans(self, spans: list[Complete]) -> None:
         if spans:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.trace.columns import compact, taken
+from instrument.trace.columns import append, joined, repeated, taken
 from instrument.trace.events import Codes
 from instrument.trace.schema import BAD, Begin, End, decode
 
@@ -31,7 +31,8 @@ except ImportError:  # built only where there is a compiler
 
 Columns = dict[str, NDArray[Any]]
 
-# The columns of the rows that `_scanner` returns. A text is an index, or -1 if the text is missing.
+# The columns that `_scanner` returns, in its order: 64-bit numbers, then 32-bit codes. The code of
+# a missing text is -1.
 _NUMBERS = (
     "start_ns",
     "end_ns",
@@ -52,77 +53,66 @@ _MEMORY_NUMBERS = (
     "reserved_bytes",
     "address",
 )
-_SPAN = np.dtype(
-    [(name, np.int64) for name in _NUMBERS]
-    + [(name, np.int32) for name in ("kind", *TEXTS, "unused")]
-)
-_MEMORY = np.dtype([(name, np.int64) for name in (*_MEMORY_NUMBERS, "kind")])
-# If there are more kinds than this, or their texts have more bytes, the kinds found so far are
-# forgotten. Otherwise a trace in which nothing repeats would fill the memory.
-_MOST_KINDS, _MOST_BYTES = 1 << 16, 1 << 26
+_SPAN = dict.fromkeys(_NUMBERS, np.int64) | dict.fromkeys((*TEXTS, "kind"), np.int32)
+_MEMORY = dict.fromkeys(_MEMORY_NUMBERS, np.int64) | {"kind": np.int32}
+# `_scanner` holds the kinds and long texts of the events that it has read. If they take more bytes
+# than this, the events become columns, and `_scanner` forgets them. Otherwise a trace in which
+# nothing repeats would fill the memory.
+_MOST_BYTES = 1 << 25
 
 
 class Scanned(NamedTuple):
-    """The events of a piece.
+    """What is returned at once of a piece. `Scanner.take` returns its other events later.
+
+    Attributes:
+        recorded: the number of events.
+        halves: the separate starts and ends of events.
+        is_full: whether `Scanner.take` must be called before the next piece is scanned.
+    """
+
+    recorded: int
+    halves: list[Begin | End]
+    is_full: bool
+
+
+class Taken(NamedTuple):
+    """The events of several pieces.
 
     `texts` holds two items for each column of `TEXTS`: the index of each event's text, and the list
     of distinct texts. The index is -1 if the event has no such text.
     """
 
-    recorded: int
     spans: Columns
     texts: dict[str, tuple[Codes, list[bytes]]]
     memory: Columns
-    halves: list[Begin | End]
 
 
 class Kinds:
-    """The kinds of events found so far in a trace, and their columns.
+    """The columns of the kinds of events that were found since the last call of `columns_at`.
 
     `columns_of` converts decoded events to columns.
     """
 
     def __init__(self, columns_of: Callable[[list[Any]], Columns]) -> None:
         self._columns_of = columns_of
-        self._columns: Columns = columns_of([])
-        self._positions: dict[bytes, int] = {}
-        self._bytes = 0
+        self._parts: dict[str, list[NDArray[Any]]] = {}
 
-    def decoded(self, kinds: list[bytes]) -> list[Any]:
-        """Decode the new kinds among `kinds`; raises the errors of msgspec.
-
-        If very many kinds are known, all known kinds are forgotten first.
-        """
-        if len(self._positions) > _MOST_KINDS or self._bytes > _MOST_BYTES:
-            self._columns, self._positions, self._bytes = self._columns_of([]), {}, 0
-        new = [kind for kind in kinds if kind not in self._positions]
-        return decode(b"[%b]" % b",".join(new)) if new else []
-
-    def add(self, kinds: list[bytes], new: list[Any]) -> Codes:
-        """Add the new kinds; return an index into the columns for each of `kinds`.
-
-        `new` is what `decoded` returned for `kinds`.
-        """
+    def add(self, new: list[Any]) -> None:
+        """Add new kinds."""
         if new:
-            columns = self._columns_of(new)
-            self._columns = {
-                name: compact(np.append(column, columns[name]))
-                for name, column in self._columns.items()
-            }
-            self._bytes += sum(map(len, kinds))
-        positions = self._positions
-        return np.array([positions.setdefault(kind, len(positions)) for kind in kinds], np.int32)
+            append(self._parts, self._columns_of(new))
 
-    def columns_at(self, kind: Codes, rows: NDArray[Any]) -> Columns:
-        """Return the columns of events.
+    def columns_at(self, rows: Columns) -> Columns:
+        """Return the columns of events, and forget the kinds.
 
-        `rows` holds the columns in which events of one kind differ. The other columns are made from
-        `kind`, the index of each event's kind.
+        `rows` holds the columns in which events of one kind differ, and the column `kind`: the
+        index of each event's kind. The columns that `rows` lacks are made from the kinds.
         """
-        own = set(rows.dtype.names or ())
         return {
-            name: rows[name].astype(column.dtype) if name in own else taken(column, kind)
-            for name, column in self._columns.items()
+            name: rows[name].astype(column.dtype, copy=False)
+            if name in rows
+            else taken(column, rows["kind"])
+            for name, column in joined(self._parts, self._columns_of([])).items()
         }
 
 
@@ -132,9 +122,8 @@ class Scanner:
     def __init__(
         self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
     ) -> None:
+        self._compiled = compiled.Scanner() if compiled else None
         self._kinds, self._memory_kinds = Kinds(spans_of), Kinds(memory_of)
-        # These kinds have no columns. They are decoded only to check their JSON.
-        self._other_kinds = Kinds(lambda _: {})
 
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
@@ -142,24 +131,38 @@ class Scanner:
         Returns None if the text must be decoded as JSON: the compiled module is missing or does not
         understand the text, or a kind cannot be decoded.
         """
-        found = compiled.scan(text, begin, end) if compiled else None
-        if found is None:
+        found = self._compiled.scan(text, begin, end) if self._compiled else None
+        if self._compiled is None or found is None:
             return None
-        recorded, spans, kinds, memory, memory_kinds, other_kinds, halves, texts = found
-        rows, memory_rows = np.frombuffer(spans, _SPAN), np.frombuffer(memory, _MEMORY)
-        known = (self._kinds, self._memory_kinds, self._other_kinds)
         try:
-            new = [*map(Kinds.decoded, known, (kinds, memory_kinds, other_kinds))]
-            decoded_halves = decode(b"[%b]" % halves[:-1])
+            # The events of the third list have no columns; they are decoded to check their JSON.
+            kinds, memory_kinds, _, halves = (decode(b"[%b]" % events) for events in found[1:])
         except BAD:
             return None
-        kind = self._kinds.add(kinds, new[0])[rows["kind"]]
-        memory_kind = self._memory_kinds.add(memory_kinds, new[1])[memory_rows["kind"]]
-        self._other_kinds.add(other_kinds, new[2])
-        return Scanned(
-            recorded,
-            self._kinds.columns_at(kind, rows),
+        self._kinds.add(kinds)
+        self._memory_kinds.add(memory_kinds)
+        return Scanned(found[0], halves, self._compiled.keep() > _MOST_BYTES)
+
+    def take(self) -> Taken | None:
+        """Remove and return the events of all pieces scanned since the last call.
+
+        Returns None if the compiled module is missing.
+        """
+        if self._compiled is None:
+            return None
+        spans, memory, texts = self._compiled.take()
+        rows, memory_rows = _rows(_SPAN, *spans), _rows(_MEMORY, *memory)
+        return Taken(
+            self._kinds.columns_at(rows),
             {name: (rows[name], distinct) for name, distinct in zip(TEXTS, texts)},
-            self._memory_kinds.columns_at(memory_kind, memory_rows),
-            decoded_halves,
+            self._memory_kinds.columns_at(memory_rows),
         )
+
+
+def _rows(dtypes: dict[str, Any], count: int, columns: list[bytearray]) -> Columns:
+    """The columns of `count` rows as arrays, without a copy."""
+    found = {}
+    for (name, dtype), column in zip(dtypes.items(), columns):
+        values = np.frombuffer(column, dtype)
+        found[name] = values if len(values) == count else repeated(values, count)
+    return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from instrument.links.links import _HIDDEN
 from instrument.trace.events import Events
+from instrument.trace.scanner import TEXTS
 
 ON_CPU = {"cpu_op", "Operator", "user_annotation"}
 
@@ -126,15 +127,21 @@ def backward_by_flows(path: Path) -> dict[str, int]:
 
 
 def same(a: Events, b: Events) -> bool:
-    """Whether every column, and every name in its place, is the same."""
+    """Whether every column, and every name in its place, is the same; only the texts may have another order."""
+    if sorted(a.texts) != sorted(b.texts):
+        return False
+    place = {text: code for code, text in enumerate(b.texts)}
+    codes = np.array([*(place[text] for text in a.texts), -1], np.int32)
     for owner_a, owner_b in ((a, b), (a.memory, b.memory)):
         for field in fields(owner_a):
             left, right = getattr(owner_a, field.name), getattr(owner_b, field.name)
+            if field.name in TEXTS:
+                left = codes[left]
             if isinstance(left, np.ndarray):
                 if left.dtype != right.dtype or not np.array_equal(
                     left, right, equal_nan=left.dtype.kind == "f"
                 ):
                     return False
-            elif field.name != "memory" and left != right:
+            elif field.name not in ("memory", "texts") and left != right:
                 return False
     return True

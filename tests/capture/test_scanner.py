@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,14 +70,22 @@ INSTANT = (
 
 
 class Counting:
-    """The compiled module, with the number of events that it has read."""
+    """The compiled module, with the number of events that its scanners have read."""
 
     scanned = 0
 
-    def scan(self, text: bytes, begin: int, end: int) -> Any:
-        found = _scanner.scan(text, begin, end)
+    def Scanner(self) -> Any:  # noqa: N802 - the name of the class in the module
+        inner = _scanner.Scanner()
+        return SimpleNamespace(scan=partial(self._scan, inner), keep=inner.keep, take=inner.take)
+
+    def _scan(self, inner: Any, text: bytes, begin: int, end: int) -> Any:
+        found = inner.scan(text, begin, end)
         self.scanned += found[0] if found else 0
         return found
+
+
+def scan(text: bytes, begin: int, end: int) -> Any:
+    return _scanner.Scanner().scan(text, begin, end)
 
 
 @pytest.fixture
@@ -133,7 +145,7 @@ def test_what_is_scanned_is_what_was_written(tmp_path, both) -> None:
     path = tmp_path / "trace.json"
     path.write_text(document([*COMMON[:60], FLOW, INSTANT, *COMMON[60:]]))
     events, scanned = both(path)
-    assert scanned == 121, "all but the last event, which nothing follows that would tell its end"
+    assert scanned == 122
     number = np.arange(120)
     assert np.array_equal(events.start_ns, 4353870089_000_000 + number * 1001)
     assert np.array_equal(events.duration_ns, number * 37_001)
@@ -219,8 +231,8 @@ def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(
     both(path)
 
 
-def test_kinds_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
-    monkeypatch.setattr("instrument.trace.scanner._MOST_KINDS", 3)
+def test_kinds_and_texts_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
+    monkeypatch.setattr("instrument.trace.scanner._MOST_BYTES", 600)
     monkeypatch.setattr("instrument.trace.json_stream.LARGEST", 1 << 12)
     monkeypatch.setattr("instrument.trace.json_stream.SMALLEST", 1 << 9)
     path = tmp_path / "trace.json"
@@ -232,7 +244,7 @@ def test_many_distinct_names_are_read(tmp_path, both) -> None:
     path = tmp_path / "trace.json"
     path.write_text(document([event(n % 1000, f"n{n}") for n in range(5000)]))
     events, scanned = both(path)
-    assert (len(events.names), scanned) == (5000, 4999)
+    assert (len(events.names), scanned) == (5000, 5000)
 
 
 ONE = '{"ph": "X", %s}'
@@ -284,7 +296,7 @@ NOT_UNDERSTOOD = {
 @pytest.mark.parametrize("what", UNDERSTOOD)
 def test_what_is_understood(what) -> None:
     text = UNDERSTOOD[what].encode()
-    found = _scanner.scan(b"[" + text, 1, len(text) + 1)
+    found = scan(b"[" + text, 1, len(text) + 1)
     assert found[0] == len(decode(b"[%b]" % text))
     assert is_scanned_as_decoded(text)
 
@@ -296,19 +308,19 @@ def test_an_instant_that_the_decoder_refuses_is_left_to_it() -> None:
 @pytest.mark.parametrize("what", NOT_UNDERSTOOD)
 def test_what_is_not_understood_is_left_to_the_decoder(what) -> None:
     text = NOT_UNDERSTOOD[what].encode()
-    assert _scanner.scan(text, 0, len(text)) is None
+    assert scan(text, 0, len(text)) is None
 
 
 @pytest.mark.parametrize(("begin", "end"), [(-1, 3), (2, 1), (0, 12), (2**62, 2**63 - 1)])
 def test_positions_outside_the_text_are_refused(begin, end) -> None:
     with pytest.raises(ValueError, match="begin and end must be positions in the text"):
-        _scanner.scan(UNDERSTOOD["nothing more"].encode(), begin, end)
+        scan(UNDERSTOOD["nothing more"].encode(), begin, end)
 
 
 def test_every_cut_of_an_event_is_refused() -> None:
     text = UNDERSTOOD["all kinds of values"].encode() + b" " + INSTANT.strip().encode()
     whole = text.index(b" " + INSTANT.strip().encode())
-    taken = [end for end in range(len(text)) if _scanner.scan(text, 0, end)]
+    taken = [end for end in range(len(text)) if scan(text, 0, end)]
     assert taken == [whole, whole + 1]
 
 
@@ -366,3 +378,42 @@ def test_random_edits_are_scanned_as_they_are_decoded() -> None:
             text[at : at + edit.choice((0, 1, 1, 4))] = put
         scanned += is_scanned_as_decoded(bytes(text))
     assert scanned > 150
+
+
+NUMBERS = st.lists(st.lists(st.sampled_from([0, 1, 2**63 - 1]), min_size=1, max_size=4), max_size=5)
+
+
+@given(NUMBERS, st.booleans())
+@QUIET
+def test_the_pieces_that_are_kept_become_columns(pieces, drops) -> None:
+    found = _scanner.Scanner()
+    for numbers in pieces:
+        events = [f'{{"ph": "X", "name": "{n}", "args": {{"correlation": {n}}}}}' for n in numbers]
+        if drops:
+            other = b'{"ph": "X", "name": "dropped", "args": {"Input Dims": []}}'
+            assert found.scan(other, 0, len(other))
+        text = ",".join(events).encode()
+        assert found.scan(text, 0, len(text))[0] == len(numbers)
+        found.keep()
+    (count, columns), memory, texts = found.take()
+    every = [n for numbers in pieces for n in numbers]
+    correlation, kind = (np.frombuffer(columns[k], t) for k, t in ((3, np.int64), (12, np.int32)))
+    assert count == len(every)
+    assert np.broadcast_to(correlation, count).tolist() == every
+    assert len(correlation) == (1 if len(set(every)) == 1 else count)
+    names = list(dict.fromkeys(every))
+    assert [names[code] for code in np.broadcast_to(kind, count)] == every
+    assert texts == ([], [], [], [])
+    assert memory[0] == 0
+    assert found.take()[0][0] == 0
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_trace_is_read_from_a_pipe(tmp_path, pack) -> None:
+    pipe = tmp_path / "trace.json"
+    os.mkfifo(pipe)
+    text = pack(document([event(n % 1000, f"n{n}") for n in range(9000)]).encode())
+    with ThreadPoolExecutor(1) as thread:
+        written = thread.submit(pipe.write_bytes, text)
+        assert len(reader.read(pipe)) == 9000
+        assert written.result() == len(text)

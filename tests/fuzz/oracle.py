@@ -27,6 +27,7 @@ def is_scanned_as_decoded(text: bytes) -> bool:
     if not isinstance(found, Scanned):
         return False
     scanning.add(found)
+    scanning.add_scanned()
     decoding.add(decode(b"[%b]" % text))
     one, other = _finished(scanning), _finished(decoding)
     assert one == other if isinstance(one, str) or isinstance(other, str) else same(one, other)

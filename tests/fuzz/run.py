@@ -40,8 +40,9 @@ SANITIZERS = "-fsanitize=fuzzer,address,undefined"
 
 
 def seeds(folder: Path | None) -> Iterator[bytes]:
-    """Texts of a few events each, with commas between them."""
+    """Pieces of a few events each, with commas between them; zero bytes separate the pieces of a text."""
     yield from (text.encode() for text in BY_HAND)
+    yield "\0".join(BY_HAND).encode()
     for path in sorted(folder.glob("*.json.gz")) if folder else []:
         text = gzip.decompress(path.read_bytes()).decode(errors="replace")
         events = json.loads(text, strict=False)["traceEvents"]
@@ -49,6 +50,7 @@ def seeds(folder: Path | None) -> Iterator[bytes]:
         for begin in itertools.islice(range(0, len(events), step), PER_TRACE):
             chosen = [json.dumps(event) for event in events[begin : begin + EVENTS_EACH]]
             yield ",\n ".join(chosen).encode()[:MOST_BYTES]
+            yield "\0".join(chosen).encode()[:MOST_BYTES]
 
 
 def fuzz(folder: Path, seconds: int) -> bool:
@@ -114,8 +116,9 @@ def main(seconds: int) -> int:
         for number, text in enumerate(seeds(Path(given) if given else None)):
             (folder / "texts" / f"seed{number}").write_bytes(text)
         found_nothing = fuzz(folder, seconds)
-        texts = [path.read_bytes() for path in sorted((folder / "texts").iterdir())]
-        return 0 if compare(texts, seconds / 4) and found_nothing else 1
+        kept = [path.read_bytes() for path in sorted((folder / "texts").iterdir())]
+        pieces = [piece for text in kept for piece in text.split(b"\0")]
+        return 0 if compare(pieces, seconds / 4) and found_nothing else 1
 
 
 if __name__ == "__main__":
