@@ -150,7 +150,7 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture of a test and its counters; `stored` holds the counters of the test's file."""
+    """The capture of a test, its counters, and the stored counters to compare them with."""
 
     capture: Capture
     counted: Counters

@@ -230,7 +230,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work `profiler.activities` tells the profiler to record."""
+    """A mask of the calls whose device work was recorded according to `profiler.activities`."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():

@@ -89,10 +89,10 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """For each group of edges, the edge whose awaited work ended last; -1 without edges.
+    """Find the edge of each group whose work ended last; -1 for a group without edges.
 
-    An edge joins one wait to one piece of work that it waits for. `of` is the number of each edge's
-    group, and `count` is the number of groups.
+    An edge joins a wait to one piece of work that the wait is for. `of` is the number of each
+    edge's group, and `count` is the number of groups.
     """
     order = np.lexsort((events.end_ns[found.earlier], of))
     last = np.full(count, -1)

@@ -132,7 +132,7 @@ compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 
 
 def arm(emitting: Backend | None = None) -> None:
-    """Add a backend to those in which annotations open their ranges, until `disarm`.
+    """From now on, annotations open their ranges in this backend too; `disarm` ends this.
 
     None means torch's backend. A backend that is already armed is not added again.
     """

@@ -49,7 +49,7 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps that CPU events take, or their device work if its share is larger.
+    """The share of the steps' time in CPU events or in their device work, whichever is larger.
 
     Overlapping times on several threads or streams count once.
     """

@@ -105,8 +105,8 @@ class Check(NamedTuple):
         code: the code of the findings, as in `Finding`.
         find: yields the findings of one capture. Its arguments are the capture and the capture's
             scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
-        needs_device_work: whether only a trace with device work can show the problem. Without
-            device work, a check that finds nothing does not count as passed.
+        needs_device_work: whether only a trace with device work can show the problem. In a trace
+            without device work, such a check never counts as passed.
     """
 
     code: str

@@ -85,10 +85,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _most_ns(capture: Views, chosen: Flags) -> Ints:
-    """For each chosen path, an upper bound of its time in the steps; `share_of` costs more.
+    """For each chosen path, an upper bound of its time in the steps.
 
-    The bound is too high if several threads or streams work at the same time. No chosen path may
-    lie inside another one.
+    The bound is too high if several threads or streams work at the same time. `share_of` computes
+    the exact time, but takes longer. No chosen path may lie inside another one.
     """
     events, tree, scopes = capture.events, capture.links.call_tree, capture.links.scopes
     steps, inside = measured(capture), chosen[scopes.opened]

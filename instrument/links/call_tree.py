@@ -231,7 +231,7 @@ def _are_in_order(thread: Codes, start: Ints, end: Ints) -> bool:
 def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     """The order by thread, then by start, then by duration, the longest first.
 
-    To save time, only events with equal starts are sorted by duration.
+    Few events of a thread have equal starts, so the last sort is done only on those events.
     """
     order = np.argsort(start, kind="stable")
     order = order[np.argsort(thread[order], kind="stable")]

@@ -487,9 +487,9 @@ def _recorded_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
-    """The same edges as in `_recorded_stream_waits`, but inferred from times.
+    """Edges as in `_recorded_stream_waits`, but inferred from times.
 
-    If the trace has a `cuda_sync` event of a stream wait, no edge is inferred.
+    There are none if the trace has `cuda_sync` events for stream waits: then waits are recorded.
     """
     chosen = waits.of_kind(STREAM_WAIT, stated=False)
     if len(waits.of_kind(STREAM_WAIT, stated=True)):

@@ -100,7 +100,7 @@ def _box(frame: Frame, x: float, y: int, scale: float, root: Frame) -> _Box:
 
 
 def _colour(name: str) -> str:
-    """A colour that depends only on the name; Python frames, operators and others differ in hue."""
+    """The colour of a name. Its hue shows what the name is: operator, Python frame or other."""
     hue = (
         205
         if name.startswith(("aten::", "autograd::"))

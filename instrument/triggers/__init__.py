@@ -30,7 +30,7 @@ class Step(NamedTuple):
         loss: the newest loss that has arrived on the CPU since the previous step; None if no loss
             has arrived. A loss is copied from the device asynchronously, so `loss` is the loss of
             an earlier step, `loss_step`.
-        loss_step: the number of the step whose loss `loss` is; None if `loss` is None.
+        loss_step: the number of the step that had this loss; None if `loss` is None.
         recorded: whether a window was open or warming up in this step; such steps are slower.
     """
 

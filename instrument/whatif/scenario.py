@@ -135,12 +135,12 @@ class Scenario:
 
     @property
     def low_ns(self) -> int:
-        """The smallest saving of all variants, in nanoseconds; `notes` says what is uncertain."""
+        """The saving of the variant that saves least, in nanoseconds; see `notes`."""
         return min(self._savings)
 
     @property
     def high_ns(self) -> int:
-        """The largest saving of all variants, in nanoseconds."""
+        """The saving of the variant that saves most, in nanoseconds; see `notes`."""
         return max(self._savings)
 
     @property

@@ -110,9 +110,10 @@ def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Run a sink on a capture. Log the sink's first exception, and add the sink to `failed`.
+    """Run a sink on a capture. If the sink raises, log the exception and add the sink to `failed`.
 
-    KeyboardInterrupt is caught too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`.
+    The exception of a sink that is already in `failed` is not logged. KeyboardInterrupt is caught
+    too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
     try:
         sink.write(capture, folder)

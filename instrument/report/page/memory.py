@@ -91,7 +91,10 @@ def section(
 
 
 def _categories(capture: Views) -> tuple[list[Categories], str]:
-    """Return the memory by torch's categories and "", or an empty list and the reason."""
+    """Return the memory by torch's categories, and an empty text.
+
+    If the categories are not known, the list is empty and the text says why.
+    """
     try:
         return capture.categories, ""
     except CaptureError as error:
