@@ -72,7 +72,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     yield Finding(
         code="slow-links",
-        title=f"The fastest {fastest.kind} of over {size(_LARGE_BYTES)} reaches only {rate(speed)} "
+        title=f"The fastest {fastest.kind} of more than {size(_LARGE_BYTES)} reaches only {rate(speed)} "
         f"bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
         f"{time.what} is exposed communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "

@@ -420,7 +420,7 @@ def _loader_waits(made: _Builder) -> None:
 
 
 def loads_here(events: Events) -> Flags:
-    """A mask of events, by name: those of data loaders that load in the training process."""
+    """A mask of the events whose names show that a data loader loads in the training process."""
     return events.named(lambda name: _IN_PROCESS in (loader_iterator(name) or ""))
 
 
