@@ -215,8 +215,8 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
 
     The first `_CALL_NS` of a call are overhead, which only one round keeps. If the median call
     takes longer, the rest of its time is work, which stays for all rounds. If the loops take at
-    least half of their range, the whole range is scaled: its backward and the time between the calls
-    become shorter too. Otherwise, only the calls become shorter.
+    least half of their range, the whole range is scaled: its backward and the time between the
+    calls become shorter too. Otherwise, only the calls become shorter.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

@@ -72,8 +72,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     yield Finding(
         code="slow-links",
-        title=f"The fastest {fastest.kind} of more than {size(_LARGE_BYTES)} reaches only {rate(speed)} "
-        f"bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
+        title=f"The fastest {fastest.kind} of more than {size(_LARGE_BYTES)} reaches only "
+        f"{rate(speed)} bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
         f"{time.what} is exposed communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "
         "transport; NCCL_P2P_DISABLE, NCCL_IB_DISABLE and NCCL_SHM_DISABLE must not be set, and "
