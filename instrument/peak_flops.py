@@ -1,4 +1,4 @@
-"""Check the option `peak_flops`; the precisions for which a device has different peak FLOP/s."""
+"""Check the option `peak_flops`, and list the precisions for which it can give peak FLOP/s."""
 
 from __future__ import annotations
 

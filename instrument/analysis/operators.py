@@ -287,9 +287,12 @@ def _display_names(events: Events, call_tree: CallTree) -> tuple[tuple[str, ...]
 def _folded(call_tree: CallTree, name: Ints) -> tuple[Flags, Groups]:
     """Merge a child into its parent if the parent has no other child and both have the same name.
 
-    torch does the same. Returns a mask of the remaining nodes, and the nodes grouped by the
-    remaining node that they became part of. All pairs are found before the first merge. This finds
-    the same pairs, because a merged parent takes over the children of its child.
+    torch does the same, but merges while it still looks for pairs. Here, all pairs are found
+    before the first merge. They are the same pairs, because a merged parent takes over the children
+    of its child.
+
+    Returns a mask of the remaining nodes, and the nodes grouped by the remaining node that they
+    became part of.
     """
     inner = call_tree.parent >= 0
     children = np.bincount(call_tree.parent[inner], minlength=len(call_tree))

@@ -89,9 +89,9 @@ def synchronisations(links: Links) -> Table:
 
 
 def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -> Ints:
-    """Find the edge of each group whose work ended last; -1 for a group without edges.
+    """For each group of edges, find the edge whose work ended last; -1 for a group without edges.
 
-    An edge joins a wait to one piece of work that the wait is for. `of` is the number of each
+    An edge leads from device work to the event that waits for it. `of` is the number of each
     edge's group, and `count` is the number of groups.
     """
     order = np.lexsort((events.end_ns[found.earlier], of))

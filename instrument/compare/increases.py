@@ -62,8 +62,9 @@ def calls_behind(
 ) -> list[Call]:
     """The calls that a counter counts in a range, or in the whole step if `path` is None.
 
-    Only calls that a step makes more often than in `before` are returned, or, if there are none or
-    `before` is None, all calls. The call that adds most to the counter comes first.
+    Only calls that a step makes more often than in `before` are returned. If there are no such
+    calls, or if `before` is None, all calls are returned. The call that adds most to the counter
+    comes first.
     """
     found = occurred.of(counter)
     if found is None:

@@ -180,9 +180,9 @@ def _signs(blocks: int) -> Floats:
 
 
 def _left_out(blocks: int, largest: Floats) -> int:
-    """The number of means of two blocks that lie below the interval; as many lie above it.
+    """How many means of two blocks the interval leaves out at each of its ends.
 
-    The number is negative if no result of this many blocks is significant. `largest` holds the
+    The number is -1 if no result of this many blocks is significant. `largest` holds the
     largest statistic of all quantities for each pattern, sorted.
     """
     values, first = np.unique(largest, return_index=True)

@@ -157,7 +157,7 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 
 
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each node of the call tree, its time in the gaps that its thread ends with a launch.
+    """For each node of the call tree, its time in the gaps of its thread; see `_threads`.
 
     Cost: sweeps over all gaps, then over the gaps and the nodes of each thread.
     """

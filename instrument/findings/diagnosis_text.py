@@ -70,7 +70,7 @@ def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
-    """Return the sentence for a diagnosis without findings, without a full stop.
+    """Return the sentence for a diagnosis without findings. The sentence has no full stop.
 
     If device work often began late for an unknown reason, the sentence says so, because the checks
     cannot explain these delays.

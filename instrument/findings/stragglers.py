@@ -95,7 +95,7 @@ def _balanced(ranks: Ranks) -> Scenario | None:
 
 
 def _change(row: Any) -> str:
-    """The change to try, from the work on which the rank spends more time than the others."""
+    """The change to try: help the CPU if the device waits for it, else give ranks equal work."""
     host = f" on {row.host}" if row.host else ""
     where = (
         f"Look at the range {row.range}: rank {row.rank}{host} spends "

@@ -45,9 +45,9 @@ class Overhead:
         node_ns: the time that measuring adds to each node, measured with nodes that do nothing.
         nodes: the number of nodes.
         of_model: the time of the nodes, without the time that measuring adds, divided by the time
-            of the model; 1.0 means equally long. This is the median over the runs with the graph.
-            Each is divided by the neighbouring run without the graph, because other work on the
-            machine slows both. None if the model never ran without its graph.
+            of the model; 1.0 means equally long. Each run with the graph is compared with the
+            neighbouring run without the graph, because other work on the machine slows both. The
+            value is the median of these ratios; None if the model never ran without its graph.
         quartiles: the first and third quartile of these ratios; None for fewer than two ratios.
     """
 

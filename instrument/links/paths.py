@@ -198,8 +198,8 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 def _shortened(path: str) -> str:
     """Replace the middle of a path by a hash if the path has more than `LONGEST_PATH` characters.
 
-    `path` can begin with a parent's text that was shortened and contains a hash. So the new hash
-    still depends on all names of the path.
+    If `path` begins with a shortened text of its parent, this text contains a hash of the parent's
+    whole path. So the new hash depends on all names of `path`.
     """
     if len(path) <= LONGEST_PATH:
         return path

@@ -236,9 +236,8 @@ class _Latest:
 class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
-    If the launch of some work is not in the trace, the time at which the work was queued is a
-    guess: before the trace began, if the work ran before all work of its stream that has a known
-    launch; otherwise, the start of the work.
+    If the launch of some work is not in the trace, `queued_ns` is a guess. It is a time before the
+    trace begins if the work is in the mask of `ran_first`, else the start of the work.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:

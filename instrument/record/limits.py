@@ -24,7 +24,7 @@ class Limits:
     """Checks the limits of one window, from its beginning until `closed` is set.
 
     `StepLoop` calls `reached` at the end of each step, and ends the window if `reached` returns a
-    reason. If no step ends, as in a server without requests, a thread ends the window at twice a
+    reason. If no step ends, as in a server without requests, a thread ends the window at twice the
     limit. To end the window, the thread calls `end` with this object and the reason.
     """
 

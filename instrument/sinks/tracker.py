@@ -36,7 +36,7 @@ class Sent(NamedTuple):
 
 
 class Tracker(Sink):
-    """Sends each window to an experiment tracker: its scalars, and the capture's files.
+    """Sends the scalars and files of each window to an experiment tracker.
 
     The tracker's run is open in the training process, so a thread of this process sends the data.
     Neither training nor the next window waits for the tracker. An error is reported with the next
@@ -108,7 +108,7 @@ class Tracker(Sink):
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until everything is sent; after 2 s, log the names of the windows that are left.
 
-        The wait takes at most the argument or the option `timeout_s`, whichever is shorter.
+        The time limit is the argument or the option `timeout_s`, whichever is shorter.
 
         Raises:
             CaptureError: the time was too short, or a window could not be sent.

@@ -48,8 +48,8 @@ def chunks(path: Path) -> Iterator[bytes]:
 class Source:
     """The bytes of a file, decompressed if it is gzip, for a caller that reads them piece by piece.
 
-    A thread decompresses ahead of the caller. A file that is not gzip is read by the caller's
-    thread: a copy of bytes costs less than their way from one core to another.
+    A thread decompresses ahead of the caller. If the file is not gzip, the caller's thread reads
+    it, because reading bytes costs less than passing them from one core to another.
 
     Attributes:
         cut_short: whether the bytes read so far are followed by an early end of the gzip data.

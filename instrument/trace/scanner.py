@@ -128,8 +128,8 @@ class Scanner:
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
 
-        Returns None if the text must be decoded as JSON: the compiled module is missing or does not
-        understand the text, or a kind cannot be decoded.
+        Returns None if the whole text must be decoded as JSON: the compiled module is missing or
+        does not understand the text, or `decode` rejects a part of the text.
         """
         found = self._compiled.scan(text, begin, end) if self._compiled else None
         if self._compiled is None or found is None:

@@ -33,7 +33,7 @@ class Path:
 
 
 class _Arcs(NamedTuple):
-    """Arcs in the order of a pass: for each, the moments `target` and `source`, and its number."""
+    """Arcs in the order of a pass, as columns; `number` is the index of an arc in `Program`."""
 
     target: NDArray[np.int32]
     source: NDArray[np.int32]

@@ -92,7 +92,7 @@ class Window:
         return found
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
-        """The costs if the kernels of collectives that join ranks take only the transfer time."""
+        """The costs if each kernel in `meetings` takes only the transfer time of its collective."""
         if self.meetings is None:
             return tuple(costs)
         found = []

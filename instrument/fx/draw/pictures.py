@@ -327,7 +327,7 @@ def _node(graph: _Graph, unit: _Unit, box: Box, corner: Point, strength: float) 
 
 
 def _lines(lines: Sequence[Line], first_nodes: Sequence[int]) -> list[DrawnLine]:
-    """The parts of lines with node numbers; `first_nodes` has the first node of each box."""
+    """Convert lines between boxes to lines between nodes: each box becomes its first node."""
     continued = {line.after for line in lines}
     return [
         DrawnLine(
