@@ -75,9 +75,10 @@ class Calls:
 
     @cached_property
     def _recursive(self) -> Ints:
-        """All calls of each name and kind if at least one of them is inside another of them.
+        """All calls of the recursive pairs of name and kind.
 
-        All other calls are outermost in every grouping.
+        A pair is recursive if one of its calls is inside another of its calls. All other calls
+        are outermost in every grouping.
         """
         groups = groupby(self.name * len(KINDS) + self.kind)[1]
         inner = ~_outermost(groups.of, self.node, self.after)

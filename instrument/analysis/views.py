@@ -485,7 +485,7 @@ class Views:
 
     @cached_property
     def interruptions(self) -> Table:
-        """What interrupted the training code, such as the loader; see `analysis.interruptions`."""
+        """The loader and other interruptions of the training code; see `analysis.interruptions`."""
         from instrument.analysis.interruptions import interruptions
 
         return interruptions(self.events)

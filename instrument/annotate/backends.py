@@ -169,7 +169,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def mark(moment: str) -> None:
-    """Record a moment in each armed tool that can record moments, such as NVTX, but not torch."""
+    """Record a moment in each armed tool that can record moments, such as NVTX; torch cannot."""
     if backend.mark is not None:
         backend.mark(moment)
 

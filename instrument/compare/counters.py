@@ -167,8 +167,8 @@ class Occurred:
     def of(self, name: str) -> Occurrences | None:
         """The occurrences that a counter counts.
 
-        The result is None if the counter is not known, or does not count occurrences, such as
-        `peak_bytes`.
+        The result is None if the counter is not known, or if it is a counter such as `peak_bytes`,
+        which does not count occurrences.
         """
         if name.startswith(KIND):
             found = self._collectives

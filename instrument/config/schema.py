@@ -101,8 +101,8 @@ class ProfilerConfig(BaseModel):
         max_window_s: a window that has recorded for this many seconds ends with the current step.
             The capture is labelled truncated, and later windows are still recorded. If no step
             ends, as in a server without requests, the window ends after twice the time. But
-            with `profile_memory`, the window stays open until a step ends, because only the thread
-            that began the window can end it. None means no limit.
+            with `profile_memory`, only the thread that began the window can end it, so the window
+            stays open until a step ends. None means no limit.
         max_window_memory: by how many bytes the memory of the process may grow during a window: a
             number, or text such as "4GB". At this limit, the window ends as with `max_window_s`.
             A limit above an eighth of the machine's memory is lowered to it, because torch needs

@@ -119,9 +119,10 @@ def _conversions(
 
 
 def _copying(capture: Views, names: frozenset[str]) -> Ints:
-    """The nodes of the outermost calls of the operators in `names` that copy within one device.
+    """The outermost calls of the operators in `names`, as nodes of the call tree.
 
-    Calls outside the measured steps are left out.
+    Only calls that copy within one device are returned. Calls outside the measured steps and calls
+    inside the data loader are left out.
     """
     events, tree = capture.events, capture.links.call_tree
     named = events.named(lambda name: split_overload(name)[0] in names) & events.among(OPERATOR)

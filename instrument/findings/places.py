@@ -199,7 +199,7 @@ def is_shape(value: object) -> TypeGuard[list[int]]:
 
 
 def has_sources(capture: Views) -> bool:
-    """Whether the trace holds Python frames, from which files and lines are known."""
+    """Whether the trace holds Python frames or call stacks, and so has files and lines."""
     return len(capture.links.frames) > 0 or bool((capture.events.call_stack >= 0).any())
 
 

@@ -44,7 +44,10 @@ _UNNAMED = '; TORCH_LOGS="recompiles" prints the guard that fails'
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if compilations take at least 1 % of the steps after the first."""
+    """Yield one finding if compilations take at least 1 % of all steps except the first.
+
+    Without events of compilations, yield one if `capture.json` counts recompilations.
+    """
     events, steps = capture.events, measured(capture)
     found = compilations(capture)
     inside = found[steps.within(events.start_ns[found], events.end_ns[found]) > 0]

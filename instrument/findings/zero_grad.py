@@ -82,7 +82,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _inside(
     capture: Views, is_around: Callable[[str], bool], is_wanted: Callable[[str], bool]
 ) -> Ints:
-    """The outermost events with a wanted name inside events with a given name, sorted by start."""
+    """The outermost events that `is_wanted` accepts by name, sorted by start.
+
+    Only events inside an event that `is_around` accepts count.
+    """
     events, tree = capture.events, capture.links.call_tree
     around = tree.at_or_inside(events.named(is_around)[tree.index])
     wanted = events.named(is_wanted)[tree.index] & around

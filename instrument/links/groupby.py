@@ -84,7 +84,7 @@ class Groups:
         return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
-        """The sum of the values of each group, only of rows for which `where` is True."""
+        """The sum of each group's values; only rows for which `where` is True count."""
         of = self.of
         if where is not None and not where.all():
             of, values = of[where], values[where]

@@ -210,8 +210,8 @@ class _Latest:
     a stream or a device. A row is a piece of device work.
 
     A stream runs its work in the order of the launches, so its last work is the work that ends
-    last. The ends decide, because the start times of the launching calls can be in another order if
-    several threads launch on one stream.
+    last. The ends decide, not the start times of the launching calls: these times can be in another
+    order if several threads launch on one stream.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:

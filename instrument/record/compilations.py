@@ -54,7 +54,7 @@ def _recompilations() -> int:
 def _failed_guards() -> dict[str, int]:
     """How often each guard has failed; raises if torch does not count failed guards.
 
-    A key is the function with the guard and the reason of the failure.
+    A key names the function and the guard, such as "train.py:3 in forward: k == 2".
     """
     utils: Any = sys.modules.get("torch._dynamo.utils")
     found = Counter[str]()

@@ -297,7 +297,7 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """Connect to the store; return the session's part of the store and the leading rank's folder.
+    """Connect to the store; return the session's part of it, and the folder of the leading rank.
 
     `own` is this rank's own folder. The leading rank does not wait for other ranks.
 

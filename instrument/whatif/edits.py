@@ -50,7 +50,7 @@ def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
 def remove(model: Model, costs: Costs, chosen: Selection) -> Costs:
     """Remove the CPU time of a selection, the waits in this time, and the selected device work.
 
-    The gaps before the device work are removed too, and the calls that launched only this work.
+    Also remove the gaps before the device work, and the calls that launched only this work.
     """
     scaled = scale(model, costs, _with_launches(model, chosen), by=0.0)
     arcs, fixed_ns = model.arcs, scaled.fixed_ns.copy()

@@ -51,7 +51,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The moments of a window: those of the CPU, then the ends, then the starts of device events.
+    """The moments of a window: CPU moments, then ends of device events, then starts of them.
 
     Attributes:
         time_ns: the measured time, from the start of the trace.

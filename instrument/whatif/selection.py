@@ -170,7 +170,7 @@ def _of_mask(model: Model, chosen: Flags) -> Selection:
 
 
 def of_rows(model: Model, rows: Flags) -> Selection:
-    """Select device work and, without CPU time, the calls that launched only this work."""
+    """Select device work and the calls that launched only this work; select no CPU time."""
     launched = np.bincount(model.work.call + 1, minlength=len(model.links.events) + 1)[1:]
     chosen = np.bincount(model.work.call[rows] + 1, minlength=len(launched) + 1)[1:]
     none = np.zeros(0, np.int64)

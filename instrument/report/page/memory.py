@@ -57,7 +57,7 @@ def section(
     - `time`, `reserved`: the times, and the reserved bytes; `reserved` is None if it was not
       recorded.
     - `series`: for each series its `name`, its `bytes`, and `is_grey`: whether the page draws the
-      series in grey. Grey is memory from before the window, of all other series, or of no category.
+      series in grey. Grey: memory from before the window, `[others]`, and memory of no category.
     - `live`: the table of the memory in use at the peak, or None.
 
     A chart is kept if at least one series names what used the memory. If a device has no such
