@@ -1,9 +1,9 @@
 """Replaces possible secrets by `***` before they reach a file or a log.
 
-A value is hidden if its name or its form suggests a secret. For example, a URL with a password and
-a token of a known kind have such a form. The values of options of fsspec's file systems are hidden
-too, except for options that are known to be harmless. A secret with a harmless name and a harmless
-form is not found.
+A value is hidden if its name or its form suggests a secret. For example, a URL with a password has
+such a form, and so does a token of a known kind. The values of options of fsspec's file systems are
+hidden too, except for options that are known to be harmless. A secret with a harmless name and a
+harmless form is not found.
 """
 
 from __future__ import annotations

@@ -420,7 +420,7 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
     """Return `total_ns` split by finished step: a row for each group, a column for each step.
 
-    A call of a range, or an autograd node, counts for the step in which it began.
+    Calls of ranges and autograd nodes count for the step in which they began.
 
     Args:
         links: the relations between the events of the trace.

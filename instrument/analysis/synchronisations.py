@@ -40,7 +40,7 @@ SYNCHRONISATIONS: Schema = schema(
 
 
 def synchronisations(links: Links) -> Table:
-    """Return the calls that wait: one row for each name, operator, range and awaited stream.
+    """Return the calls that wait, grouped by name, operator, range, awaited and waiting stream.
 
     See `SYNCHRONISATIONS`. The row with the longest time comes first. The time is `stream_wait_ns`
     if a stream waits, and else `cpu_ns`. `instrument.links.synchronisation` finds the work that the

@@ -446,8 +446,8 @@ def _abridged(table: Table) -> tuple[Table, list[str]]:
 def _fitted(table: Table, name_width: int) -> str:
     """The table as text. On a terminal, columns that do not fit are left out, with a note.
 
-    The first column always stays. Then numbers are chosen before text, which is wider, and columns
-    without values are chosen last.
+    The first column always stays. Of the others, numbers have priority over text, which is wider.
+    Columns without values have the lowest priority.
     """
     try:
         is_terminal = sys.stdout.isatty()

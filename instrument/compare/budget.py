@@ -152,7 +152,7 @@ def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Exce
 def share_of(capture: Views, name: str) -> float:
     """The share of the steps' time in the ranges with this name or path; 0 if there are none.
 
-    For the name "data", waits for the batches of a `DataLoader` count too.
+    For the name "data", the waits for batches of a `DataLoader` count too.
     """
     ranges, events = capture.links.scopes, capture.events
     chosen = np.array([fits_range(name, text) for text in ranges.paths.texts], np.bool_)

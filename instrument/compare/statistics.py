@@ -144,12 +144,13 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """Count the orders of two samples by their value of the statistic of `is_higher`.
+    """Count the orders of two samples by the statistic of `is_higher` that each order gives.
 
-    `low` and `high` are the sizes of the first and the second sample. An order says for each of
-    their values, sorted together, to which sample it belongs. The result holds at index k the
-    number of orders with the statistic k. If the highest value belongs to the second sample, it
-    adds `low` pairs to the statistic, else none. Cost: the square of the product of the sizes.
+    `low` and `high` are the sizes of the first and the second sample. The values of
+    both samples are sorted together; an order says to which sample each value belongs. The result
+    holds at index k the number of orders with the statistic k. If the highest value belongs to the
+    second sample, it adds `low` to the statistic; otherwise it adds nothing. Cost: the square of
+    the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):

@@ -56,7 +56,7 @@ class Whole:
         rank: the rank; None for all captures together.
         before, after: the steps of both sides.
         parts: the parts of the mean step, the largest change first; see `PARTS`. The columns
-            `before_ns`, `after_ns` and `change_ns` sum exactly to the properties of these names.
+            `before_ns`, `after_ns` and `change_ns` sum exactly to the properties of the same names.
     """
 
     rank: int | None

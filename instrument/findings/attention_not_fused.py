@@ -80,8 +80,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 def _attention(capture: Views) -> tuple[Ints, Ints]:
     """Return the softmax nodes of attention, and all nodes between the two products.
 
-    All are nodes of the call tree with the same parent as the products. A product can lie at any
-    depth inside its node.
+    A softmax, its two products and the nodes between them are siblings in the call tree. A node is
+    a product if it is a batched matrix product or contains one at any depth.
     """
     events, tree = capture.events, capture.links.call_tree
     softmax = events.named(_is_softmax)[tree.index]

@@ -104,7 +104,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _before_norm(capture: Views) -> Ints:
-    """The convolutions with a bias whose output is the input of the next batch norm."""
+    """The convolutions that have a bias and whose output is the input of the next batch norm."""
     events, tree = capture.events, capture.links.call_tree
     is_operator = events.among(OPERATOR)[tree.index]
     outer = ~np.append(is_operator, False)[tree.parent] & is_operator

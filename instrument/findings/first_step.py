@@ -8,9 +8,9 @@ To find the cause, the check compares additional times. The additional time of a
 example, is its time in the first step, minus its median time in the other steps. The check first
 compares the kinds of `capture.interruptions`, such as compilation or the loader. The cause is the
 kind with the most additional time. The cause must have at least 20 % of the additional time of the
-step. If no kind has so much, the same rule selects an operator, a call or a range. If cuDNN
-searches for its fastest algorithms (`torch.backends.cudnn.benchmark` in `capture.json`), the time
-of a convolution counts as this search.
+step. If no kind has so much, the same rule selects an operator, a call or a range. If the cause is
+a convolution, and `torch.backends.cudnn.benchmark` is True in `capture.json`, the finding names
+cuDNN's search for the fastest algorithm.
 
 There is no saving: the simulation leaves the first step out, and in a long run the first step
 hardly matters. But all sums over the steps of the window contain the first step, so they are too

@@ -125,7 +125,7 @@ def _kind(capture: Views) -> _Kind:
 
 
 def _loader(capture: Views) -> Loader | None:
-    """The settings of the window's loader; None if they are unknown, or if it has several."""
+    """The settings of the window's loader; None if unknown, or if there are several loaders."""
     environment = capture.about.environment
     loaders = (environment.loaders if environment else None) or []
     phase = capture.about.window.phase or "train"

@@ -100,7 +100,7 @@ class NodeInterpreter(fx.Interpreter):
         return lambda *args, **kwargs: method(node.target, args, kwargs)
 
     def _owner(self, path: str, name: str) -> nn.Module:
-        """The module of the model that holds an attribute; else the module of `constants`."""
+        """The module that holds an attribute: a module of the model, or else of `constants`."""
         with suppress(AttributeError):
             owner = self.module.get_submodule(path)
             if hasattr(owner, name):

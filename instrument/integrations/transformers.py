@@ -152,8 +152,8 @@ def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[No
 def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
-    This is needed because Transformers does not pass a callback the Trainer, an exception that ends
-    training, or the beginning of an evaluation.
+    This is needed because Transformers passes no Trainer to callbacks, and does not call them when
+    an evaluation begins or an exception ends training.
     """
     for method, context in (
         ("train", ProfilerCallback.training),

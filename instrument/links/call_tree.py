@@ -170,8 +170,8 @@ class CallTree:
 
         Returns:
             Two values: the new tree; and an array with an index into the new tree for each node of
-                the old tree. The index is that of the node itself if it is chosen, else of its
-                nearest chosen ancestor; -1 if neither exists.
+                the old tree. A chosen node has its own index. Any other node has the index of
+                its nearest chosen ancestor; -1 if there is none.
         """
         kept = np.flatnonzero(chosen)
         nearest = self.nearest_of(kept)

@@ -40,9 +40,9 @@ class _CountedCall(NamedTuple):
 class RecordedCalls:
     """Makes each call of the wrapped functions a step of a session.
 
-    The first call starts the session, unless the session is already running. A session that the
-    first call has started stops after its last window. If a window of such a session has no planned
-    end, the window ends with the first call.
+    The first call starts the session, unless the session is already running. A session
+    started by the first call stops after its last window. If a window of such a session has no
+    planned end, the window ends with the first call.
 
     Calls in all threads and asynchronous tasks are counted. So a step lasts from the end of one
     call to the end of the next call, even if the next call runs on another thread. Two kinds of

@@ -73,7 +73,7 @@ def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
     The result has the number of graphs, the number of graph breaks for each reason, the number of
     recompilations, and how often each guard failed. A value is None in two cases: its counter is
     not known, or its counter has become smaller, because the program has cleared Dynamo's counters.
-    The counter of graphs also decides whether the graph breaks are None.
+    The graph breaks are None if the number of graphs is None.
     """
     graphs = _unique_graphs(after) - _unique_graphs(before)
     recompilations = None

@@ -9,7 +9,7 @@ from loguru import logger
 
 
 class LossReader:
-    """Reads the losses for triggers, which get the loss of a step one or more steps later.
+    """Reads losses for triggers; a loss is delivered one or more steps after its own step.
 
     A tensor on a device is copied into pinned memory asynchronously. The copy is read when it is
     complete. While a copy is in progress, further losses are skipped.

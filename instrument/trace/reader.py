@@ -318,7 +318,7 @@ class _Columns:
 
 
 def _with_directions(names: Sequence[str], directions: Sequence[str | None]) -> Sequence[str]:
-    """The names; a copy of MTIA also gets its direction: "dma_request HOST_TO_DEVICE"."""
+    """The names; an MTIA copy's name ends with its direction: "dma_request HOST_TO_DEVICE"."""
     if directions.count(None) == len(directions):
         return names
     return [

@@ -62,7 +62,7 @@ _MOST_BYTES = 1 << 25
 
 
 class Scanned(NamedTuple):
-    """What is returned at once of a piece. `Scanner.take` returns its other events later.
+    """The result of `Scanner.scan`. `Scanner.take` returns the other events of the piece later.
 
     Attributes:
         recorded: the number of events.
@@ -88,7 +88,7 @@ class Taken(NamedTuple):
 
 
 class Kinds:
-    """The columns of the kinds of events that were found since the last call of `columns_at`.
+    """The columns of the event kinds found since the last call of `columns_at`.
 
     `columns_of` converts decoded events to columns.
     """

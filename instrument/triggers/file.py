@@ -36,7 +36,7 @@ class File(Trigger):
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
         """Create the hidden file that `instrument trigger` writes into.
 
-        If the file `record` already exists, the next touch of the file requests the first window.
+        A file `record` that already exists requests no window until it is touched again.
         """
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
@@ -77,7 +77,7 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def _request(path: Path) -> str | None:
-    """The number in a file, or an empty text; None if the file holds something else."""
+    """The number in a file, as text; "" for an empty file, None for any other file."""
     try:
         text = files.read_bytes(path, _REQUEST_BYTES).decode("ascii", "replace").strip()
     except OSError:

@@ -681,8 +681,9 @@ def _usual_delays(
 
     - For events with the same launching call as the previous event, as in a CUDA graph: the median
       of these events.
-    - For all other events: the median of the events that were launched early enough, at least the
-      usual delay before the previous event ended. Events whose launch is not known count too.
+    - For all other events: the median of those that were launched early enough. This means that the
+      previous event ended no sooner than the usual delay after the launch. Events whose launch is
+      not known count too.
 
     These medians leave out events that wait for another stream. If an event began before the
     previous event ended, its gap is negative and stays as recorded.

@@ -143,8 +143,8 @@ class Program:
 def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
     """For each moment, the arc that reaches it last; -1 if it has no arcs.
 
-    If several arcs reach a moment last, the first of them counts. The arcs to a moment must follow
-    each other.
+    If several arcs reach a moment last, the first of them counts. Equal values in `target` must be
+    adjacent.
     """
     found = np.full(moments, -1)
     begin = np.flatnonzero(np.diff(target, prepend=-1))

@@ -80,8 +80,8 @@ class Scenario:
     Attributes:
         window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits: under each assumption, and once with the modest forms
-            of the edits. The first variant gives the estimate.
+        variants: the costs after the edits: a variant for each of `Window.assumptions`, and one
+            with the modest forms of edits, if any. The first variant gives the estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
 

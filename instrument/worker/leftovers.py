@@ -136,7 +136,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A sentence, in a list, on sinks of the config that did not run; empty if all sinks ran."""
+    """A list with a sentence that names the sinks that did not run, except inline sinks; or []."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [

@@ -251,7 +251,7 @@ def _first_in_step(
 
 
 def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
-    """A layer with a slice for each row of evidence, named by the code of the finding."""
+    """A layer of slices, one for each row of evidence; a slice is named by the finding's code."""
     if not spans:
         return []
     start, end, codes = zip(*spans)
