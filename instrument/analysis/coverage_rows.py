@@ -14,8 +14,8 @@ class Row(NamedTuple):
     """What one row of the table `capture.coverage` measures.
 
     Attributes:
-        doc: the text for the documentation: which fraction the cell `share` holds, and for which
-            traces the table does not have this row.
+        doc: the text for the documentation. It says which fraction the cell `share` holds, and for
+            which traces the row is left out.
         is_loss: whether a `share` below 1 means that the capture lacks something. If False, the row
             describes the program or the recording, and never causes a warning.
     """

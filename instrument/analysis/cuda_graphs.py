@@ -319,9 +319,8 @@ def _sorted_names(replays: _Replays) -> Ints:
 def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
     """Find out which device events are runs of the same node.
 
-    Events of a graph count as runs of the same node if they have the same node id. In a graph
-    without node ids, they count as such if they have the same position in their replays, or, if the
-    replays differ in order, the same kernel name.
+    Events of a graph are runs of the same node if they have the same node id. In a graph without
+    node ids, the position in the replay decides. If the replays differ, the kernel name decides.
 
     The nodes are in the order of the longest replay, which is the replay with the most device
     events. Other replays can be incomplete, because the window begins or ends during them.

@@ -10,7 +10,7 @@ from instrument.analysis.views import Views
 
 
 def private_words(capture: Views) -> Iterator[str]:
-    """Yield the host of a capture, its path, and the guards of torch.compile that failed.
+    """Yield the host of a capture, its path, and its failed guards of torch.compile.
 
     The text of a guard can hold a value of the program. If the capture is a trace file without a
     capture folder, also yield the file's name.

@@ -337,8 +337,10 @@ class Occurred:
 def counters(views: Views) -> Counters:
     """Count the work of each step of a capture; see `COUNTERS`.
 
-    Only the first 1,000 steps of a window are counted. Cost: that of the call tree, and for each
-    counter and step one pass over the paths of the ranges.
+    Only the first 1,000 steps of a window are counted.
+
+    Cost: builds the call tree, then passes over the paths of the ranges once for each counter and
+    step.
     """
     occurred = Occurred(views)
     counts: dict[str, Count | None] = {}

@@ -165,7 +165,7 @@ def triggers_ask(schedule: Schedule) -> bool:
 def triggers_alone(schedule: Schedule) -> bool:
     """Whether all windows are requested by triggers.
 
-    True if a trigger may request a window, and no option says which steps to record or how many.
+    True if a trigger may request a window, and no option says which steps, or how many, to record.
     """
     return schedule.active is None and _window_option(schedule) is None and triggers_ask(schedule)
 

@@ -16,7 +16,7 @@ from instrument.trace.events import Ints
 
 
 def makers(capture: Views) -> Ints:
-    """The operators of the forward that made a node, sorted by thread, then by start.
+    """The forward operators that made an autograd node, sorted by thread, then by start.
 
     An operator that made several nodes occurs once. The last operator of each thread counts only if
     a backward ran its node.

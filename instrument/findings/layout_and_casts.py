@@ -1,7 +1,7 @@
 """`layout-and-casts`: copies that only change the layout or the type of tensors take time.
 
 The check looks for three kinds of work. There is a finding for each kind that takes at least the
-given share of the step, unless the simulation saves less than 1 %:
+given share of the step, unless the simulation without this work saves less than 1 %:
 
 - Layout, 5 %: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
   convolution.
@@ -10,8 +10,7 @@ given share of the step, unless the simulation saves less than 1 %:
 - Copies, 10 %: calls of `aten::contiguous` and `aten::clone` that copy.
 
 Some casts and copies are needed, and healthy programs spend up to 6 % of the step in each kind.
-Work of the data loader does not count. The simulation removes the kernels, casts or copies that
-count.
+Work of the data loader does not count.
 
 The check does not know which copies are needed. It does not see conversions inside other kernels.
 """

@@ -138,7 +138,10 @@ def _calls(capture: Views, span: Measured, source: str) -> int:
 
 
 def _outermost_outside(capture: Views, span: Measured) -> Ints:
-    """The outermost operators within the steps that are in no range, as positions."""
+    """The outermost operators that begin in a step and in no range, as positions.
+
+    Waits for data are left out.
+    """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
     is_operator = called_operators(events)[tree.index]

@@ -96,8 +96,7 @@ def _inside(
 def _additions(capture: Views, fills: Ints) -> Ints:
     """The additions that would not run if gradients were set to None instead of filled.
 
-    If n fills follow each other, these are the first n additions after them, but only those before
-    the next fill.
+    After n fills in a row, the first n additions count, but only those before the next fill.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)

@@ -112,7 +112,8 @@ class ProfilerCallback(TrainerCallback):
     ) -> Iterator[None]:
         """Enter a phase during `trainer.evaluation_loop`.
 
-        Outside of `train`, the session also starts and stops, if it records the phase.
+        Outside of `train`, this also starts and stops the session, or does nothing if the session
+        does not record the phase.
         """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:

@@ -129,10 +129,10 @@ class GraphNodes(NamedTuple):
 def captured_graphs(links: Links) -> list[CapturedGraph]:
     """Return the stream captures that began and ended in a trace, in order of time.
 
-    A capture gets the launches of all threads, because other threads launch the backward pass. If a
-    launch has work on the device, it was not captured, and is left out. If captures of several
-    threads overlap in time, they are left out, because it is not known which launch belongs to
-    which capture.
+    A capture gets the launches of all threads, because other threads launch the backward pass. A
+    launch with work on the device was not captured, and is left out. If captures of several threads
+    overlap in time, they are left out, because it is not known which launch belongs to which
+    capture.
     """
     events = links.events
     is_call = events.among(is_runtime)
@@ -292,7 +292,7 @@ class CapturedNames:
     """Finds the operators and ranges of graph nodes, using the captures of one or several traces.
 
     Cost: linear in the number of launches in the captures plus the number of nodes in the graphs.
-    This holds if the captures of a trace have the names of all their kernels, or of none.
+    This holds if, in each trace, the names of either all captured kernels or none are known.
     """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
@@ -436,8 +436,8 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
     known which of these graphs they made.
 
     Returns:
-        For each `_Alike` whose captures fit graphs by order, a number n: its first n captures fit
-            graphs with more than n different sequences of kernels; 0 if there is no such n.
+        For each `_Alike` whose captures fit graphs by order: the largest n for which its first n
+            captures fit graphs with more than n different sequences of kernels; 0 if there is none.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

@@ -197,7 +197,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def local_ranks() -> int | None:
-    """How many processes of this job run on this machine, from the launcher's variables.
+    """How many processes of this job run on this machine, according to the launcher's variables.
 
     Raises:
         KeyError: no environment variable gives this number.

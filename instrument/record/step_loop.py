@@ -183,7 +183,7 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip planned windows that begin before `step`, for example if `step_number` is set."""
+        """Skip planned windows that begin before `step`, such as after a new `step_number`."""
         planned = self.planned
         if (
             planned is None
@@ -764,8 +764,8 @@ class StepLoop:
 
         Args:
             reason: why the run or phase ends early; None if it does not end early.
-            ended: the reason if `reason` is None and the window has a planned end. But if no step
-                has ended since the start, the reason is that `session.step` was never called.
+            ended: the reason for a window with a planned end if `reason` is None. If no step has
+                ended since the start, another reason is used: `session.step` was never called.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window

@@ -209,8 +209,8 @@ def with_type(name: str, module_type: str | None) -> str:
 def unmarked(capture: Views) -> str:
     """Return advice on which code to mark as a range.
 
-    Return "" if at least half of the CPU time is in ranges, if none of it is, if annotations were
-    disabled, or for a trace outside of a capture folder.
+    Return "" in four cases: at least half of the CPU time is in ranges, no CPU time is in ranges,
+    annotations were disabled, or the trace is outside of a capture folder.
     """
     row = part(capture, coverage_rows.CPU_IN_RANGES)
     if (

@@ -67,8 +67,8 @@ class Stacks(Sink):
 
         Raises:
             CaptureError: the trace holds no Python frames, does not hold the range of the option
-                `range`, or holds no device activity although `metric` is `device`. Or no path has
-                any time.
+                `range`, holds no device activity although `metric` is `device`, or holds no call
+                path with any time.
             TraceError: the trace cannot be read.
         """
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)

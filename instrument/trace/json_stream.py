@@ -133,8 +133,7 @@ class Pieces:
     def _fill(self, size: int) -> None:
         """Read until at least `size` bytes follow the current position, or the file ends.
 
-        Reading up to a fixed size gives most texts the same size. So Python can reuse the memory of
-        an earlier text.
+        Most texts are filled to the same size. So Python can reuse the memory of an earlier text.
         """
         while not self._at_end and len(self._text) - self._at < size:
             rest = memoryview(self._text)[self._at :]
@@ -369,11 +368,11 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _piece_end(text: bytes, begin: int, end: int) -> int:
-    """Guess the end of the last event, between two positions, that another event follows.
+    """Guess the end of the last event between two positions; another event must follow it.
 
-    This is the position after the last `}` before `, {`. If there is no such position, the result
-    is the end of the first event, which may be the last one of the trace; -1 if this event does not
-    end before `end`.
+    The guess is the position after the last `}` that `, {` follows. Without such a position, the
+    result is the end of the first event, which may be the last one of the trace; -1 if this event
+    does not end before `end`.
     """
     at = text.rfind(b"{", begin, end)
     while at > begin:

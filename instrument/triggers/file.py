@@ -1,4 +1,4 @@
-"""A touched file requests a window, and so does `ask`, which another process calls."""
+"""Requests a window when a file is touched, or when another process calls `ask`."""
 
 from __future__ import annotations
 

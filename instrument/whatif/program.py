@@ -1,9 +1,9 @@
 """`Program`: moments in order, and the computation of when each moment happens.
 
-Each arc says that its target happens at least a given time, the weight of the arc, after its
-source. A moment happens as soon as all arcs to it allow. The times of all moments are the longest
-paths in a graph without cycles. One pass over the arcs, in the order of their targets, computes
-these times. This is also known as a max-plus program.
+Each arc has a weight in ns: its target happens at least this time after its source. A moment
+happens as soon as all arcs to it allow. The times of all moments are the longest paths in a graph
+without cycles. One pass over the arcs, in the order of their targets, computes these times. This is
+also known as a max-plus program.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Program:
 
     @cached_property
     def _earliest(self) -> Ints:
-        """The time of each moment before the pass: 0 if no arc leads to it, else far below 0."""
+        """The times with which the pass begins: 0 if no arc leads to a moment, else far below 0."""
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
         return found

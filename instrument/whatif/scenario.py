@@ -509,7 +509,7 @@ def joint_scenario(ranks: Ranks) -> Scenario:
 
 
 def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
-    """For each start and end: the device row of the communication with these times, or -1."""
+    """The device row of the communication with each start and end; -1 if there is none."""
     work = capture.work
     rows = np.flatnonzero(work.kind == COMMUNICATION)
     times = zip(work.start_ns[rows].tolist(), work.end_ns[rows].tolist())

@@ -61,8 +61,8 @@ class Frame:
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the
             children, and the ports of `results`.
-        lines: the ends (see `_ends`) and the segments of a value's line inside the frame, by the
-            box that makes the value.
+        lines: for each box whose value has a line inside the frame: the keys of `_ends`, and the
+            segments of the line.
     """
 
     path: str
@@ -215,10 +215,10 @@ def _ends(
 ) -> dict[int, float]:
     """The ends of a value's line inside a frame.
 
-    The line ends at each child that takes the value, and if the value leaves the frame, at a port
-    in `results`. The keys are the indices of these children and ports; the indices of the ports
-    follow the index of the last child. The values are the distances from the left edge of a child
-    or port to the point where the line meets it.
+    The line ends at each child that takes the value. If the value leaves the frame, the line also
+    ends at a port in `results`. The keys are the indices of these children and ports; the indices
+    of the ports follow the index of the last child. The values are the distances from the left edge
+    of a child or port to the point where the line meets it.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))

@@ -63,7 +63,7 @@ class _Layer:
     is_open: bool = True
 
     def only(self, chosen: Flags) -> _Layer:
-        """The layer with only the chosen slices; `inner_ns` also counts the other children."""
+        """The layer with only the chosen slices; `inner_ns` still counts all children."""
         return replace(
             self,
             tree=self.tree.only(chosen)[0],
@@ -99,9 +99,9 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
     - `steps`: the number, start and duration of each finished step.
     - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
-      The evidence is tried in the order of the findings: the first row that begins in a step
-      decides. Without such a row, it is the median step; for the median, the first of several steps
-      does not count.
+      This is the step in which the first row of evidence begins; rows that begin outside of all
+      steps are skipped. Without any other row, this is the median step; for the median, the first
+      of several steps does not count.
     - `first_code`: the code of the finding with this evidence; None for the median step.
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
