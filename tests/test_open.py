@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 from builders import annotation, capture, span, step, steps, write_capture, write_trace
@@ -28,15 +28,15 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     return number
 
 
-def _waits_for_data() -> list[dict[str, Any]]:
-    """Four steps of 1000 µs, half of which waits for the loader."""
+def _waits_for_data(at_us: float = 0) -> list[dict[str, Any]]:
+    """Four steps of 1000 µs, whose second half waits for the loader."""
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     events: list[dict[str, Any]] = []
     for number in range(4):
-        start = 1_000 * number
+        start = at_us + 1_000 * number
         events.append(step(number, start, 1_000))
-        events.append(annotation(loader, start, 500))
-        events.append(span("aten::mm", start + 510, 480))
+        events.append(span("aten::mm", start, 480))
+        events.append(annotation(loader, start + 500, 500))
     return events
 
 
@@ -44,7 +44,7 @@ def _ask(address: str, method: str = "GET", **headers: str) -> tuple[int, dict[s
     """The status, the headers and the body of an answer; the UI's origin by default."""
     parts = urlsplit(address)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
-    connection.request(method, parts.path, headers={"Origin": perfetto.UI} | headers)
+    connection.request(method, quote(parts.path), headers={"Origin": perfetto.UI} | headers)
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -53,9 +53,9 @@ def _ask(address: str, method: str = "GET", **headers: str) -> tuple[int, dict[s
 
 def test_the_ui_gets_the_file_and_nobody_else_does(tmp_path: Path) -> None:
     trace = write_trace(tmp_path, steps())
-    with perfetto.serving(trace, "a name/with#signs") as server:
+    with perfetto.serving(trace, "a n\u00e4me/with#signs\udcff") as server:
         assert server.address.startswith(f"http://127.0.0.1:{perfetto.PORT}/")
-        assert server.address.endswith("/a%20name%2Fwith%23signs.json")
+        assert server.address.endswith("/a n\u00e4me_with_signs_.json")
         for refused in (
             _ask(server.address, Origin="https://evil.example"),
             _ask(server.address, Host="evil.example"),
@@ -64,7 +64,6 @@ def test_the_ui_gets_the_file_and_nobody_else_does(tmp_path: Path) -> None:
         ):
             assert refused[0] == 404
             assert "Access-Control-Allow-Origin" not in refused[1]
-        assert _ask(server.address, "OPTIONS")[1]["Access-Control-Allow-Private-Network"] == "true"
         assert not server.sent.is_set()
         status, headers, body = _ask(server.address)
         assert (status, headers["Access-Control-Allow-Origin"]) == (200, perfetto.UI)
@@ -84,22 +83,30 @@ def test_a_connection_that_says_nothing_does_not_stop_the_others(tmp_path: Path)
 
 
 def test_the_address_of_the_ui_names_the_trace_and_the_visible_time() -> None:
-    found = urlsplit(perfetto.ui_address("http://127.0.0.1:9001/t/n.json", (5, 10)))
+    found = urlsplit(
+        perfetto.ui_address("http://127.0.0.1:9001/t/a n.json", {"visStart": 5, "visEnd": 10})
+    )
     assert (found.scheme, found.netloc, found.query) == ("https", "ui.perfetto.dev", "")
     assert found.fragment.startswith("!/?"), "what follows the # is not sent to the server"
     assert parse_qs(found.fragment.removeprefix("!/?")) == {
-        "url": ["http://127.0.0.1:9001/t/n.json"],
+        "url": ["http://127.0.0.1:9001/t/a n.json"],
         "visStart": ["5"],
         "visEnd": ["10"],
     }
 
 
-def test_the_visible_time_is_around_the_longest_event(tmp_path: Path) -> None:
-    found = capture(tmp_path, [span("aten::mm", 1_000, 300), span("aten::add", 1_000, 2)])
+def test_the_visible_time_is_around_the_longest_event_within_the_trace(tmp_path: Path) -> None:
+    events = [span("aten::mm", 1_000, 300), span("aten::add", 1_000, 2), span("aten::mm", 2_000, 1)]
+    found = capture(tmp_path, events)
     evidence = (Evidence("nothing", 1), Evidence("aten::mm", 1, start_ns=1_000_000))
     finding = Finding("code", "title", "change", "verify", evidence=evidence)
-    assert perfetto.visible_time(found, finding) == (700_000, 1_600_000)
-    assert perfetto.visible_time(found, Finding("code", "title", "change", "verify")) is None
+    assert perfetto.finding_view(found, finding) == {
+        "ts": 1_000_000,
+        "dur": 300_000,
+        "visStart": 1_000_256,
+        "visEnd": 1_600_000,
+    }
+    assert perfetto.finding_view(found, Finding("code", "title", "change", "verify")) == {}
 
 
 @pytest.mark.parametrize("options", [[], ["--finding", "loader-wait"]])
@@ -156,8 +163,8 @@ def test_without_a_browser_the_command_says_what_the_address_is_for(
     assert shown.out.startswith(f"{perfetto.UI}/#!/?url="), "only the address is on stdout"
     assert shown.out.count("\n") == 1
     said = shown.err.partition("The Perfetto UI did not load")[0]
-    assert said.count("\n") == 2
-    for part in ("open it in a browser", "minutes", "Ctrl-C"):
+    assert said.count("\n") == 3
+    for part in ("allow it", "open it in a browser", "minutes", "Ctrl-C"):
         assert part in said
 
 
