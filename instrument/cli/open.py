@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.description = (
         "Open ui.perfetto.dev in the browser with the trace of a capture. The browser gets the "
-        "trace from this command through port 9001 of this machine. Nothing is sent to another "
-        "machine. The command ends when the trace is loaded, after five minutes, or with "
+        "trace from this command through port 9001 of this machine; the trace is not sent to "
+        "another machine. The command ends when the trace is loaded, after five minutes, or with "
         "Ctrl-C."
     )
     add = parser.add_argument
@@ -49,17 +49,21 @@ def run(arguments: argparse.Namespace) -> str:
         ConfigError: the capture has no such finding.
         TraceError: the trace cannot be read.
     """
-    from instrument.report.perfetto import serving, ui_address, visible_time
+    from instrument.report.perfetto import finding_view, serving, ui_address
 
     capture = newest_capture(arguments.path)
     trace = capture.require_trace()
-    visible_ns = None
+    view = None
     if arguments.finding is not None:
-        visible_ns = visible_time(capture, _finding(capture, arguments.finding))
-        if visible_ns is None:
+        view = finding_view(capture, _finding(capture, arguments.finding))
+        if not view:
             say(f"The finding {arguments.finding} names no event, so the whole trace is shown.")
     with serving(trace, capture.name) as server:
-        address = ui_address(server.address, visible_ns)
+        address = ui_address(server.address, view)
+        say(
+            "If the browser asks whether ui.perfetto.dev may access other apps and services on "
+            "this device, allow it: the browser loads the trace from this command."
+        )
         if arguments.no_browser or not webbrowser.open(address):
             say(
                 "This address shows the trace in the Perfetto UI: open it in a browser on this "
@@ -75,7 +79,8 @@ def run(arguments: argparse.Namespace) -> str:
     if not loaded:
         raise CaptureError(
             f"The Perfetto UI did not load the trace within {_TIMEOUT_S // 60} minutes: open the "
-            "address in a browser on this machine."
+            "address in a browser on this machine, and allow ui.perfetto.dev to access other apps "
+            "and services on this device."
         )
     return f"The Perfetto UI has loaded the trace of {capture.name}."
 

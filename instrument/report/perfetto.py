@@ -2,8 +2,9 @@
 
 The content security policy of the UI allows local traces only from port 9001. The address of the
 trace is in the fragment of the UI's address, after "#". Browsers do not send the fragment to any
-server. Source: docs/visualization/deep-linking-to-perfetto-ui.md and tools/open_trace_in_ui in
-github.com/google/perfetto.
+server, but the UI itself reports its whole address to Google Analytics. Source:
+docs/visualization/deep-linking-to-perfetto-ui.md, tools/open_trace_in_ui and
+ui/src/core/analytics_impl.ts in github.com/google/perfetto.
 
 The server listens on 127.0.0.1. It answers a request only if three conditions hold:
 
@@ -15,16 +16,17 @@ The server listens on 127.0.0.1. It answers a request only if three conditions h
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlencode
 
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError
@@ -37,6 +39,11 @@ PORT = 9001
 _IDLE_S = 30
 # The time shown on both sides of an event is as long as the event, but at least this long.
 _LEAST_MARGIN_NS = 50_000
+# The UI reads times as floating-point numbers. In traces whose times count from 1970, as older
+# versions of torch write them, this moves each time by up to 256 ns.
+_ROUNDING_NS = 256
+# The UI shows the last part of the address as the title, without decoding it.
+_NOT_IN_TITLE = re.compile(r"[^\w .,()=+-]")
 
 
 @contextmanager
@@ -80,11 +87,11 @@ class TraceServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", PORT), _Handler)
         self.trace, self.sent = trace, Event()
         suffix = ".json.gz" if trace.suffix == ".gz" else ".json"
-        self.path = f"/{secrets.token_urlsafe(16)}/{quote(name + suffix, safe='')}"
+        self.path = f"/{secrets.token_urlsafe(16)}/{_NOT_IN_TITLE.sub('_', name)}{suffix}"
 
     @property
     def address(self) -> str:
-        """The address of the file."""
+        """The address of the file; browsers encode its spaces and letters when they request it."""
         return f"http://127.0.0.1:{PORT}{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -103,21 +110,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(HTTPStatus.OK)
             self.send_header("Content-Type", "application/octet-stream")
             self.send_header("Content-Length", str(os.fstat(file.fileno()).st_size))
-            self._end()
+            self.send_header("Access-Control-Allow-Origin", UI)
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
             shutil.copyfileobj(file, self.wfile, 1 << 20)
         self.server.sent.set()
-
-    def do_OPTIONS(self) -> None:
-        """Answer a preflight request: allow the UI to send requests to this machine."""
-        if self._is_allowed():
-            self.send_response(HTTPStatus.NO_CONTENT)
-            self.send_header("Access-Control-Allow-Private-Network", "true")
-            self._end()
 
     def _is_allowed(self) -> bool:
         """Return whether the request is for the file and from the UI; if not, answer with 404."""
         allowed = (
-            secrets.compare_digest(self.path.encode(), self.server.path.encode())
+            secrets.compare_digest(unquote(self.path).encode(), self.server.path.encode())
             and self.headers.get("Host") == f"127.0.0.1:{PORT}"
             and self.headers.get("Origin") == UI
         )
@@ -125,37 +127,40 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
         return allowed
 
-    def _end(self) -> None:
-        self.send_header("Access-Control-Allow-Origin", UI)
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
 
-def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) -> str:
+def ui_address(trace_address: str, view: Mapping[str, int] | None = None) -> str:
     """Return an address that opens the Perfetto UI in a browser and loads the trace into the UI.
 
     Args:
         trace_address: the address of the trace.
-        visible_ns: the start and the end of the time to show, on the trace's own clock; None shows
-            the whole trace.
+        view: a result of `finding_view`; None shows the whole trace.
     """
-    parts = [f"url={quote(trace_address, safe='')}"]
-    if visible_ns is not None:
-        parts += [f"visStart={visible_ns[0]}", f"visEnd={visible_ns[1]}"]
-    return f"{UI}/#!/?{'&'.join(parts)}"
+    parameters = {"url": trace_address} | dict(view or {})
+    return f"{UI}/#!/?{urlencode(parameters, safe='', quote_via=quote)}"
 
 
-def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
-    """Return the time to show for a finding, on the trace's own clock.
+def finding_view(capture: Views, finding: Finding) -> dict[str, int]:
+    """Return parameters of the UI's address that show a finding, in ns on the trace's own clock.
 
-    The result covers the event of the first row of evidence whose event is in the trace, and some
-    time before and after this event. The result is None if no row has such an event.
+    `ts` and `dur` select the event of the first row of evidence whose event is in the trace; the UI
+    scrolls to the event. `visStart` and `visEnd` zoom to the event and some time before and after
+    it. The result is empty if no row has such an event.
     """
+    events = capture.events
     for row in finding.evidence:
         if span := evidence_span(capture, finding, row):
-            margin_ns = max(span[1] - span[0], _LEAST_MARGIN_NS)
-            return span[0] - margin_ns, span[1] + margin_ns
-    return None
+            start_ns, end_ns = span
+            margin_ns = max(end_ns - start_ns, _LEAST_MARGIN_NS)
+            # The UI ignores a zoom that begins before its first event or ends after its last one.
+            first_ns = int(events.start_ns.min()) + _ROUNDING_NS
+            last_ns = int(events.end_ns.max()) - _ROUNDING_NS
+            return {
+                "ts": start_ns,
+                "dur": end_ns - start_ns,
+                "visStart": max(start_ns - margin_ns, first_ns),
+                "visEnd": min(end_ns + margin_ns, last_ns),
+            }
+    return {}
