@@ -151,8 +151,8 @@ def ui_address(trace_address: str, visible_ns: tuple[int, int] | None = None) ->
 def visible_time(capture: Views, finding: Finding) -> tuple[int, int] | None:
     """Return the time to show for a finding, on the trace's own clock.
 
-    The result covers the event of the first row of evidence whose event is in the trace, and some
-    time before and after this event. The result is None if no row has such an event.
+    The rows of evidence are tried in order. The result covers the first event that is in the trace,
+    and some time before and after it. The result is None if the trace has none of the events.
     """
     for row in finding.evidence:
         if span := evidence_span(capture, finding, row):
