@@ -165,7 +165,7 @@ class _Recording(NamedTuple):
 
 
 def _judge(item: pytest.Item, recording: _Recording) -> None:
-    """Compare a test's counters with its budget; with --perf-update, write them to its file."""
+    """Compare a test's counters with its budget; --perf-update stores the counters in a file."""
     from instrument.compare.baseline import as_text
     from instrument.errors import InstrumentError
     from instrument.files import write

@@ -99,7 +99,8 @@ def redact_words(words: Iterable[str]) -> list[str]:
 
     If a word contains the name of a secret, the rest of the word after the name is hidden. After an
     option such as `--password`, the words up to the next option or override are hidden. After a
-    word such as `API_KEY`, only the next word is hidden, and after `-p` too, unless it is a number.
+    word such as `API_KEY`, only the next word is hidden. The same holds for `-p`, unless the next
+    word is a number.
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0

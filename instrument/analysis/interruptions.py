@@ -105,8 +105,8 @@ def interruptions(events: Events) -> Table:
     holds module loading only if the driver's calls were recorded, or if CUPTI reports module
     loading as overhead. So a kind without a row may have run without being recorded.
 
-    Limit: the training thread may not have waited. For example, an allocation by the thread that
-    pins memory may have interrupted nothing.
+    Limit: the training thread does not wait for every interruption. For example, an allocation by
+    the thread that pins memory may delay nothing.
 
     Cost: tests each distinct name, passes over the categories of the events, and sorts the
     interruptions and steps several times.

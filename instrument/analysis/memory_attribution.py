@@ -75,8 +75,8 @@ def around(links: Links, by: By) -> tuple[Ints, list[str]]:
     """Find the operator, the range or the modules around each allocation and free.
 
     Returns:
-        Two values: for each allocation and free an index into the list of names, and this list. The
-        last name is "[no operator]", "[no range]" or "[no module]".
+        Two values: for each allocation and each free, an index into the list of names; and this
+        list. The last name is "[no operator]", "[no range]" or "[no module]".
 
     Raises:
         CaptureError: `by` is "module", and the trace holds no modules.

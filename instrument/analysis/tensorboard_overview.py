@@ -231,7 +231,7 @@ def _launched(events: Events, work: Work, index: Ints) -> tuple[Ints, Ints]:
 
 
 def _uncut(counts: Ints) -> int:
-    """How many steps `overview` keeps: the first steps, without the steps that it leaves out.
+    """How many steps `overview` keeps; it leaves out only steps at the end of the window.
 
     `counts` holds the number of device events of each step.
     """

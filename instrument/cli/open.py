@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> str:
         view = finding_view(capture, _finding(capture, arguments.finding))
         if not view:
             say(f"The finding {arguments.finding} names no event, so the whole trace is shown.")
-    with serving(trace, capture.name) as server:
+    with serving(trace) as server:
         address = ui_address(server.address, view)
         say(
             "If the browser asks whether ui.perfetto.dev may access other apps and services on "

@@ -58,8 +58,8 @@ class Conditions:
             value is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: the names of the coverage rows that report a loss in at least one capture, each with
-            the lowest share of these captures; None if one of their shares is not known.
+        losses: for each coverage row that reports a loss in at least one capture, the row's lowest
+            share in these captures; None if one of these shares is not known.
         cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
             but had no CPU; 0 if it is not known.
     """

@@ -136,8 +136,8 @@ def kernels_compared(before: Totals, after: Totals) -> Table:
 def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
     """Compare ranges; see `RANGES_COMPARED`.
 
-    `before_step_ns` and `after_step_ns` are sums of the range's parts in `step`. So over all rows,
-    they add up to the mean steps.
+    `before_step_ns` and `after_step_ns` are sums of the range's parts in `step`. So each of these
+    columns adds up to the mean step of its side.
     """
     old_path = {new: old for old, new in paths.items()}
     moved = {paths.get(path, path): row for path, row in before.ranges.items()}

@@ -40,7 +40,7 @@ def ran(capture: Views) -> Ints:
 
 
 def _numbered(capture: Views) -> Ints:
-    """The numbered operators outside of backward nodes, sorted by thread, then by start."""
+    """The operators in grad mode, outside of backward nodes; sorted by thread, then by start."""
     links = capture.links
     tree, scopes = links.call_tree, links.scopes
     node_above = np.append(scopes.nodes.nearest(scopes.backward), -1)

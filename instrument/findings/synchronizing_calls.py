@@ -3,8 +3,8 @@
 `.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
 `torch.cuda.synchronize()` return only after the device has finished its work. Then the device is
 idle until the CPU has launched more work. The check finds the runtime calls that wait
-(`instrument.links.synchronisation`). It measures the idle time of the device that begins inside
-such a call and ends when the next launch has returned.
+(`instrument.links.synchronisation`). It measures how long the device is idle, from a moment
+inside such a call until the next launch has returned.
 
 There is a finding if this idle time is at least 3 % of the time of the steps, unless the simulation
 without these waits saves less than 1 % of a step. So what counts is the idle time after a wait, and
@@ -122,7 +122,7 @@ def synchronizing_calls(capture: Views) -> Ints:
 
 
 def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
-    """For each call, the idle time of the device that begins inside it, within the steps.
+    """For each call, the device's idle time that begins inside the call, within the steps.
 
     The idle time ends when the call that launches the next work returns. Time in which the CPU
     waits for the loader does not count. Idle time does not count either if the launch of the next

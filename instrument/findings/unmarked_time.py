@@ -6,9 +6,9 @@ The time of a step is marked in three cases:
 - The autograd engine runs the backward of a range on any of its threads.
 - The step waits for the loader.
 
-All other time is unmarked. Part of the unmarked time also lies outside all operators on the thread
-of the step and on the engine's threads. This part is the time of Python code, or of code that torch
-does not record.
+All other time is unmarked. In a part of the unmarked time, no operator runs on the thread of the
+step or on the engine's threads. This part is the time of Python code, or of code that torch does
+not record.
 
 There is a finding if at least a fifth of the time of the steps is unmarked. Losses, metrics and
 logging between the ranges rarely take more.

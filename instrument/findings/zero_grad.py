@@ -45,7 +45,7 @@ _ADDS = frozenset({"aten::add_", "aten::add"})
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield one finding if fills, and additions that they cause, take at least 1 % of the steps."""
+    """Yield one finding if zeroing gradients and adding to them takes at least 1 % of the steps."""
     events = capture.events
     fills = _inside(capture, lambda name: name.startswith(_RANGE), {_FILL, _FILL_ALL}.__contains__)
     adds = _additions(capture, fills)

@@ -76,7 +76,7 @@ def unchanged(model: nn.Module, inputs: Any, *, seed: int | None = None) -> Iter
 
 
 def written_tensors(model: nn.Module, inputs: Any) -> list[Tensor]:
-    """The tensors that a forward pass can write to: buffers and tensors among the inputs."""
+    """The tensors that a forward pass can write to: the buffers, and the input tensors."""
     return [*model.buffers(), *tensors_of(inputs)]
 
 

@@ -106,7 +106,7 @@ class Scopes:
 
 
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
-    """Find the ranges and backward nodes of a call tree, and the range that each belongs to."""
+    """Find the scopes of a call tree, and the range that each scope belongs to."""
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )

@@ -57,7 +57,7 @@ class Links:
 
     @cached_property
     def scopes(self) -> Scopes:
-        """The ranges and the backward nodes, and the range that each belongs to."""
+        """The scopes (ranges and backward nodes), and the range that each scope belongs to."""
         return find_scopes(self.events, self.call_tree)
 
     @cached_property

@@ -63,7 +63,7 @@ class _Call:
         return elements(self.dims[at]) * self.size(at) if self.types[at] else 0
 
     def scalars(self, first: int) -> list[str]:
-        """The arguments from `first` on that are not tensors."""
+        """The arguments that are not tensors; those before the position `first` are left out."""
         pairs = zip(self.types[first:], self.arguments[first:])
         return [text for kind, text in pairs if kind not in ELEMENT_TYPES]
 

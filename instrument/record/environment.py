@@ -97,7 +97,7 @@ class Collections:
         self._began_ns: int | None = None
 
     def __call__(self, phase: str, _: Mapping[str, int]) -> None:
-        """Count a collection; Python calls this when a collection starts and when it stops."""
+        """Count a garbage collection; Python calls this when one starts and when it stops."""
         now = time.perf_counter_ns()
         if phase == "start":
             self._began_ns = now

@@ -79,7 +79,7 @@ def resident_bytes() -> int:
 
 
 def _machine_bytes() -> int:
-    """The memory of the machine, or of the container if that is less, in bytes."""
+    """The memory in bytes of the machine, or of the container if that is less."""
     sizes = [1 << 62]
     with suppress(AttributeError, OSError, ValueError):
         sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

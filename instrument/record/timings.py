@@ -271,7 +271,7 @@ class DeviceTimes:
 class Timings:
     """Times ranges and steps from `start` to `stop`, and writes summaries.
 
-    Each call counts with its full duration, also a call inside a call of the same name. Coroutines
+    Each call counts with its full duration, even a call inside a call of the same name. Coroutines
     and generators are timed in slices, from one suspension to the next: the first slice is named
     `name`, the later slices are named `name (resumed)`. Steps and ranges inside a window count too,
     although recording makes them slower. The session's work between two steps does not count.

@@ -16,7 +16,6 @@ The server listens on 127.0.0.1. It answers a request only if three conditions h
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, urlencode
 
 from instrument.analysis.views import Views
 from instrument.errors import CaptureError
@@ -42,23 +41,17 @@ _LEAST_MARGIN_NS = 50_000
 # The UI reads times as floating-point numbers. In traces whose times count from 1970, as older
 # versions of torch write them, this moves each time by up to 256 ns.
 _ROUNDING_NS = 256
-# The UI shows the last part of the address as the title, without decoding it.
-_NOT_IN_TITLE = re.compile(r"[^\w .,()=+-]")
 
 
 @contextmanager
-def serving(trace: Path, name: str) -> Iterator[TraceServer]:
+def serving(trace: Path) -> Iterator[TraceServer]:
     """Serve a trace file at port 9001 of this machine while the block runs.
-
-    Args:
-        trace: the file.
-        name: the title that the UI shows.
 
     Raises:
         CaptureError: another program uses the port.
     """
     try:
-        server = TraceServer(trace, name)
+        server = TraceServer(trace)
     except OSError as error:
         raise CaptureError(
             f"The port {PORT} of this machine cannot be used ({error.strerror}): end the program "
@@ -83,15 +76,16 @@ class TraceServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, trace: Path, name: str) -> None:
+    def __init__(self, trace: Path) -> None:
         super().__init__(("127.0.0.1", PORT), _Handler)
         self.trace, self.sent = trace, Event()
         suffix = ".json.gz" if trace.suffix == ".gz" else ".json"
-        self.path = f"/{secrets.token_urlsafe(16)}/{_NOT_IN_TITLE.sub('_', name)}{suffix}"
+        # The UI shows this name and reports it, so it is the same for all traces.
+        self.path = f"/{secrets.token_urlsafe(16)}/trace{suffix}"
 
     @property
     def address(self) -> str:
-        """The address of the file; browsers encode its spaces and letters when they request it."""
+        """The address of the file."""
         return f"http://127.0.0.1:{PORT}{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -119,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_allowed(self) -> bool:
         """Return whether the request is for the file and from the UI; if not, answer with 404."""
         allowed = (
-            secrets.compare_digest(unquote(self.path).encode(), self.server.path.encode())
+            secrets.compare_digest(self.path.encode(), self.server.path.encode())
             and self.headers.get("Host") == f"127.0.0.1:{PORT}"
             and self.headers.get("Origin") == UI
         )
@@ -145,9 +139,9 @@ def ui_address(trace_address: str, view: Mapping[str, int] | None = None) -> str
 def finding_view(capture: Views, finding: Finding) -> dict[str, int]:
     """Return parameters of the UI's address that show a finding, in ns on the trace's own clock.
 
-    `ts` and `dur` select the event of the first row of evidence whose event is in the trace; the UI
-    scrolls to the event. `visStart` and `visEnd` zoom to the event and some time before and after
-    it. The result is empty if no row has such an event.
+    The rows of evidence are tried in order, up to the first event that is in the trace. `ts` and
+    `dur` select this event; the UI scrolls to it. `visStart` and `visEnd` zoom to the event and
+    some time before and after it. The result is empty if the trace has none of the events.
     """
     events = capture.events
     for row in finding.evidence:

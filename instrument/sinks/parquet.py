@@ -33,8 +33,8 @@ class Parquet(Sink):
     `rank` is a number. Quote `window` in a query, because it is a keyword of SQL. Unknown values
     are null. `instrument.analysis.events_to_arrow.EVENTS` describes the columns.
 
-    If data is missing from the events, the key `instrument.incomplete` of the file's metadata holds
-    the rows of `capture.coverage` that say what is missing, as JSON.
+    If data is missing from the events, the file's metadata has the key `instrument.incomplete`. It
+    holds, as JSON, the rows of `capture.coverage` that say what is missing.
 
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces the file.

@@ -395,7 +395,7 @@ def works_on_device(events: Events) -> Flags:
 
 
 def _taken(chosen: Flags, code: Codes) -> Flags:
-    """For each code, the value of `chosen` at this index."""
+    """The value `chosen[k]` for each code k."""
     # Most tests choose nothing, and then no lookup is needed.
     return chosen.take(code) if chosen.any() else np.zeros(len(code), np.bool_)
 

@@ -425,7 +425,7 @@ def loads_here(events: Events) -> Flags:
 
 
 def _next_batches(made: _Builder, calls: Ints) -> None:
-    """Add an arc from each batch that the training process loads to the next batch.
+    """Add an arc from each batch to the next, for batches that the training process loads.
 
     These arcs have no effect until `edits.workers` gives them a time.
     """

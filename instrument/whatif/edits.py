@@ -2,7 +2,7 @@
 
 An edit multiplies CPU time by a factor, changes the duration of device work, or removes the arcs of
 waits. If the effect of an edit is uncertain, the edit has two forms. The expected form gives the
-estimate of the saving. The modest form assumes a smaller effect, and gives a bound of the saving.
+estimate of the saving. The modest form assumes a smaller effect, and gives a lower estimate.
 A selection holds the CPU time and the device work to change (`instrument.whatif.selection`).
 """
 

@@ -105,9 +105,9 @@ class Program:
 
         The arc that reaches a moment last decides; if several do, the first of them counts. An arc
         from the origin can decide, for example if a batch arrives from another process. Such an arc
-        is on the path, but has no source at which the path could go on. So the path then also has
-        the arc that reaches the moment last among the arcs with a source. `times` is the result of
-        `run`.
+        is on the path, but has no source at which the path could go on. So the path goes on at the
+        source of another arc: of all arcs with a source, the one that reaches the moment last.
+        `times` is the result of `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]

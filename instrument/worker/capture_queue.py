@@ -98,7 +98,7 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """On the training thread, let this process's sinks read what only this thread can read."""
+        """On the training thread, call `notice` of each sink that runs in this process."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:

@@ -184,7 +184,7 @@ def is_queued(folder: Path) -> bool:
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
-    """Write capture.json into a partial folder, rename it to queued, and return its new path."""
+    """Queue a partial folder: write capture.json, and rename the folder; return the new path."""
     name = name_of(staging)
     _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
     folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))

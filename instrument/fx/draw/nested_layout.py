@@ -245,7 +245,7 @@ def _size(child: int | Frame, boxes: Sequence[Box]) -> tuple[float, float]:
 
 
 def _set_places(frame: Frame, x: float, y: float) -> None:
-    """Set the places of a frame and of the frames inside it in the whole picture."""
+    """Place a frame at `x` and `y` in the picture, and then all frames inside it."""
     frame.x, frame.y = x, y
     for child, (left, top) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):

@@ -31,9 +31,9 @@ def section(capture: Views) -> dict[str, Any] | None:
     The keys:
 
     - `by_path`: the ranges in the order of the tree, with the keys of `tables.as_columns`. `cells`
-      also has `depth`, `module_type`, and `steps`: for each range a list of its CPU times, one for
-      each step in the key `steps` below. The last rows are those of `ranges.rest`, the time outside
-      of all ranges.
+      also has `depth`, `module_type` and `steps`. In `cells.steps`, each range has a list of its
+      CPU times, one for each step in the section's key `steps`. The last rows are those of
+      `ranges.rest`, the time outside of all ranges.
     - `by_name`: the same for ranges grouped by name, without `depth` and `module_type`. The name
       with the most CPU time comes first.
     - `steps`: the numbers of the last finished steps, at most 100.
