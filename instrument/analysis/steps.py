@@ -176,8 +176,9 @@ class Gaps(NamedTuple):
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     """Find the gaps: the times in which no device works.
 
-    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. Gaps outside
-    the spans are found too, from the first start of a span or of device work to the last end.
+    `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
+    begins with the first span or device work and ends with the last, and includes the time between
+    spans.
     """
     whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
     begin, end = whole.merged(~whole.active[0])

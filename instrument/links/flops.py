@@ -112,10 +112,10 @@ def is_fused_attention(name: str) -> bool:
 
 
 def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
-    """Set the FLOPs of an operator to `UNKNOWN` if it calls the same operator, as under autocast.
+    """Count the FLOPs only once if an operator calls itself, as under autocast.
 
-    So only the inner call counts. Condition: exactly one inner call of the same operator has the
-    same FLOPs as the operator.
+    If exactly one inner call has the name and the FLOPs of the outer call, the FLOPs of the outer
+    call become `UNKNOWN`.
     """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
