@@ -183,7 +183,7 @@ def _check(folder: Path) -> os.stat_result:
 
 
 def _writable() -> Path:
-    """Create the cache's folder if it is missing; return it, writable by this user alone.
+    """Return the cache's folder: create it if it is missing, and let only this user write to it.
 
     Raises:
         OSError: the folder cannot be used or is read-only, or `INSTRUMENT_CACHE_BYTES` is 0.

@@ -60,7 +60,7 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an exception's message without its full stop; if it is empty, the type's name."""
+    """Return an exception's message without full stop; for an empty message, the type's name."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails

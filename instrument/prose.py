@@ -69,7 +69,7 @@ def code(text: str, width: int = _LONGEST_NAME) -> str:
 
 
 def escaped(text: str) -> str:
-    """A sentence with markup, links, mentions, emoji and formulas escaped for Markdown and GitHub.
+    """Escape the markup, links, mentions, emoji and formulas of a sentence, for GitHub's Markdown.
 
     A dollar sign is put into `<span>`, because GitHub finds formulas even after a backslash.
     """

@@ -212,7 +212,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 
 
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
-    """Return the limits of a test whose marker gives none: the counters in the test's file.
+    """Return the counters in a test's file as limits, for a test whose marker gives no limits.
 
     With --perf-update, return None, because this run writes the file.
     """

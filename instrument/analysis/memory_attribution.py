@@ -105,7 +105,7 @@ def _operators_around(links: Links) -> tuple[Ints, list[str]]:
 
 
 def _ranges_around(links: Links) -> tuple[Ints, list[str]]:
-    """The range of each allocation and free; in the backward, the range of the forward operator."""
+    """For each allocation and free, its range; in the backward, the forward operator's range."""
     scopes, memory = links.scopes, links.events.memory
     scope = scopes.nodes.node_at(memory.thread, memory.time_ns)
     return np.append(scopes.attributed, -1)[scope], scopes.paths.texts

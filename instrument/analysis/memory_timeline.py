@@ -304,7 +304,7 @@ class MemoryView:
     ) -> Curve:
         """Return a plot of the memory in use on a device over time, by operator, range or module.
 
-        The `most` owners with the most memory at the peak have one series each. All other owners
+        The owners with the most memory at the peak, up to `most`, have one series each. All others
         share the series "[others]". Memory from before the window has the series "[before the
         window]". If the trace has no addresses, all memory from the window is in the series
         "[unknown]". Time is divided into `points` equal spans, and only the highest and the lowest

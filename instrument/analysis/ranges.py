@@ -394,7 +394,7 @@ class RangeTable(GroupableTable):
 
 
 def _work_groups(groups: Groups, path: Ints) -> tuple[Groups, Flags]:
-    """Put each piece of work into the group of its path, and mask the work that has a path.
+    """Put each piece of work into the group of its path; also return the mask of work with a path.
 
     `path` is the path of each piece of work; -1 if the work belongs to no range.
     """
@@ -420,14 +420,14 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
 def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
     """Return `total_ns` split by finished step: a row for each group, a column for each step.
 
-    Calls of ranges and autograd nodes count for the step in which they began.
+    Autograd nodes and calls of ranges count for the step in which they began.
 
     Args:
         links: the relations between the events of the trace.
         groups: the paths of ranges, grouped.
         most: the maximum number of steps. If the trace has more steps, the last steps are taken.
 
-    Cost: for each step, a pass over the calls of ranges and the autograd nodes.
+    Cost: for each step, a pass over the autograd nodes and the calls of ranges.
     """
     scopes, steps = links.scopes, len(links.steps)
     spent = scopes.nodes.own(links.spent_ns[links.call_tree.nodes_of(scopes.nodes.index)])

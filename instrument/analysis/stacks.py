@@ -64,7 +64,7 @@ def stacks(
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
-            backward, on any thread, is returned. For gradient accumulation, the range is a guess.
+            backward, on any thread, is returned. The range of a gradient accumulation is a guess.
         threads: whether each path begins with its thread. If False, the times of equal paths on
             different threads are summed.
 

@@ -221,7 +221,7 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
 
 
 def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    """The number of calls per step of each row, by its key."""
+    """For each key in `rows`, the number of its calls per step."""
     steps = max(len(totals.steps_ns), 1)
     return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
 

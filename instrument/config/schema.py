@@ -105,8 +105,8 @@ class ProfilerConfig(BaseModel):
             stays open until a step ends. None means no limit.
         max_window_memory: by how many bytes the memory of the process may grow during a window: a
             number, or text such as "4GB". At this limit, the window ends as with `max_window_s`.
-            A limit above an eighth of the machine's memory is lowered to it, because torch needs
-            about six times the memory of the window when the window ends. Linux only. None means no
+            The limit is never above an eighth of the machine's memory, because torch needs about
+            six times the memory of the window when the window ends. Linux only. None means no
             limit.
         activities: what to record, a list of cpu, cuda, xpu, mtia and hpu; None means all that this
             machine has. In place of a name, a mapping such as `{cuda: [GPU_MEMCPY]}` records only

@@ -1,4 +1,4 @@
-"""Find anomaly detection, a debugging mode of torch, that was left on.
+"""Find runs with anomaly detection, a debugging mode of torch that slows training.
 
 The check reads `anomaly_mode` in `capture.json`. It also looks for the effect of the mode: at the
 end of each backward node, the engine searches the gradients for NaN with `aten::isnan`. The mode

@@ -173,8 +173,8 @@ def diagnose_all(
 ) -> Diagnosis:
     """Diagnose all captures as if they were of one run.
 
-    Captures are read one after the other, so `captures` can be an iterator. Of the captures read,
-    only those whose findings have savings stay in memory. The diagnosis says what failed, and why:
+    Captures are read one after the other, so `captures` can be an iterator. A capture stays
+    in memory only if its findings have savings. The diagnosis says what failed, and why:
 
     - If a check fails with an unexpected error, the check counts as not checked. The other checks
       run.

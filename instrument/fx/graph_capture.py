@@ -62,7 +62,7 @@ class Traced(NamedTuple):
 
 
 def trace(model: nn.Module, inputs: Inputs) -> Traced:
-    """Capture the graph that a call of the model with these inputs runs, and restore the model.
+    """Capture the graph of a call of the model with these inputs, and restore the model.
 
     `torch.fx` tracing is tried first, because its graph keeps modules and functions as the user
     wrote them. A graph must give the same results and gradients as the model, and change buffers

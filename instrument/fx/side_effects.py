@@ -168,7 +168,8 @@ def _restore(saved: list[_Saved]) -> None:
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same values; NaN equals NaN.
 
-    The values are compared because some kernels, such as those of BatchNorm, do not count writes.
+    The values are compared because torch's count of writes to a tensor does not include the writes
+    of some kernels, such as those of BatchNorm.
     """
     try:
         return bool(

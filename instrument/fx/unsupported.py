@@ -51,7 +51,7 @@ def unsupported(model: nn.Module, inputs: Any) -> str | None:
 
 
 def _other_types(value: Any) -> Iterator[str]:
-    """The names of those types in a value that a graph cannot represent."""
+    """The names of the unsupported types in a value."""
     if isinstance(value, (Tensor, *_FIXED)):
         return
     if type(value) in _COPIED or (isinstance(value, tuple) and hasattr(value, "_fields")):

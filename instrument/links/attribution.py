@@ -70,7 +70,7 @@ class AttributedWork:
 
 
 def attributed_work(links: Links) -> AttributedWork:
-    """Sum CPU time, device time and FLOPs by the range and the kind of work they belong to."""
+    """Sum CPU time, device time and FLOPs for each range and kind of work."""
     events, scopes = links.events, links.scopes
     width = len(scopes.paths.names) + 1
     kind = _kinds(links)

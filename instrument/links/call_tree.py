@@ -11,9 +11,9 @@ torch/autograd/profiler_util.py):
 - An event without a duration is not a child of an event that ends at the same moment.
 
 So the parent of an event is the nearest earlier event on the same thread that does not end before
-the event. The compiled module finds the parents one after the other. Without this module, array
-operations find the parents of all events at once. Each event has a candidate for its parent. The
-first candidate of an event is the event before it. If B is the candidate of A and ends before A
+the event ends. The compiled module finds the parents one after the other. Without this module,
+array operations find the parents of all events at once. Each event has a candidate for its parent.
+The first candidate of an event is the event before it. If B is the candidate of A and ends before A
 ends, the candidate of B replaces B. This is repeated until no candidate ends too early.
 """
 

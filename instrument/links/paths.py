@@ -106,8 +106,8 @@ class Paths:
     def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
         """Find the items that a sum over the outermost paths of a group counts twice.
 
-        This happens if the two paths of the item lie at or below two different outermost paths of
-        the group.
+        This happens if the item's paths in `one` and in `other` lie at or below two different
+        outermost paths of the group.
 
         Returns:
             Two arrays with one entry for each such case: the item, and the group.

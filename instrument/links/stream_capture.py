@@ -3,8 +3,8 @@
 In this module, a capture is a stream capture of CUDA or HIP, not the folder of a recorded window.
 
 A program captures a graph once: between `cudaStreamBeginCapture` and `cudaStreamEndCapture`, the
-calls that launch work run on the CPU, inside their operators and ranges, and their work becomes
-nodes of the graph. The device runs nothing. Each launch of the graph then replays all nodes. HIP
+CPU runs the calls that launch work, inside their operators and ranges, and the work becomes nodes
+of the graph. The device runs nothing. Each launch of the graph then replays all nodes. HIP
 works in the same way.
 
 If the captured calls use one stream, each node depends on the node before it. So the nodes start in
@@ -18,7 +18,7 @@ node must have the same kernel. Kineto writes the name of the kernel on launches
 launches of CUDA.
 
 Without names of kernels, a capture can also fit a graph that it did not make, such as a graph that
-was captured before the recording. All graphs that one capture made run the same kernels. So if n
+was captured before the recording. All graphs from one capture run the same kernels. So if n
 captures fit graphs with more than n different sequences of kernels, at least one of these graphs is
 from another capture. In this case, the nodes of all these graphs get no operators and ranges.
 """

@@ -345,8 +345,8 @@ class _Waits:
 
         A wait for a CUDA event waits for the work that was launched on the stream `source` before
         the time `since_ns`, at which the event was recorded. If this time is not known, `since_ns`
-        is the start of the wait's call, and `is_exact` is False. A stream or device on which no
-        work ran is -1.
+        is the start of the wait's call, and `is_exact` is False. The number of a stream or
+        device is -1 if no work ran on it.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()

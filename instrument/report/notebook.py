@@ -199,7 +199,7 @@ def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
 
 
 def with_type(name: str, module_type: str | None) -> str:
-    """Return a range's name or path and the class of its module, such as "layers.0: Linear"."""
+    """Return a range's name or path with the class of its module, such as "layers.0: Linear"."""
     plain = name.removesuffix(RECOMPUTED)
     # The range of the whole model has the name of the model's class.
     own = plain.rpartition("/")[2].rpartition(".")[2]

@@ -70,9 +70,9 @@ def newest_run(
 ) -> tuple[list[_Capture], list[_Capture]]:
     """Return the captures of the newest run, and the captures of older runs.
 
-    The newest process is the process that began the latest capture of all. It belongs to the newest
-    run. For every other rank, the process that began the latest capture of this rank belongs to the
-    newest run too, if both conditions hold:
+    The newest process is the process that recorded the latest capture of all. It belongs to the
+    newest run. For every other rank, the process that recorded the latest capture of this rank
+    belongs to the newest run too, if both conditions hold:
 
     - Its job has as many ranks as the job of the newest process.
     - Its last capture began after the first capture of the newest process, or at most `TOGETHER_S`

@@ -1,9 +1,10 @@
 """Cache the columns of traces in the user's cache folder, so that each trace is parsed once.
 
-The cache holds traces of at least 100,000 events, with one entry for each path. Only the version of
-this package that wrote an entry uses it, and only while the trace keeps its size, modification time
-and inode. The folder of a trace is not changed. Each column is stored in the narrowest integer type
-that holds its values. If all values of a column are equal, one value is stored.
+The cache holds traces of at least 100,000 events, with one entry for each path. An entry is used
+only by the version of this package that wrote the entry, and only while the trace keeps its size,
+modification time and inode. The folder of a trace is not changed. Each column is stored in the
+narrowest integer type that holds its values. If all values of a column are equal, one value is
+stored.
 """
 
 from __future__ import annotations

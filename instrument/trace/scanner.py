@@ -62,10 +62,10 @@ _MOST_BYTES = 1 << 25
 
 
 class Scanned(NamedTuple):
-    """The result of `Scanner.scan`. `Scanner.take` returns the other events of the piece later.
+    """The result of `Scanner.scan`, without the events that `Scanner.take` returns later.
 
     Attributes:
-        recorded: the number of events.
+        recorded: the number of all events.
         halves: the separate starts and ends of events.
         is_full: whether `Scanner.take` must be called before the next piece is scanned.
     """

@@ -17,7 +17,8 @@ later moment that waits for the source. There are these arcs:
   the same stream. This launch waits until the launch queue has a free place.
 - From the end of a thread's work to the end of another thread's wait for this work. The main thread
   waits while the thread of the autograd engine works. The main thread waits for another thread if
-  the main thread has no events while the other thread works, and goes on just after this work.
+  the main thread has no events while the other thread works, and its next event is just after this
+  work.
 - From the main thread to the start of another thread's work, if the other thread has paused before
   this work: the main thread has given it the work.
 - From the start of the trace to the arrival of each batch from worker processes of a data loader.

@@ -172,7 +172,7 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs: no `residue_ns`, and each wait ends the usual time after its cause."""
+        """The usual costs: no residues, and for each wait the usual time from its cause to its end."""
         return self._costs(self._typical_ns)
 
     def _costs(self, fixed_ns: Ints) -> Costs:

@@ -244,7 +244,7 @@ class Window:
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
     def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
-        """For each row of `meetings`, the value of its device row in its rank's `device_ns`."""
+        """For each entry of `meetings`, the value in `device_ns` for its rank and device row."""
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
         for rank, each in enumerate(device_ns):

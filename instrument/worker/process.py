@@ -16,8 +16,8 @@ The worker answers with JSON objects, one per line. Their keys are:
 - `done`, `place`: the queued folder that the worker has finished, and the folder of its capture;
   `place` is null if finishing failed;
 - `sending`: all captures that are still to be uploaded;
-- `looked`: the number of lines that the worker has read and handled after its job. All folders that
-  these lines announced are finished, have failed, or could not be found;
+- `looked`: the number of handled lines, without the line of the job. All folders that these lines
+  announced are finished, have failed, or could not be found;
 - `closed`: true once the sinks are closed.
 
 The worker loads no torch. It ignores Ctrl-C and SIGTERM, because launchers often send these signals

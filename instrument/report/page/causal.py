@@ -25,7 +25,7 @@ def section(scenario: Scenario) -> dict[str, Any] | None:
     - `notes`: sentences on the accuracy of the simulation.
 
     Cost: as `instrument.whatif.causal_profile` for 12 ranges, 12 operators and 12 kernels. In a
-    window of more than 100,000 events, fewer of them are simulated.
+    window of more than 100,000 events, fewer ranges, operators and kernels are simulated.
     """
     events = sum(len(model.links.events) for model in scenario.window.models)
     table = scenario.profile(max(_LEAST_TRIED, _TRIED * _MANY // max(events, _MANY)))

@@ -43,10 +43,10 @@ def section(
 
     The keys:
 
-    - `devices`: for each device its `name`; `summary`, its row of `capture.memory.devices`;
-      `charts`; `missing`; and the tables `steps` and `sizes`, with the keys of `tables.as_columns`.
-      If no chart names what used the memory, `missing` is a sentence on what to record; otherwise
-      it is "".
+    - `devices`: an entry for each device, with the keys `name`, `summary`, `charts`, `missing`,
+      `steps` and `sizes`. `summary` is the device's row of `capture.memory.devices`. `steps` and
+      `sizes` are tables with the keys of `tables.as_columns`. If no chart names what used the
+      memory, `missing` is a sentence on what to record; otherwise it is "".
     - `steps`: the number and the start of each finished step.
     - `snapshot`: the name of the file with the allocator's snapshot, or None.
     - `notes`: sentences on missing data.

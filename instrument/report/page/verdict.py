@@ -138,7 +138,7 @@ def _finding(finding: Finding, capture: Views) -> dict[str, Any]:
 
 
 def _difference(finding: Finding) -> str:
-    """Return why a finding's title gives another share of the step than the finding saves.
+    """Return why the share in a finding's title differs from the share that the finding saves.
 
     Return "" if both shares are similar, or if one of them is not known.
     """
