@@ -172,7 +172,7 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs: no residues, and for each wait the usual time from its cause to its end."""
+        """The usual costs: no residues, and each wait has the usual time from cause to end."""
         return self._costs(self._typical_ns)
 
     def _costs(self, fixed_ns: Ints) -> Costs:
