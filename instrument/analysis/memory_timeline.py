@@ -152,8 +152,8 @@ class MemoryView:
     def devices(self) -> Table:
         """A row for each device, the CPU last; see `MEMORY_DEVICES`.
 
-        The peak is the most memory in use after any event. If more memory was in use before the
-        first event, that is not the peak.
+        The peak is the most memory in use after any event, even if more memory was in use before
+        the first event.
         """
         rows = [_device_row(line) for line in self.timelines.values()]
         return self._table(

@@ -1,4 +1,4 @@
-"""Calls that wait: where the CPU or a stream waits for device work, and for which device work."""
+"""Calls that make the CPU or a stream wait, and the device work that they wait for."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SYNCHRONISATIONS: Schema = schema(
 
 
 def synchronisations(links: Links) -> Table:
-    """Return the calls that wait, grouped by name, operator, range, awaited and waiting stream.
+    """Return the calls that wait, by name, operator, range, awaited stream and waiting stream.
 
     See `SYNCHRONISATIONS`. The row with the longest time comes first. The time is `stream_wait_ns`
     if a stream waits, and else `cpu_ns`. `instrument.links.synchronisation` finds the work that the

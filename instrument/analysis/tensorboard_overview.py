@@ -99,9 +99,9 @@ def overview(events: Events, work: Work) -> Table:
     next step starts at this end, or later. A trace without steps counts as one step, whose `number`
     is None.
 
-    In a trace with device work, steps after the last step with device work are left out. This last
-    step is left out too if it has less than 0.8 of the device events of the step before: then the
-    window cut it off.
+    In a trace with device work, steps after the last step with device work are left out. If this
+    last step has less than 0.8 of the device events of the step before, it is left out too, because
+    its work was probably cut off.
 
     Three things differ from the plugin:
     - Communication is recognised by the rule of `breakdown`.

@@ -615,8 +615,8 @@ class Views:
     def compiled_ranges(self) -> Table:
         """The ranges inside the compiled regions that ran in this window; see `COMPILED_RANGES`.
 
-        Compiled code does not record where a range begins and ends. So these ranges were called,
-        but their time is only known as part of the region's time.
+        Compiled code does not record where a range begins and ends. So the time of these ranges is
+        known only as part of the region's time.
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]

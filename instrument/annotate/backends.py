@@ -79,9 +79,9 @@ def _torch() -> Backend:
 
 
 def end_recording() -> None:
-    """Call this when a recording stops: ranges that it leaves open are never closed in torch.
+    """Call this when a recording stops.
 
-    Closing such a range could corrupt memory.
+    Ranges that are still open are then never closed in torch: closing them could corrupt memory.
     """
     global _recording
     _recording += 1

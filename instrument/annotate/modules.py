@@ -167,7 +167,7 @@ def forget(model: nn.Module) -> None:
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    If timings of the whole run have already given a submodule a range, the submodule keeps it.
+    A submodule that already has a range for the timings of the whole run keeps this range.
     """
 
     def __init__(self) -> None:

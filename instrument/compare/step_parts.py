@@ -246,8 +246,8 @@ def _cpu_communication(links: Links) -> _Layer:
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
     """Return the layer of the waits for data, and the names of the loaders.
 
-    The name of a loader is used as a range for its waits outside of all ranges. The codes of these
-    names follow the codes of the paths.
+    For a wait outside of all ranges, the name of the loader stands for the range. The codes of
+    these names follow the codes of the paths.
     """
     events, wait = capture.events, waits_for_data(capture)
     names, code = np.unique(events.name[wait], return_inverse=True)
@@ -321,7 +321,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node at each time on its thread; -1 for none. A node's end is not inside."""
+    """The innermost node at each time on the thread; -1 for none. A node excludes its end."""
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]

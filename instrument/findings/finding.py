@@ -1,4 +1,4 @@
-"""`Finding`: a problem, the evidence for it, what to change, and the step time that this saves."""
+"""`Finding`: a problem, its evidence, what to change, and the step time that the change saves."""
 
 from __future__ import annotations
 

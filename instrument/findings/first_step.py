@@ -98,8 +98,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
     """The cause of `more_ns`, the additional time of the first step.
 
-    It is the kind of interruption with the most additional time, if this is at least 20 % of
-    `more_ns`. If not, the same rule selects an operator, call or range; None if this fails too.
+    It is the kind of interruption with the most additional time. If this time is less than 20 % of
+    `more_ns`, it is the operator, call or range with the most additional time. None if also that
+    time is less than 20 % of `more_ns`.
     """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)

@@ -307,7 +307,7 @@ def users_source(frame: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The time that shares in titles refer to: all finished steps except the first.
+    """The time that counts as 100 % in titles: all finished steps except the first.
 
     The first step contains work that happens only once. The first step counts only if the window
     has no other step.

@@ -45,8 +45,8 @@ def find(capture: Views, _: Scenario) -> Iterator[Finding]:
         return
     yield Finding(
         code="recording-overhead",
-        title=f"Recording makes the steps {percent(excess)} longer, so shares of the step are not "
-        "those of a run without recording",
+        title=f"Recording makes the steps {percent(excess)} longer, so shares of the step are "
+        "different in a run without recording",
         change=_change(capture),
         verify=show_command(capture, "--coverage"),
         evidence=(

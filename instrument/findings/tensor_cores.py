@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
     Attributes:
         name: the pattern of the kernels' names.
         does: what the kernels do, for the title.
-        precision: the precision in which they multiply; None if this can be any.
+        precision: the precision in which they multiply; None for kernels of any precision.
         least_share: there is a finding if such kernels take at least this share of the step.
         change: the advice of the finding; "" if it depends on the device.
     """

@@ -84,7 +84,7 @@ def _inside(
 ) -> Ints:
     """The outermost events that `is_wanted` accepts by name, sorted by start.
 
-    Only events inside an event that `is_around` accepts count.
+    Events outside of all events that `is_around` accepts are left out.
     """
     events, tree = capture.events, capture.links.call_tree
     around = tree.at_or_inside(events.named(is_around)[tree.index])

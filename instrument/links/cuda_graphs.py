@@ -1,9 +1,9 @@
 """Find the device events that a launch of a CUDA graph replayed.
 
-All device events of a replay have the correlation of the call that launched the graph, on CUDA
-(`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has an External
-id, this id is equal to the External id of that call. From CUDA 12, Kineto also writes on each
-device event the ids of the graph and of the node. On ROCm, Kineto does not write these ids.
+All device events of a replay have the same correlation as the call that launched the graph. This
+holds on CUDA (`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has
+an External id, this id is equal to the External id of that call. From CUDA 12, Kineto also writes
+on each device event the ids of the graph and of the node. On ROCm, Kineto does not write these ids.
 """
 
 from __future__ import annotations

@@ -180,10 +180,10 @@ def _matrix_product(first: int) -> Rule:
 
 
 def _matrix_vector(first: int) -> Rule:
-    """A rule for the FLOPs of a product with a vector [k].
+    """A rule for the FLOPs of a product of two operands, of which the second is a vector [k].
 
-    The other operand is a matrix [m, k] or a vector [k]; `first` is its position among the
-    arguments. torch.utils.flop_counter has no such rule.
+    The first operand is a matrix [m, k] or a vector [k], at position `first` of the arguments.
+    torch.utils.flop_counter has no such rule.
     """
     return lambda dims, _: 2 * elements(dims[first])
 

@@ -38,7 +38,7 @@ class Timeline:
         return Groups(self.group, groups).sum(self.end_ns - self.start_ns, where)
 
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
-        """For each given span of time, how long the segments in a mask cover it.
+        """For each given span of time, how much of its time lies in the segments of a mask.
 
         The spans last from `start_ns` to `end_ns`. The timeline must have only one group.
         """

@@ -259,7 +259,7 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture. It can have made the graphs that were first launched from `since_ns` on.
+        """Add a capture that can have made any graph first launched at `since_ns` or later.
 
         `names` holds the operators of the capture, followed by its ranges.
         """
@@ -292,7 +292,7 @@ class CapturedNames:
     """Finds the operators and ranges of graph nodes, using the captures of one or several traces.
 
     Cost: linear in the number of launches in the captures plus the number of nodes in the graphs.
-    This holds if, in each trace, the names of either all captured kernels or none are known.
+    This holds if each trace has the names of all captured kernels, or of none of them.
     """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
@@ -436,8 +436,9 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
     known which of these graphs they made.
 
     Returns:
-        For each `_Alike` whose captures fit graphs by order: the largest n for which its first n
-            captures fit graphs with more than n different sequences of kernels; 0 if there is none.
+        A number n for each `_Alike` whose captures fit graphs by order. Its first n captures fit
+            graphs with more than n different sequences of kernels. n is the largest such number,
+            or 0 if there is none.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

@@ -513,7 +513,7 @@ class StepLoop:
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
         """End the step; end the window too if it is over; then begin the next step.
 
-        Returns True, so that the caller of `exclusively` knows that this method was called.
+        Returns True. If `exclusively` cannot call this method, it returns None instead.
         """
         counter.step_number += 1
         recorder = self.recorder

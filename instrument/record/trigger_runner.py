@@ -283,7 +283,7 @@ class TriggerRunner:
         return True
 
     def _drop(self, trigger: _ActiveTrigger) -> None:
-        """Log the current exception, and call the trigger's `fires` no more.
+        """Log the current exception, and stop calling the trigger's `fires`.
 
         Call this method only in an `except` block.
         """

@@ -312,7 +312,7 @@ def _is_table(columns: Columns) -> bool:
 def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSummary | str]]:
     """Yield each path with its summary, or with a sentence that says why there is none.
 
-    The order of the paths is not defined.
+    The results are in no defined order.
 
     Files with more than 4 MiB in total are read by as many processes as there are cores. Each
     process is a new interpreter that runs this module. multiprocessing is not used, because its

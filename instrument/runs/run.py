@@ -259,9 +259,9 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
     The captures of a window have the same phase and first step, but may be in different folders.
     Captures of different runs can have the same phase and first step too. So a capture is compared
-    with only one window: the nearest in time of those that have no capture of the same rank. If
-    some of those have a capture in the same folder, only they are considered. If the capture began
-    more than `TOGETHER_S` before or after the window, it begins a new window.
+    with only one window: the nearest in time of the windows without a capture of its rank. If some
+    of these windows have a capture in the same folder, only they are considered. If the capture
+    began more than `TOGETHER_S` before or after the window, it begins a new window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

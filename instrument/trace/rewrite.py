@@ -83,7 +83,7 @@ def _is_gzip(path: Path) -> bool:
 def _insert_first(
     metadata: Mapping[str, Any], pieces: Iterator[bytes], after: IO[bytes], source: Path
 ) -> bytes:
-    """Write the opening brace and the metadata; return the text that was read after the brace."""
+    """Write an opening brace and the metadata; return the text after the trace's own brace."""
     head = next(pieces, b"").lstrip()  # a trace of torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(

@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """How many bytes tensors now occupy in torch's allocator on the current CUDA device.
+        """The bytes that tensors now occupy in torch's allocator on the current CUDA device.
 
         None if there is no CUDA device. With a CUDA device, one read of this property takes about
         10 µs, so do not read it after every step.
@@ -73,8 +73,8 @@ class TriggerCallbacks(NamedTuple):
         fires: called on the training thread after each step. A window is requested if the result
             is True, a text or a `Request`.
         poll: called every half second on a separate thread, for work that is too slow for a step.
-        failed: called if an exception leaves the session's `with` block, with the exception and the
-            number of the step.
+        failed: called with the exception and the number of the step if an exception leaves the
+            session's `with` block.
         end: called when the session stops.
     """
 

@@ -70,7 +70,7 @@ class Program:
         return found
 
     def run_shares(self, of_arcs: Ints, change: Ints, shares: Floats) -> Ints:
-        """The time of each moment in several scenarios; the result has a row for each of them.
+        """The time of each moment in several scenarios; the result has a row for each scenario.
 
         Args:
             of_arcs: the weights of the arcs in nanoseconds.
@@ -103,9 +103,9 @@ class Program:
     def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
-        The arc that reaches a moment last decides; if several do, the first of them counts. An arc
-        from the origin can decide, for example if a batch arrives from another process. Such an arc
-        is on the path, but has no source at which the path could go on. So the path goes on at the
+        The arc that reaches a moment last decides; if several reach it last, the first of them
+        counts. An arc from the origin has no source, but it can decide too, for example if a batch
+        arrives from another process. Then this arc is on the path, but the path goes on at the
         source of another arc: of all arcs with a source, the one that reaches the moment last.
         `times` is the result of `run`.
         """
@@ -157,7 +157,7 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 
 
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """The time of each moment, `earliest` or later; a row for each share of `change`."""
+    """The time of each moment, at least its `earliest`; a row for each value in `shares`."""
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)
         found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))

@@ -265,7 +265,7 @@ class Scenario:
         thread: str | None = None,
         sync: str | None = None,
     ) -> Scenario:
-        """Remove a part of the program with the waits in it; see `scale` for the globs.
+        """Remove a part of the program, and the waits in this part; see `scale` for the globs.
 
         Args:
             range: as for `scale`.
@@ -468,7 +468,7 @@ def scenario(capture: Views) -> Scenario:
 
 
 def joint_scenario(ranks: Ranks) -> Scenario:
-    """Return a scenario of several ranks that wait for each other, without edits.
+    """Return a scenario without edits, of several ranks that wait for each other.
 
     The capture of one rank does not show when the other ranks begin a collective. The captures of
     several ranks do.

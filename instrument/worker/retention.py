@@ -18,7 +18,7 @@ from instrument.worker import queue
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """The fields of `capture.json` that identify a capture's run and its order."""
+    """The fields of `capture.json` that say to which run a capture belongs, and when it began."""
 
     run: str = ""
     started_at: str = ""

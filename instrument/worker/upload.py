@@ -1,4 +1,4 @@
-"""Uploads finished captures, each into the folder URL/NAME; capture.json is the last file.
+"""Uploads finished captures, each into the folder URL/NAME; capture.json is uploaded last.
 
 An upload first claims the remote folder: it writes a file `upload.json` with a token there. The
 local capture stores the same token. If another capture has claimed the remote folder, or if the
@@ -6,8 +6,8 @@ remote folder holds other files, the upload goes to NAME-2. A capture counts as 
 server lists all its files with the right sizes. If the server's ETags are MD5 sums, these sums must
 be right too. The local `upload.json` then records the URL. An interrupted upload is resumed.
 
-All files in a capture's folder are uploaded, except hidden files and the cached columns of the
-trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
+All files in a capture's folder are uploaded, except hidden files, links and the cached columns of
+the trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
 uploaded. Nothing at the URL is ever removed.
 """
 

@@ -61,8 +61,8 @@ class Frame:
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the
             children, and the ports of `results`.
-        lines: for each box whose value has a line inside the frame: the keys of `_ends`, and the
-            segments of the line.
+        lines: two lists for each box whose value has a line inside the frame: the keys of `_ends`,
+            and the segments of the line.
     """
 
     path: str
@@ -145,7 +145,7 @@ def lay_out(root: Frame, boxes: Sequence[Box], edges: Sequence[Edge]) -> list[Li
 
 
 def corners(frame: Frame) -> Iterator[tuple[int, Point]]:
-    """Yield each box of a frame, and the upper left corner of the box. Call `lay_out` before."""
+    """Yield each box of a frame, and the upper left corner of the box. Call `lay_out` first."""
     for child, (x, y) in zip(frame.children, frame.drawing.corners[len(frame.sources) :]):
         if isinstance(child, Frame):
             yield from corners(child)

@@ -122,7 +122,7 @@ class _Graph:
         rows: the rows of the `NodeTable`, one for each node.
         order: the nodes that get a box, in drawing order.
         paths: the module path of each node in `order`.
-        badges: by node: the parameters that are drawn beside the node, because the node takes them.
+        badges: by node, the parameters that are drawn beside the node, because the node takes them.
         edges: pairs of a node and a node that takes its value.
         types: the classes of modules, by path.
     """
@@ -240,7 +240,7 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node: its name, or if its module has no other node, the module's label."""
+    """The label of a node: its name; or the module's label if the module has no other node."""
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:

@@ -288,10 +288,10 @@ def _inversions(values: Sequence[float]) -> int:
 def _centres(rows: _Rows) -> list[float]:
     """The x position of each item's middle, as close to its neighbours as the row's order allows.
 
-    Each row is placed several times, because other rows move too. A row is placed alternately by
-    its items' neighbours above and by their neighbours below. The last time, the neighbours above
-    count, so that a line through several rows is straight. An item without neighbours above is
-    placed by its neighbours below.
+    Each row is placed several times, because other rows move too. The placement depends in turn on
+    the neighbours above and on the neighbours below. The last placement depends on the neighbours
+    above, so that a line through several rows is straight. For an item without neighbours above,
+    the neighbours below always count.
     """
     centres = [0.0] * len(rows.widths)
     upper = [above or below for above, below in zip(rows.above, rows.below)]
