@@ -182,8 +182,8 @@ def _time(covered_ns: int, total_ns: int, why: str) -> Part | None:
 def _count(covered: int, total: int, why: str) -> Part | None:
     """The cells of a row with counts instead of times; None if the total is 0.
 
-    `why` is the end of a sentence. This function puts the missing number before it, as in "1 of 2
-    launches have no device work".
+    `why` is the end of a sentence. This function puts the number of missing items before it, as in
+    "1 of 2 launches have no device work".
     """
     if not total:
         return None

@@ -29,11 +29,11 @@ LAUNCHES: Schema = schema(
 def launches(events: Events, work: Work) -> Table:
     """Return one row for each kind of CPU call that launches device work; see `LAUNCHES`.
 
-    The row with the most CPU time comes first. For launches that both count, the sums, the
-    delays and the short calls agree with `get_cuda_kernel_launch_stats` of Holistic Trace Analysis
-    (HTA). HTA differs in three ways: it leaves out the last step; it counts only cudaLaunchKernel,
-    cudaLaunchKernelExC, cudaMemcpyAsync and cudaMemsetAsync, one launch for each correlation id;
-    and it rounds times to microseconds.
+    The row with the most CPU time comes first. For launches that Holistic Trace Analysis (HTA)
+    counts too, the sums, the delays and the short calls agree with HTA's function
+    `get_cuda_kernel_launch_stats`. HTA differs in three ways: it leaves out the last step; it
+    counts only cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and cudaMemsetAsync, one
+    launch for each correlation id; and it rounds times to microseconds.
 
     Limit: device work whose launch is not in the trace is not counted.
     """

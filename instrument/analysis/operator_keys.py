@@ -75,10 +75,10 @@ class Calls:
 
     @cached_property
     def _recursive(self) -> Ints:
-        """All calls of the recursive pairs of name and kind.
+        """All calls that have the name and kind of a nested call.
 
-        A pair is recursive if one of its calls is inside another of its calls. All other calls
-        are outermost in every grouping.
+        A call is nested if it is inside a call of the same name and kind. Calls that are not in
+        the result are outermost in every grouping.
         """
         groups = groupby(self.name * len(KINDS) + self.kind)[1]
         inner = ~_outermost(groups.of, self.node, self.after)

@@ -397,7 +397,7 @@ class Views:
         """The capture's folder under its final name, or else the trace file.
 
         While sinks write the capture's files, the folder has a temporary name that begins with a
-        dot. The folder gets its final name after all sinks.
+        dot. Only sinks with `needs_final_folder` run after the folder has its final name.
         """
         if (
             self.folder is not None
@@ -604,8 +604,8 @@ class Views:
     def memory_categories(self) -> Table:
         """The memory of each of torch's categories at the start, peak and end of the window.
 
-        Categories are, for example, parameters and gradients. The table has one row for each device
-        and category; see `instrument.analysis.memory_categories`.
+        There are eight categories, such as "parameter" or "gradient". The table has one row for
+        each device and category; see `instrument.analysis.memory_categories`.
         """
         from instrument.analysis.memory_categories import table
 

@@ -263,7 +263,7 @@ def _mark_autograd_function(cls: type, name: Name) -> None:
     """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
 
     If `name` is text, the names of the ranges are `name` with `.forward` or `.backward` at the end.
-    The subclass may define `vjp` instead of `backward`; its range also ends with `.backward`.
+    The subclass may define `vjp` instead of `backward`; the range of `vjp` gets `.backward` too.
     """
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):

@@ -85,7 +85,7 @@ def named_model(name: str) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise ConfigError(
             f"{name!r} is or returns a {type(made).__name__}: "
-            "name an nn.Module, its class, or a function that makes it."
+            "give an nn.Module, its class, or a function that makes it."
         )
     return made
 

@@ -310,7 +310,7 @@ class Comparison:
         return ratios
 
     def _counter_values(self, label: Label) -> dict[str, tuple[int, int]]:
-        """The lowest and the highest value of each counter that all runs of one side recorded."""
+        """For each counter that all runs of one side recorded, its lowest and highest value."""
         runs = [record.counters for record in self._records(label)]
         found = {name: [counts.get(name) for counts in runs] for name in runs[0]}
         return {

@@ -127,8 +127,8 @@ def stored_limits(stored: Counters) -> Budget:
 def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Excess]:
     """Yield each counter and share that exceeds the budget.
 
-    A limited counter that varies between steps or is not known is yielded too. Only the counters in
-    `NEED_DEVICE` are skipped if they are not known.
+    A counter with a limit is yielded too if it varies between steps or is not known. Only the
+    counters in `NEED_DEVICE` are skipped if they are not known.
     """
     for name, limit in budget.limits.items():
         count, text = counted.count(name), amount_of(name)

@@ -144,13 +144,13 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """Count the orders of two samples by the statistic of `is_higher` that each order gives.
+    """Count, for each value of the statistic of `is_higher`, the orders that have this value.
 
     `low` and `high` are the sizes of the first and the second sample. The values of
     both samples are sorted together; an order says to which sample each value belongs. The result
     holds at index k the number of orders with the statistic k. If the highest value belongs to the
-    second sample, it adds `low` to the statistic; otherwise it adds nothing. Cost: the square of
-    the product of the sizes.
+    second sample, this value adds `low` to the statistic; otherwise it adds nothing. Cost: the
+    square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):
@@ -181,9 +181,9 @@ def _signs(blocks: int) -> Floats:
 
 
 def _left_out(blocks: int, largest: Floats) -> int:
-    """How many means of two blocks the interval leaves out at each of its ends.
+    """How many means of pairs of blocks lie below the interval; equally many lie above it.
 
-    The number is -1 if no result of this many blocks is significant. `largest` holds the
+    The number is -1 if there are too few blocks for a significant result. `largest` holds the
     largest statistic of all quantities for each pattern, sorted.
     """
     values, first = np.unique(largest, return_index=True)

@@ -64,7 +64,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
-    """The end of an error sentence, which says what the value must be.
+    """The end of an error sentence: what the value must be.
 
     `options` are the names of the options inside the value, if the value is a pydantic model.
     """

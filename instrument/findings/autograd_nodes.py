@@ -33,7 +33,7 @@ def makers(capture: Views) -> Ints:
 
 
 def ran(capture: Views) -> Ints:
-    """The numbers of the nodes that a backward ran in the window, sorted."""
+    """The numbers of the nodes that ran in a backward pass within the window, sorted."""
     events = capture.events
     chosen = is_backward(events) & (events.sequence >= 0) & (events.forward_thread != 0)
     return np.unique(events.sequence[chosen])

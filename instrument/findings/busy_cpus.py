@@ -26,7 +26,7 @@ LEAST_SHARE = 0.1
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
-    """Yield one finding if the thread of the steps waits for a CPU for 10 % of the window."""
+    """Yield one finding if the thread of the steps waits at least 10 % of the window for a CPU."""
     wait = capture.about.cpu_wait
     share = None if wait is None else wait.share
     if wait is None or share is None:

@@ -1,6 +1,6 @@
 """Find biases of convolutions that have no effect, because a batch norm follows.
 
-Batch norm subtracts the mean of each channel, and so the bias. The check reads the shapes of
+Batch norm subtracts the mean of each channel, including the bias. The check reads the shapes of
 operators (`record_shapes`). It looks for a convolution whose third input, the bias, has a shape.
 The first input of the next `aten::batch_norm` on the thread must have the shape of the
 convolution's output. Between the two, only operators on tensors without dimensions may run, such as

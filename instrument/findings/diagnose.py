@@ -144,8 +144,8 @@ def diagnose(
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
     If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
-    which captures were left out. If nothing else refers to a capture, its events leave memory after
-    its checks. But the saving of a finding keeps the events of its capture.
+    which captures were left out. The events of a capture leave memory after its checks, unless
+    a finding of the capture has a saving, or the caller keeps the capture.
 
     Args:
         captures: one capture, or several.

@@ -117,7 +117,7 @@ def _change(capture: Views) -> str:
 def _launches(capture: Views, chosen: Ints) -> Ints:
     """The communication events whose range and source line can be known.
 
-    These are the communication on the CPU, and the communication whose launch is in the trace.
+    These are the events on the CPU, and the device events whose launch is in the trace.
     """
     device, node = capture.links.launched
     known = np.isin(chosen, device[node >= 0]) | ~np.isin(chosen, device)

@@ -6,10 +6,10 @@ reads the collector's time in `capture.json`, which shows how long the collector
 but not when.
 
 The collector visits every object that can be part of a cycle, and all threads wait for it. There is
-a finding if the collector takes at least 2 % of the time of the steps. If the trace has no such
-events, the collector's time is compared with the window. In usual training, the collector takes
-well under 1 %, because a step keeps few new objects. Python starts a full collection only after
-many new objects.
+a finding if the collector takes at least 2 % of the time of the steps. If the trace has no
+"Python GC" events, the collector's time is compared with the window. In usual training, the
+collector takes well under 1 %, because a step keeps few new objects. Python starts a full
+collection only after many new objects.
 
 The check cannot see why the collector ran. If the trace has Python frames, the finding
 distinguishes collections that the program started with `gc.collect()` from those that Python

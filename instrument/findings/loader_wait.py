@@ -136,14 +136,14 @@ def _loader(capture: Views) -> Loader | None:
 def _workers(capture: Views, present: int | None) -> int:
     """The number of workers to try: the CPUs for each rank, but at most 16.
 
-    If the number of CPUs is not known: twice the present number of workers, but at least 4.
+    If the number of CPUs is not known: twice the current number of workers, but at least 4.
     """
     own = _cpus(capture)
     return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)
 
 
 def _cpus(capture: Views) -> int | None:
-    """The CPUs for each rank: those of the machine, divided by its ranks; None if not known."""
+    """The number of CPUs for each rank on this machine, at least 1; None if it is not known."""
     environment = capture.about.environment
     threads = environment.threads if environment else None
     if threads is None or threads.cpus is None:

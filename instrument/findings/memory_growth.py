@@ -72,8 +72,8 @@ def _finding(capture: Views, device: str, added: int, steps: int) -> Finding:
     return Finding(
         code=CHECK.code,
         title=f"Memory in use on {device} grows by {size(added)} in each step{place}",
-        change="Keep numbers instead of tensors with a graph (losses.append(loss.item()) or "
-        "loss.detach()), and drop what later steps do not need. At this rate, "
+        change="Keep loss.item() or loss.detach() instead of a tensor with its graph, and drop "
+        "what later steps do not need. At this rate, "
         f"{_MANY_STEPS:,} steps add {size(added * _MANY_STEPS)}.",
         verify=show_command(capture, "--memory", "needs profiler.profile_memory=true"),
         range=holder,

@@ -113,8 +113,8 @@ def _common_source(capture: Views, events: Ints, weight_ns: Ints, needed_ns: flo
 def range_codes(capture: Views, events: Ints) -> Ints:
     """For each event, the path of its range as an index into `links.scopes.paths`; -1 for none.
 
-    Backward work belongs to the range of its forward operator, and a device event to the range that
-    launched it.
+    Backward work belongs to the range of its forward operator. A device event belongs to the range
+    that launched it.
     """
     return capture.links.scopes.path_of_node[nodes_of(capture.links, events)]
 

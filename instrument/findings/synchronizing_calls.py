@@ -122,11 +122,11 @@ def synchronizing_calls(capture: Views) -> Ints:
 
 
 def idle_after(capture: Views, span: Measured, calls: Ints) -> Ints:
-    """For each call, the device's idle time that begins inside the call, within the steps.
+    """For each call, the device's idle time that begins inside the call.
 
-    The idle time ends when the call that launches the next work returns. Time in which the CPU
-    waits for the loader does not count. Idle time does not count either if the launch of the next
-    work is unknown.
+    The idle time ends when the call that launches the next work returns. Time outside the steps
+    does not count, and neither does time in which the CPU waits for the loader. Idle time does not
+    count either if the launch of the next work is unknown.
     """
     events, found = capture.events, capture.links.launches
     start_ns, end_ns = events.start_ns[found.device], events.end_ns[found.device]

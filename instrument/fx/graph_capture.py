@@ -170,7 +170,7 @@ def _saving_hooks() -> Any:
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """If a call checkpoints or offloads activations, say so as the end of a sentence.
+    """If activations were checkpointed or offloaded, say so as the end of a sentence.
 
     A graph would not checkpoint or offload, so the graph and the model would differ in memory.
     """

@@ -139,7 +139,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
 
 
 def _plain_names(events: Events) -> tuple[Ints, list[str]]:
-    """The names of events without the suffix of resumed ranges.
+    """The names of events; the suffix of resumed ranges is removed.
 
     A range that was suspended and resumed has several events in the trace. The names of the later
     events have a suffix. Without the suffix, all these events have one name.

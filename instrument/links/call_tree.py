@@ -220,7 +220,7 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
 
 def _are_in_order(thread: Codes, start: Ints, end: Ints) -> bool:
-    """Whether events are in the order of `_nesting_order`, as those of one thread often are."""
+    """Whether events are in the order of `_nesting_order`; the events of one thread often are."""
     wrong, equal = thread[1:] < thread[:-1], thread[1:] == thread[:-1]
     wrong |= equal & (start[1:] < start[:-1])
     equal &= start[1:] == start[:-1]
@@ -280,7 +280,7 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _depths(parent: Ints) -> Ints:
-    """The number of ancestors of each node. Each pass doubles the levels that are counted."""
+    """The number of ancestors of each node. Each pass doubles the number of counted levels."""
     outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
     depth = (jump < outside).astype(np.int64)

@@ -90,8 +90,8 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    An operator is counted if the operator itself, an operator that it calls or an operator that
-    calls it has FLOPs. The mask has all other operators; if they are nested, only the outermost.
+    FLOPs are counted for an operator if the operator itself, an operator that it calls or an
+    operator that calls it has FLOPs. Of nested operators, the mask has only the outermost.
     `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]

@@ -124,8 +124,7 @@ class Links:
         """For each node, the time of the device events that the node itself launched.
 
         Device events that a descendant launched do not count. The result is None if the trace has
-        no device event. If the launch of a device event is not in the trace, its time counts for no
-        node.
+        no device event. A device event whose launch is not in the trace counts for no node.
         """
         return self._own_of_device(self.events.duration_ns[self.launches.device])
 

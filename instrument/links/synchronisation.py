@@ -225,9 +225,9 @@ class _Latest:
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the row that ends last of those queued before the time.
+        """For each given group and time, the row that ends last.
 
-        The result is -1 if the group has no row that was queued before the time.
+        Only rows that were queued before the time count. The result is -1 if there are none.
         """
         found: Ints = self._latest[self._index.before(group, time_ns)]
         return found

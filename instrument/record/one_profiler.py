@@ -1,4 +1,4 @@
-"""Remembers which `Recorder`, the owner, uses torch's profiler; a process has only one."""
+"""Remembers which `Recorder` owns torch's profiler. A process has only one profiler."""
 
 from __future__ import annotations
 

@@ -108,8 +108,8 @@ class OverheadTimer:
         - `unrecorded_step_ns`: the median duration of the last unrecorded steps (at most 50); None
           without such steps.
         - `unrecorded_steps`: the number of these unrecorded steps.
-        - `start_ns`, `stop_ns`, `save_ns`: how long training waited until torch's profiler had
-          started, had stopped, and had written the trace.
+        - `start_ns`, `stop_ns`, `save_ns`: how long training waited while torch's profiler started,
+          while it stopped, and while it wrote the trace.
         """
         return {
             "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
@@ -764,8 +764,9 @@ class StepLoop:
 
         Args:
             reason: why the run or phase ends early; None if it does not end early.
-            ended: the reason for a window with a planned end if `reason` is None. If no step has
-                ended since the start, another reason is used: `session.step` was never called.
+            ended: the reason to use if `reason` is None and the window has a planned end. But if
+                no step has ended since the start, the reason is that `session.step` was never
+                called.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window

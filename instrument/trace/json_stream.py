@@ -354,7 +354,7 @@ def with_one_sign(text: bytes) -> bytes:
 
 
 def _skip(text: bytes, at: int, characters: bytes) -> int:
-    """Skip the given characters: return the first position from `at` on with another byte.
+    """Return the first position, from `at` on, whose byte is not in `characters`.
 
     The result is the length of the text if there is no such byte.
     """
@@ -370,7 +370,7 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 def _piece_end(text: bytes, begin: int, end: int) -> int:
     """Guess the end of the last event between two positions; another event must follow it.
 
-    The guess is the position after the last `}` that `, {` follows. Without such a position, the
+    The guess is the position after the last `}` before `, {`. Without such a position, the
     result is the end of the first event, which may be the last one of the trace; -1 if this event
     does not end before `end`.
     """

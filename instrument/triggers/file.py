@@ -86,7 +86,7 @@ def _request(path: Path) -> str | None:
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Request a window from each run that has the file trigger and records in or below a folder.
+    """Request a window from each run in or below a folder, except runs without the file trigger.
 
     Folders up to five levels below `folder` are searched.
 

@@ -103,10 +103,10 @@ _Chosen = dict[int, _Part]
 
 
 def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
-    """The ranges, operators and kernels that take the most time on a rank.
+    """On each rank, find the ranges, operators and kernels that take the most time.
 
-    The key is the kind ("range", "operator" or "kernel") and the name; the value is the time on
-    each rank.
+    The key is the kind ("range", "operator" or "kernel") and the name. The value holds the
+    time on each rank on which the name was found.
     """
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):

@@ -45,7 +45,7 @@ class CpuTime:
         return found
 
     def spent(self, at: Ints, edits: Edits = (), inside: Intervals | None = None) -> Ints:
-        """For each position, the CPU time that its thread has used until then, with the edits.
+        """For each position, the edited CPU time that its thread has used before this position.
 
         Waits do not count.
 

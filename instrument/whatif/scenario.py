@@ -239,8 +239,8 @@ class Scenario:
     def scale_events(self, positions: Ints, by: float) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
-        A CPU event includes all that runs inside it, and the device work that it launches. A
-        runtime call does not include its device work.
+        A CPU event includes all that runs inside it. Except for a runtime call, a CPU event also
+        includes the device work that it launches.
 
         Args:
             positions: positions in `capture.events`.

@@ -117,7 +117,7 @@ def test_the_options_reach_the_table(capsys: pytest.CaptureFixture[str]) -> None
         (["models_of_mine"], "There is no model 'models_of_mine' ("),
         (
             ["models_of_mine:text"],
-            "'models_of_mine:text' is or returns a str: name an nn.Module, its class, or a "
+            "'models_of_mine:text' is or returns a str: give an nn.Module, its class, or a "
             "function that makes it.",
         ),
         (

@@ -27,7 +27,7 @@ _FILES = re.compile(
 
 
 def redacted(payload: Any, names: Iterable[str]) -> Any:
-    """Replace names of files and URLs in a payload by "(file)", and the `names` by "***".
+    """Replace URLs and names of files in a payload by "(file)", and the `names` by "***".
 
     File names are recognised by their form. A user's name is hidden only as a part of a path. Names
     of ranges, operators, kernels and Python functions are not replaced. The payload never holds the

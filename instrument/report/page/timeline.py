@@ -261,7 +261,7 @@ def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
 
 
 def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_Layer]:
-    """The layers with at most `MOST_SLICES` slices in total; see `section` for the order."""
+    """Keep at most `MOST_SLICES` slices in all layers together; `section` says which."""
     sizes = [len(layer.tree) for layer in layers]
     if sum(sizes) <= MOST_SLICES:
         return [*layers]
