@@ -164,8 +164,8 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path, with fsspec's information about each file.
 
-    The path itself may be a link. Files that are reached below it through a link, `.` or `..` are
-    left out.
+    The path itself may be a link. A file below it is left out if the relative path of the file
+    contains a link, `.` or `..`.
     """
     about = fs.info(path)
     if about["type"] == "file":

@@ -230,7 +230,7 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work was recorded according to `profiler.activities`."""
+    """A mask of the calls with device work of a kind that `profiler.activities` selects."""
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():

@@ -19,8 +19,8 @@ class Plot:
         time_ns: the times of the plot's points.
         reserved_bytes: the memory that the allocator has reserved at each time; None if it was not
             recorded.
-        series: for each name in the legend, its bytes at each time. The bytes of all names at a
-            time sum to the memory in use.
+        series: for each name in the legend, its bytes at each time. At each time, the bytes of all
+            names sum to the memory in use.
     """
 
     device: str

@@ -226,13 +226,13 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 
 
 def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
-    """For each call, the value that `column` holds for its event; `missing` without an event."""
+    """For each call, the value that `column` holds for its event; `missing` if there is none."""
     found: Ints = np.append(column, missing)[calls.event]  # the last entry is for event -1
     return found
 
 
 def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
-    """For each call, the value that `column` holds for its node; `missing` without a node."""
+    """For each call, the value that `column` holds for its node; `missing` if there is none."""
     found: Ints = np.append(column, missing)[np.minimum(calls.node, len(column))]
     return found
 

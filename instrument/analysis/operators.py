@@ -179,8 +179,8 @@ class OperatorTable(GroupableTable):
     def ops_without_flops(self) -> Table:
         """The operators whose FLOPs are not counted; see `OPS_WITHOUT_FLOPS`.
 
-        The operator with the most device time comes first, or with the most CPU time if the trace
-        has no device events.
+        The operators are sorted by device time, or by CPU time if the trace has no device events.
+        The longest time comes first.
 
         The FLOPs of a call are counted if a formula gives them for this call, for a call inside it,
         or for a call around it. All other calls are listed. If they are nested, only the outermost

@@ -42,9 +42,9 @@ class PeakRates:
 def peak_rates(device: Device | None, given: PeakFlops | None = None) -> PeakRates:
     """Return the peak rates of a device, from a table by the device's name.
 
-    The FLOP/s in `given` replace those of the table. A rate in neither of them is unknown.
-    The table is not used for a device whose number of multiprocessors differs from that in the
-    table. Such a device is another product, or a part of a device.
+    The FLOP/s in `given` replace those of the table. If neither of the two has a rate,
+    the rate is unknown. The table is not used for a device whose number of multiprocessors differs
+    from that in the table. Such a device is another product, or a part of a device.
 
     Args:
         device: a device of a trace.

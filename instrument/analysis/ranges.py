@@ -312,7 +312,7 @@ class RangeTable(GroupableTable):
         return columns
 
     def _device_and_flops(self, groups: Groups) -> dict[str, list[Any]]:
-        """Device time and FLOPs of each group of ranges and of their backward."""
+        """Device time and FLOPs of each group of ranges; `self_device_ns` excludes the backward."""
         work = self._work
 
         def of_both(values: Ints | None) -> Ints | None:

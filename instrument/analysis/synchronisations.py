@@ -101,9 +101,9 @@ def _last_edges(events: Events, found: Synchronisations, of: Ints, count: int) -
 
 
 def _waited_ns(events: Events, found: Synchronisations, edge: Ints, of_stream: Flags) -> Ints:
-    """For each call, how long the call waited or made a stream wait.
+    """For each call, how long the call waited, or how long it made a stream wait.
 
-    If one event waits for several pieces of work, only its longest wait counts.
+    If work on the stream waits for several pieces of work, only its longest wait counts.
     """
     cause = _last_edges(events, found, found.later, len(events))
     counts = cause[found.later] == np.arange(len(found.later))

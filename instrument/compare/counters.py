@@ -451,7 +451,7 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 
 
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
-    """Return the counters, with other numbers of graph breaks and recompilations.
+    """Return the counters, with the numbers of graph breaks and recompilations from `dynamo`.
 
     `dynamo` holds these numbers, such as those since the start of a test, with the keys of
     `environment.dynamo` in `capture.json`.

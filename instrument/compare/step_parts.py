@@ -80,7 +80,7 @@ class _Layer(NamedTuple):
     code: Ints
 
     def at(self, time_ns: Ints) -> Ints:
-        """The index of the interval that holds each time; -1 for none. An end is not inside."""
+        """For each time, the index of its interval; -1 for none. An interval excludes its end."""
         return interval_at((self.start_ns, self.end_ns), time_ns)
 
 
@@ -306,10 +306,10 @@ def _thread(links: Links) -> int:
 
 
 def _on_cpu(links: Links) -> tuple[Ints, Ints]:
-    """For each node of the call tree: the code of its range's path, and its kind of time.
+    """For each node of the call tree: the code of its range's path, and the kind of its time.
 
-    Both arrays have one more entry, for the time outside of all nodes. A thread that waits for a
-    device, or that is in no operator, range or call, is idle.
+    A kind is an index into `SPLIT_KINDS`. Both arrays have one more entry, for the time outside of
+    all nodes. A thread that waits for a device, or that is in no operator, range or call, is idle.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
     waits = events.among(is_runtime) & events.named(is_wait)

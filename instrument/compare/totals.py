@@ -185,7 +185,7 @@ def _called(table: Table) -> Table:
 
 
 def _summed(table: Table, names: Iterable[str], key: Callable[[Any], Any]) -> Rows:
-    """The quantities of a table's rows; rows with the same key are added."""
+    """The quantities of a table's rows; rows with the same key are summed."""
     found: Rows = {}
     for row in table:
         own = {name: getattr(row, name) for name in names}

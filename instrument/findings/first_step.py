@@ -140,7 +140,7 @@ def _names(capture: Views) -> Iterator[_Cause]:
 
 
 def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int) -> Ints:
-    """For each event name, the additional time of its events in the first step.
+    """For each event name, the time in the first step minus the median of the later steps.
 
     `groups` holds the events of each name. Most names occur in few steps, so a table of all names
     and steps would be nearly empty. The function stores only the steps in which a name occurs. In

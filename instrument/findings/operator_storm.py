@@ -170,8 +170,9 @@ def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
     """The nodes that can be part of a loop, and the parent of each node.
 
-    These are the operators and ranges of the steps that are inside neither an operator nor a
-    backward node. Nodes with the same parent follow each other in order of start.
+    These are the operators and ranges in the steps. Backward nodes are left out, and so is all that
+    is inside an operator or a backward node. Nodes with the same parent follow each other in order
+    of start.
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes

@@ -418,7 +418,7 @@ def percent(share: float) -> str:
 def evidence_span(capture: Views, finding: Finding, evidence: Evidence) -> tuple[int, int] | None:
     """Find the event that starts at `evidence.start_ns`, and return its start and end.
 
-    If several events start then, events whose name begins with the name of the evidence are
+    If several events start at this time, events whose name begins with the name of the evidence are
     preferred. Of these, the longest is chosen. The result is None if no event starts then, or if
     the evidence of the finding is in another capture.
     """

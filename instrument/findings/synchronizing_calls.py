@@ -3,8 +3,8 @@
 `.item()`, `.cpu()`, `nonzero`, a comparison in an `if`, printing a tensor and
 `torch.cuda.synchronize()` return only after the device has finished its work. Then the device is
 idle until the CPU has launched more work. The check finds the runtime calls that wait
-(`instrument.links.synchronisation`). It measures how long the device is idle, from a moment
-inside such a call until the next launch has returned.
+(`instrument.links.synchronisation`). It measures the device's idle times that begin inside such a
+call. An idle time counts until the next launch has returned.
 
 There is a finding if this idle time is at least 3 % of the time of the steps, unless the simulation
 without these waits saves less than 1 % of a step. So what counts is the idle time after a wait, and

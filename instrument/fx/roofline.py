@@ -50,7 +50,7 @@ def dtypes(nodes: Table) -> list[str]:
 
 
 def dtype_of(row: Any) -> str | None:
-    """Of the element types of a node's result, the first one in `machine.MEASURED`."""
+    """The first element type of a node's result that is in `machine.MEASURED`."""
     given = (row.output_dtype or "").split(", ")
     return next((dtype for dtype in given if dtype in MEASURED), None)
 

@@ -124,7 +124,7 @@ def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
 
     Such an event has no known launch, and starts before all events of its stream that have a known
     launch. As a stream runs its work in the order of the launches, the event was launched before
-    them. If no launch of a stream is known, the mask is False for all its events.
+    those events. If no launch of a stream is known, the mask is False for all its events.
     """
     stream, start_ns = events.thread[device].astype(np.int64), events.start_ns[device]
     known = Groups(stream[is_known], len(events.threads))

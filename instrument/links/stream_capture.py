@@ -79,7 +79,7 @@ class CapturedGraph:
         kernel: for each launch, the name of the kernel; None if the trace does not have it.
         operator: for each launch, the innermost operator around it; None if there is no operator.
         range: for each launch, the path of the range that it belongs to; None if there is no range.
-        is_named: whether the capture has kernels, and the trace has the names of all its kernels.
+        is_named: whether the capture has kernels and all their names are in the trace.
         forks: whether a stream waited for another stream during the capture.
         end_ns: the end of the capture.
     """
@@ -259,7 +259,7 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture that can have made any graph first launched at `since_ns` or later.
+        """Add a capture. It may have made the graphs that were first launched from `since_ns` on.
 
         `names` holds the operators of the capture, followed by its ranges.
         """
@@ -267,7 +267,7 @@ class _Alike:
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
 
     def until(self, launched_ns: int) -> int:
-        """How many captures can have made a graph that was first launched at `launched_ns`."""
+        """How many captures may have made a graph that was first launched at `launched_ns`."""
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
@@ -359,8 +359,8 @@ class CapturedNames:
         that it did not make. Only a comparison of all graphs shows this.
 
         The tracer of ROCm can lose the last kernel of every replay. So a capture also fits if it
-        fits without its last launch, which must be a kernel. For this, the capture must have the
-        names of all its kernels.
+        fits without its last launch. This launch must be a kernel, and the names of all kernels of
+        the capture must be known.
         """
         sequences = [_sequence(nodes) for nodes in graphs]
         levels: dict[tuple[_Sequence, bool], _Levels] = {}

@@ -488,7 +488,7 @@ def _recorded_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
     """Edges as in `_recorded_stream_waits`, but inferred from times.
 
-    There are none if the trace has `cuda_sync` events for stream waits: then waits are recorded.
+    If the trace records stream waits as `cuda_sync` events, the result is empty.
     """
     chosen = waits.of_kind(STREAM_WAIT, stated=False)
     if len(waits.of_kind(STREAM_WAIT, stated=True)):
@@ -526,9 +526,9 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _ended_within(
     work: _Work, waits: _Waits, wait: Ints, accepts: Callable[[Ints], Flags] | None = None
 ) -> Ints:
-    """For each wait, the last row that ended during its call, at most 30 µs before the return.
+    """For each wait, the row of the work that ended last, in the last 30 µs of the waiting call.
 
-    The row must be queued before the call began, and `accepts` must accept the row. The result is
+    The work must be queued before the call began, and `accepts` must accept the row. The result is
     -1 if there is no such row.
     """
     start_ns, end_ns = waits.start_ns[wait], waits.end_ns[wait]
@@ -541,9 +541,10 @@ def _ended_within(
 
 
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
-    """The edges to calls. An edge is left out if its work is -1, or ended after the call returned.
+    """The edges from device work to the calls that wait for this work.
 
-    If the trace states the edge, the work may end at most `_SKEW_NS` after the call returned,
+    An edge is left out if its work is -1, or if the work ended after the call returned. If
+    the trace states the edge, the work may end at most `_SKEW_NS` after the call returned,
     because the clocks of CPU and device can differ.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)

@@ -97,7 +97,7 @@ class Collections:
         self._began_ns: int | None = None
 
     def __call__(self, phase: str, _: Mapping[str, int]) -> None:
-        """Count a garbage collection; Python calls this when one starts and when it stops."""
+        """Count garbage collections; Python calls this at the start and at the end of each one."""
         now = time.perf_counter_ns()
         if phase == "start":
             self._began_ns = now

@@ -175,7 +175,7 @@ class Recorder:
 
     @property
     def can_stop_here(self) -> bool:
-        """Whether this thread can continue and end the window."""
+        """Whether the window can go on and end on this thread."""
         return self._all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:

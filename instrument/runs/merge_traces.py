@@ -107,7 +107,7 @@ def _raw(value: Any) -> Raw:
 
 
 class _Rank:
-    """Changes the process, times and linking numbers of one rank's events, to merge the traces."""
+    """Changes the process, times and ids of one rank's events, so that the traces can be merged."""
 
     def __init__(
         self, position: int, rank: int | None, later_ns: int, numbers: Iterator[int]

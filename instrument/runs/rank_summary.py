@@ -81,8 +81,8 @@ class RankSummary(msgspec.Struct, kw_only=True):
       CPU (gloo).
     - `breakdown` is the row of `capture.breakdown`, for the whole trace.
     - `collectives` are the last 512 collectives of the kinds that end at the same moment on all
-      ranks. `start_ns` and `end_ns` plus `base_ns` are Unix times. `group` is the index of a row of
-      `collective_groups`.
+      ranks. `start_ns` and `end_ns` are Unix times minus `base_ns`. `group` is the index of a row
+      of `collective_groups`.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 

@@ -62,7 +62,7 @@ class Source:
         self._rest = memoryview(b"")  # the rest of the chunk that was read last
 
     def after(self, rest: memoryview, size: int) -> bytes:
-        """Return `rest`, the end of what was read, and up to `size` bytes that follow it.
+        """Return `rest` (the end of what was read) and up to `size` bytes that follow it.
 
         At the end of the file, only `rest` is returned; otherwise, at least one more byte.
 

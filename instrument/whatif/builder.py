@@ -277,7 +277,7 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event: its thread in the call tree, or in the trace if it has no node."""
+    """The thread of each event: in the call tree if the event has a node, else in the trace."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread

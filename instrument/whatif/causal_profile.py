@@ -197,7 +197,7 @@ def _kernels(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 
 
 def _largest(bound: Ints, rows: int) -> list[int]:
-    """The indices of the `rows` largest times, except times below `_LEAST_SHARE` of the largest."""
+    """The indices of the largest times: at most `rows`, all above `_LEAST_SHARE` of the maximum."""
     order = np.argsort(-bound, kind="stable")[:rows]
     found: list[int] = order[bound[order] > bound.max(initial=0) * _LEAST_SHARE].tolist()
     return found

@@ -205,7 +205,7 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of arcs if no gap and no positive residue delays the given device rows."""
+    """The fixed times of all arcs, without gaps and positive residues before the given rows."""
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     # Launch arcs keep their usual delay, because the first device row still has to be launched.

@@ -235,7 +235,7 @@ class Model:
 
     @cached_property
     def _cpu_ends(self) -> Ints:
-        """For each CPU arc, the position of its target on the axis."""
+        """For each CPU arc, the position of its target on the axis of CPU time."""
         return self.places[self._cpu_targets]
 
     @cached_property
@@ -264,7 +264,7 @@ class Model:
 
     @cached_property
     def has_parts(self) -> Flags:
-        """A mask of the events that are nodes of the call tree or device work."""
+        """A mask of the events that are device work or nodes of the call tree."""
         found = np.zeros(len(self.links.events), np.bool_)
         found[self.links.call_tree.index] = True
         found[self.work.event] = True

@@ -85,7 +85,7 @@ class Program:
 
     @cached_property
     def _earliest(self) -> Ints:
-        """The times with which the pass begins: 0 if no arc leads to a moment, else far below 0."""
+        """The initial time of each moment: 0 if no arc leads to the moment, else far below 0."""
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
         return found

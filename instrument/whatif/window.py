@@ -122,7 +122,7 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program; for each arc that starts at a collective, its time minus the transfer."""
+        """The program, and for each arc from a collective, the arc's time without the transfer."""
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
         first, meetings = self.first_moment, self.meetings

@@ -136,7 +136,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list with a sentence that names the sinks that did not run, except inline sinks; or []."""
+    """A list of one sentence on the sinks that did not run, except inline sinks; [] if all ran."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [

@@ -22,7 +22,7 @@ Edge = tuple[int, int]
 
 
 class Box(NamedTuple):
-    """The size of a node's box; its lines meet the box `port_x` pixels from the left edge."""
+    """The size of a node's box; `port_x` is where lines meet it, in pixels from its left edge."""
 
     width: float
     height: float

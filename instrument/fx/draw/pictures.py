@@ -287,7 +287,7 @@ def _badge_text(graph: _Graph, node: int) -> str:
 
 
 def _box(graph: _Graph, unit: _Unit) -> Box:
-    """The box of a unit and its parameter badges.
+    """The box around a unit and its parameter badges.
 
     The badges are beside the unit, and lines meet the middle of the unit itself.
     """

@@ -209,9 +209,9 @@ def _join(
 def _order(rows: _Rows) -> None:
     """Sort the items of each row so that lines rarely cross.
 
-    The rows are sorted several times. From top to bottom, the items are sorted by the mean position
-    of their neighbours in the row above; from bottom to top, in the row below. The order with the
-    fewest crossings is kept.
+    The rows are sorted several times, in turn from top to bottom and from bottom to top. The items
+    of a row are sorted by the mean position of their neighbours in the row that was sorted before.
+    The order with the fewest crossings is kept.
     """
     position = [0.0] * len(rows.widths)
     for row in rows.rows:
