@@ -109,8 +109,8 @@ class Groups:
     def sums(self, values: Ints | None, where: Flags | None = None) -> list[int | None]:
         """The sum of the values of each group, as a cell of a table.
 
-        All cells are None if `values` is None. If the mask `where` is given, only rows where it is
-        True count. The cell of a group without such a row is None.
+        All cells are None if `values` is None. If the mask `where` is given, the sum contains only
+        the rows that it selects, and the cell of a group without such a row is None.
         """
         total = None if values is None else self.sum(values, where)
         return self.cells(total, None if where is None else self.number(where) > 0)

@@ -129,7 +129,7 @@ def taken(values: NDArray[Any], codes: Codes | Ints) -> NDArray[Any]:
 
 
 def append(parts: dict[str, list[NDArray[Any]]], columns: dict[str, NDArray[Any]]) -> None:
-    """Append one piece of each column to the pieces of the column in `parts`."""
+    """Append each column to the list of the same name in `parts`."""
     for name, column in columns.items():
         parts.setdefault(name, []).append(compact(column))
 
