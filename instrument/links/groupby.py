@@ -67,7 +67,8 @@ def distinct(values: Ints | Codes) -> Ints:
 class Groups:
     """Rows in groups: `of` holds the group of each row, a number from 0 to `count` - 1.
 
-    For a row without a group, `of` holds -1, and the argument `where` of each method must be False.
+    For a row without a group, `of` holds -1. `sum` leaves such rows out; in the argument `where` of
+    the other methods, they must be False.
     """
 
     of: Ints
@@ -80,16 +81,19 @@ class Groups:
 
     def number(self, where: Flags) -> Ints:
         """For each group, how many of its rows have True in the mask `where`."""
-        return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
+        if where.all():
+            return self.size
+        return np.bincount(self.of[np.flatnonzero(where)], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
         """The sum of the values of each group, only of rows for which `where` is True."""
         of = self.of
         if where is not None and not where.all():
-            of, values = of[where], values[where]
-        total = np.zeros(self.count, np.int64)
+            rows = np.flatnonzero(where)  # faster than two times the mask
+            of, values = of[rows], values[rows]
+        total = np.zeros(self.count + 1, np.int64)  # the last entry is for rows without a group
         np.add.at(total, of, values)  # not bincount: its sums are floats
-        return total
+        return total[:-1]
 
     def min(self, values: Ints) -> Ints:
         """The smallest value of each group; the largest 64-bit integer for an empty group."""

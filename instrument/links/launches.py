@@ -88,9 +88,9 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
     The result is -1 if no event has the key. It is also -1 for the key 0, because an id of 0 means
     that the event has no id.
     """
-    positions = np.flatnonzero(among)
-    if not positions.size or not wanted.size:
+    if not wanted.any() or not among.any():
         return np.full(len(wanted), -1)
+    positions = np.flatnonzero(among)
     order = np.argsort(key[positions], kind="stable")
     positions, keys = positions[order], key[positions][order]
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

@@ -98,6 +98,16 @@ class Links:
         return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._end_ns)
 
     @cached_property
+    def own_ns(self) -> Ints:
+        """The part of `spent_ns` that is outside of the direct children of each node."""
+        return self.call_tree.own(self.spent_ns)
+
+    @cached_property
+    def counted_own_ns(self) -> Ints:
+        """The part of `counted_ns` that is outside of the direct children of each node."""
+        return self.call_tree.own(self.counted_ns) if len(self.steps) else self.own_ns
+
+    @cached_property
     def _end_ns(self) -> Ints:
         return self.call_tree.ends_before_overlap()
 

@@ -176,7 +176,7 @@ def _flat(
     none = np.full(len(order), -1)
     until = np.arange(1, len(order) + 1, dtype=np.int32)
     thread = np.zeros(len(order), np.int32)
-    tree = CallTree(none, thread, start[order], end[order], none, none + 1, until)
+    tree = CallTree(none, thread, start[order], end[order], none, thread, until)
     return _Layer(title, tree, names, name[order], none + 1 + kind, none + 1)
 
 
