@@ -130,9 +130,9 @@ def storms(capture: Views, span: Measured) -> list[Storm]:
     name = events.name[tree.index[nodes]].astype(np.int64)
     loops = _loops(name, parent)
     start, end = tree.start_ns[nodes], tree.end_ns[nodes]
-    kept = []
+    lasts, kept = end - start, []
     for first, last, period in loops:
-        median_ns = int(np.median((end - start)[first:last]))
+        median_ns = int(np.median(lasts[first:last]))
         if median_ns <= _TINY_NS:
             kept.append((first, last, period))
     by_pattern: dict[tuple[int, frozenset[int]], list[tuple[int, int, int]]] = {}

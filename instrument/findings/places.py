@@ -20,7 +20,6 @@ from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence, Finding
 from instrument.links.groupby import Groups, groupby
 from instrument.links.intervals import Intervals, interval_at, merged, within
-from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
 
@@ -136,9 +135,7 @@ def nodes_of(links: Links, events: Ints) -> Ints:
     node = tree.nodes_of(events)
     calls = table.among(is_runtime)[events]
     if calls.any():  # a runtime call may lie on another thread than its operator
-        called = events[calls]
-        made = Launches(called, launching_operator(table, called), called)
-        node[calls] = launching_nodes(table, tree, made)
+        node[calls] = links.nodes_of_calls(events[calls])
     device, launcher = links.launched
     launched = np.full(len(table) + 1, -1)
     launched[device] = launcher

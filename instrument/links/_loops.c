@@ -106,6 +106,37 @@ static PyObject *nearest(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+/* Finds which nodes are inside an earlier chosen node, whose last descendant is before `until`. */
+static void find_inside(const char *chosen, const int32_t *until, Py_ssize_t count, char *inside)
+{
+    int32_t reached = 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        inside[k] = k < reached;
+        if (chosen[k] && until[k] > reached)
+            reached = until[k];
+    }
+}
+
+static PyObject *inside(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *chosen, *until;
+    Py_ssize_t count, until_size;
+    if (!PyArg_ParseTuple(args, "y#y#:inside", &chosen, &count, &until, &until_size))
+        return NULL;
+    if (until_size != BYTES(count, int32_t)) {
+        PyErr_SetString(PyExc_ValueError, "chosen and until must have the same length");
+        return NULL;
+    }
+    PyObject *result = PyBytes_FromStringAndSize(NULL, count);
+    if (result == NULL)
+        return NULL;
+    char *found = PyBytes_AsString(result);
+    Py_BEGIN_ALLOW_THREADS
+    find_inside(chosen, (const int32_t *)until, count, found);
+    Py_END_ALLOW_THREADS
+    return result;
+}
+
 /*
  * Finds which rows are in no earlier row of their group. A row contains the nodes from its own to
  * before `after`. `reached` has a zero for each group. Returns false if a group is out of bounds.
@@ -254,6 +285,7 @@ static PyObject *longest_paths(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"nest", nest, METH_VARARGS, "Find the parent, depth and last descendant of each event."},
     {"nearest", nearest, METH_VARARGS, "Find the nearest chosen node at or above each node."},
+    {"inside", inside, METH_VARARGS, "Find the nodes that are inside a chosen node."},
     {"outermost", outermost, METH_VARARGS, "Find the rows that are in no row of their group."},
     {"longest_paths", longest_paths, METH_VARARGS,
      "Find the length of the longest path to each moment, in several scenarios."},

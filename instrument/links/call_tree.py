@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from instrument.trace.columns import taken
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallTree:
     """The CPU events of a trace as nodes of a tree, sorted by thread, start and duration.
 
@@ -66,10 +67,14 @@ class CallTree:
 
         `events` holds positions among the events. A position of -1 gives the node -1.
         """
-        most = max(int(self.index.max(initial=-1)), int(events.max(initial=-1)))
-        node = np.full(most + 2, -1)  # the last entry is for the position -1
+        return self._node_of_event[np.minimum(events, len(self._node_of_event) - 1)]
+
+    @cached_property
+    def _node_of_event(self) -> Ints:
+        """The node of each event up to the last that has one, and the entry -1 for all others."""
+        node = np.full(int(self.index.max(initial=-1)) + 2, -1)
         node[self.index] = np.arange(len(self))
-        return node[events]
+        return node
 
     def own(self, totals: Ints) -> Ints:
         """For each node, its value in `totals` minus the values of its direct children."""
@@ -145,6 +150,10 @@ class CallTree:
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
+        if loops.compiled is not None:
+            columns = (chosen, self.until)
+            given = loops.compiled.inside(*map(np.ascontiguousarray, columns))
+            return np.frombuffer(given, np.bool_)
         until = np.where(chosen, self.until, np.int32(0))
         np.maximum.accumulate(until, out=until)
         found = np.zeros(len(self), np.bool_)
