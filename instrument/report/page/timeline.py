@@ -123,7 +123,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     if not len(events):
         return None
     steps = capture.links.steps
-    begin_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
+    first_ns, begin_ns, end_ns = events.begin_ns, events.start_ns[steps], events.end_ns[steps]
     spans = _evidence(capture, diagnosis)
     first, code = _first_in_step(spans, begin_ns, end_ns) or (_median(end_ns - begin_ns), None)
     findings, others = _findings(spans), [*_device(capture), *_threads(capture)]
@@ -132,7 +132,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     columns = _columns(capture, [track for layer in shown for track in _tracks(layer, events)])
     return {
         "steps": [
-            [step_number(events, k), start - events.begin_ns, end - start]
+            [step_number(events, k), start - first_ns, end - start]
             for k, start, end in zip(steps.tolist(), begin_ns.tolist(), end_ns.tolist())
         ],
         "first_step": first,
