@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import ConfigError
+from instrument.links.groupby import groupby
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.patterns import Pattern
@@ -123,8 +124,8 @@ def device_work(
     event = found.device
     expression = COMMUNICATION_NAMES if communication is None else communication
     is_communication = re.compile(expression, re.IGNORECASE).search
-    present, name = np.unique(events.name[event], return_inverse=True)
-    names = [events.names[k] for k in present.tolist()]
+    present, of_name = groupby(events.name[event])
+    names, name = [events.names[k] for k in present.tolist()], of_name.of
     kind = np.full(len(event), KERNEL)
     kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = (
         COMMUNICATION

@@ -10,7 +10,7 @@ import numpy as np
 
 from instrument.analysis.stacks import frames_around
 from instrument.links import loops
-from instrument.links.groupby import Groups, intern
+from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
 from instrument.trace.events import (
@@ -98,10 +98,10 @@ def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes]
     """Group by a column of `Events` that describes the inputs, and write its values with `text`."""
     if not (column >= 0).any():
         return _unknown(calls)
-    used, code = np.unique(_of_event(column, calls, -1), return_inverse=True)
+    used, groups = groupby(_of_event(column, calls, -1) + 1)
     texts = links.events.texts
-    codes, labels = intern(text(texts[k]) if k >= 0 else "[]" for k in used.tolist())
-    return codes[code], labels
+    codes, labels = intern(text(texts[k - 1]) if k else "[]" for k in used.tolist())
+    return codes[groups.of], labels
 
 
 def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:

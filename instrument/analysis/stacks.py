@@ -141,7 +141,7 @@ def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
     hidden = call_tree.inside(machinery) | around_users
     # A node stays if no remaining node is around it, because no other node could get its time.
     hidden &= call_tree.inside(~hidden)
-    return call_tree.only(~hidden)
+    return call_tree.only(~hidden), call_tree.nearest_of(np.flatnonzero(~hidden))
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
@@ -251,18 +251,20 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
     """
     python = events.among(PYTHON)
     if not python.any():
-        codes, which = np.unique(np.append(events.call_stack, -1)[event], return_inverse=True)
+        codes, groups = groupby(np.append(events.call_stack, -1)[event] + 1)
         texts = [
-            ";".join(_recorded_frames(events.texts[k])[:depth]) if k >= 0 else ""
+            ";".join(_recorded_frames(events.texts[k - 1])[:depth]) if k else ""
             for k in codes.tolist()
         ]
         numbers, labels = intern(text or None for text in texts)
-        return numbers[which], labels
+        return numbers[groups.of], labels
     call_tree = nest(events, python)
     at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
-    nodes, code = np.unique(at, return_inverse=True)
-    numbers, labels = intern(_stack_text(events, call_tree, node, depth) for node in nodes.tolist())
-    return numbers[code], labels
+    nodes, groups = groupby(at + 1)
+    numbers, labels = intern(
+        _stack_text(events, call_tree, node - 1, depth) for node in nodes.tolist()
+    )
+    return numbers[groups.of], labels
 
 
 def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:

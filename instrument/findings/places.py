@@ -18,7 +18,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence, Finding
-from instrument.links.groupby import Groups, groupby
+from instrument.links.groupby import Groups, distinct, groupby
 from instrument.links.intervals import Intervals, interval_at, merged, within
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
@@ -272,7 +272,7 @@ def _frame_sources(events: Events) -> list[str | None]:
 
 def _text_sources(events: Events) -> list[str | None]:
     """The source line of each text that is a call stack with the user's code; None for others."""
-    used = set(np.unique(events.call_stack).tolist())
+    used = set(distinct(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None
         for k, text in enumerate(events.texts)

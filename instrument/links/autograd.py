@@ -110,9 +110,10 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
-    nodes, innermost = call_tree.only((is_range | is_backward(events))[call_tree.index])
+    is_scope = (is_range | is_backward(events))[call_tree.index]
+    nodes, innermost = call_tree.only(is_scope), call_tree.nearest_of(np.flatnonzero(is_scope))
     backward = ~is_range[nodes.index]
-    ranges, range_of = nodes.only(~backward)
+    ranges, range_of = nodes.only(~backward), nodes.nearest_of(np.flatnonzero(~backward))
     codes, names = _plain_names(events)
     name = codes[events.name[nodes.index]]
     recording = events.records_gradients[call_tree.index]

@@ -86,15 +86,18 @@ class CallTree:
         Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
         counts once, for the sibling that started later.
         """
-        one, other = self.overlapping_siblings()
+        one, other = self.overlapping_siblings
         if not len(one):
             return self.end_ns
-        end = self.end_ns.copy()
-        end[one] = self.start_ns[other]
-        for nodes in [*self.levels()][1:]:
+        end, is_cut = self.end_ns.copy(), np.zeros(len(self), np.bool_)
+        end[one], is_cut[one] = self.start_ns[other], True
+        inside = np.flatnonzero(self.inside(is_cut))
+        for level in _levels(self.depth[inside]):
+            nodes = inside[level]
             end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
         return np.maximum(end, self.start_ns)
 
+    @cached_property
     def overlapping_siblings(self) -> tuple[Ints, Ints]:
         """The pairs of successive siblings that overlap: the earlier nodes, and the later nodes."""
         # The nodes are in depth-first order, so the node after the last descendant is the sibling.
@@ -137,15 +140,16 @@ class CallTree:
             left = left[~is_found[hop[left]]]
         return hop[:-1]
 
-    def nearest_of(self, nodes: Ints) -> Ints:
+    def nearest_of(self, nodes: Ints, at: Ints | None = None) -> Ints:
         """For each node, the index in `nodes` of the node itself or of its nearest ancestor there.
 
-        The result is -1 if neither is in `nodes`. At the end is one more entry with the value -1.
-        So an unknown node, whose index is -1, gets the result -1.
+        The result is -1 if neither is in `nodes`. If `at` is given, the result is only for the
+        nodes in `at`; an unknown node, whose index is -1, gets the result -1.
         """
-        number = np.full(len(self) + 1, -1)
+        number = np.full(len(self) + 1, -1)  # the last entry is for the node -1
         number[nodes] = np.arange(len(nodes))
-        found: Ints = number[np.append(self.nearest(number[:-1] >= 0), -1)]
+        nearest = self.nearest(number[:-1] >= 0)
+        found: Ints = number[nearest if at is None else np.append(nearest, -1)[at]]
         return found
 
     def inside(self, chosen: Flags) -> Flags:
@@ -165,39 +169,34 @@ class CallTree:
         found: Flags = chosen | self.inside(chosen)
         return found
 
-    def top_of_chain(self, chosen: Flags) -> Ints:
-        """For each chosen node, the highest node that is reached through chosen parents only.
+    def top_of_chain(self, chosen: Flags, nodes: Ints) -> Ints:
+        """For each given node, the highest node that is reached through chosen parents only.
 
         If the parent of a chosen node is not chosen, the result is the node itself. The result is
-        -1 for nodes that are not chosen.
+        -1 for nodes that are not chosen, and for the node -1.
         """
-        goes_up = chosen & (self.parent >= 0) & chosen[self.parent]
-        hop = np.where(goes_up, self.parent, np.arange(len(self)))
-        while not np.array_equal(further := hop[hop], hop):
-            hop = further
-        return np.where(chosen, hop, -1)
+        chosen = np.append(chosen, False)  # the last entry is for the node -1
+        parent = np.append(self.parent, -1)
+        top = np.where(chosen[nodes], nodes, -1)
+        while (goes_up := chosen[above := parent[top]]).any():
+            top = np.where(goes_up, above, top)
+        return top
 
-    def only(self, chosen: Flags) -> tuple[CallTree, Ints]:
-        """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor.
-
-        Returns:
-            Two values: the new tree; and an array with an index into the new tree for each node of
-                the old tree. The index is that of the node itself if it is chosen, else of its
-                nearest chosen ancestor; -1 if neither exists.
-        """
+    def only(self, chosen: Flags) -> CallTree:
+        """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor."""
         kept = np.flatnonzero(chosen)
-        nearest = self.nearest_of(kept)
-        parent = nearest[self.parent[kept]]
-        tree = CallTree(
+        until = np.append(0, np.cumsum(chosen))[self.until[kept]]
+        # Of the nodes before a node, those that are not its ancestors end before it.
+        ended = np.cumsum(np.bincount(until, minlength=len(kept)))[: len(kept)]
+        return CallTree(
             index=self.index[kept],
             thread=self.thread[kept],
             start_ns=self.start_ns[kept],
             end_ns=self.end_ns[kept],
-            parent=parent,
-            depth=_depths(parent),
-            until=np.append(0, np.cumsum(chosen))[self.until[kept]].astype(np.int32),
+            parent=self.nearest_of(kept, self.parent[kept]),
+            depth=(np.arange(len(kept)) - ended).astype(np.int32),
+            until=until.astype(np.int32),
         )
-        return tree, nearest[:-1]
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
         """For each given thread and time, the innermost node that runs on the thread at the time.

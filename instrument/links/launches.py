@@ -95,12 +95,21 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 
     The result is -1 if no event has the key. It is also -1 for the key 0, because an id of 0 means
     that the event has no id.
+
+    Cost: linear time if no key is negative or very large, as is usual; otherwise a sort.
     """
     if not wanted.any() or not among.any():
         return np.full(len(wanted), -1)
     positions = np.flatnonzero(among)
-    order = np.argsort(key[positions], kind="stable")
-    positions, keys = positions[order], key[positions][order]
+    keys = key[positions]
+    most = int(keys.max())
+    if keys.min() >= 0 and most <= 4 * len(key):
+        first = np.full(most + 2, -1)
+        first[keys[::-1]] = positions[::-1]  # of equal keys, the last assigned position counts
+        first[0] = -1
+        return first[np.where((wanted >= 0) & (wanted <= most), wanted, most + 1)]
+    order = np.argsort(keys, kind="stable")
+    positions, keys = positions[order], keys[order]
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
 

@@ -66,7 +66,7 @@ class _Layer:
         """The layer with only the chosen slices; `inner_ns` still counts children left out."""
         return replace(
             self,
-            tree=self.tree.only(chosen)[0],
+            tree=self.tree.only(chosen),
             name=self.name[chosen],
             kind=self.kind[chosen],
             inner_ns=self.inner_ns[chosen],
@@ -184,7 +184,7 @@ def _threads(capture: Views) -> list[_Layer]:
     """Two layers: one of the CPU's ranges, operators and runtime calls, one of Python frames."""
     events, links = capture.events, capture.links
     tree, frames = links.call_tree, links.frames
-    frames = frames.only(~events.named(is_own_frame)[frames.index])[0]
+    frames = frames.only(~events.named(is_own_frame)[frames.index])
     is_range = np.zeros(len(events), np.bool_)
     is_range[links.scopes.ranges.index] = True
     kind = np.where(events.among(is_runtime), _CALL, np.where(is_range, _RANGE, _OPERATOR))
