@@ -112,6 +112,8 @@ def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
 def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
     """The operator's overload, "" for the default overload; None if the trace names no overload."""
     events = links.events
+    if not any(split_overload(name)[1] for name in events.names):
+        return _unknown(calls)
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last entry is for memory outside of calls
     for code in operators.tolist():

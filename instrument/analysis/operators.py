@@ -23,7 +23,6 @@ from instrument.trace.events import (
     OPERATOR,
     Codes,
     Events,
-    Flags,
     Ints,
     flags,
     is_loader,
@@ -40,6 +39,14 @@ if TYPE_CHECKING:
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
 _MEMORY, _UNLAUNCHED = (MEMORY_ROW, "memory"), (UNLAUNCHED_ROW, "unlaunched")
 _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
+_OF_UNLAUNCHED = frozenset({"device_ns", "self_device_ns"})
+# For each share, the quantity of whose total it is a fraction.
+_SHARES = {
+    "share": "self_cpu_ns",
+    "total_share": "cpu_ns",
+    "device_share": "self_device_ns",
+    "device_total_share": "device_ns",
+}
 
 
 OPERATORS: Schema = schema(
@@ -229,16 +236,22 @@ def _calls(links: Links) -> Calls:
     events, call_tree = links.events, links.call_tree
     rows, row = _rows_of_nodes(events, call_tree)
     kept = _kept(call_tree, row)
+    cpu_ns, self_cpu_ns = call_tree.total_ns[kept], _folded(links.own_ns, kept)
     quantities: Quantities = {
-        "cpu_ns": call_tree.total_ns[kept],
-        "self_cpu_ns": _folded(links.own_ns, kept),
+        "cpu_ns": cpu_ns,
+        "self_cpu_ns": self_cpu_ns,
         **_device_times(links, kept),
         **_bytes(events, call_tree, kept),
         "flops": _flops(links.flops, kept),
     }
+    # If all time counts, these columns are those of the quantities, and are not summed again.
+    all_own, all_total = (
+        links.counted_own_ns is links.own_ns,
+        links.counted_ns is call_tree.total_ns,
+    )
     counted = {
-        "share": _folded(links.counted_own_ns, kept),
-        "total_share": links.counted_ns[kept],
+        "share": self_cpu_ns if all_own else _folded(links.counted_own_ns, kept),
+        "total_share": cpu_ns if all_total else links.counted_ns[kept],
     }
     if (device := links.counted_device_own_ns) is not None:
         counted["device_share"] = _folded(device, kept)
@@ -437,26 +450,24 @@ def _rows(calls: Calls, what: str = "", grouping: Grouping | None = None) -> dic
         columns[what] = [labels[k] for k in (keys[order] % len(labels)).tolist()]
     columns["calls"] = groups.size[order].tolist()
     launched = np.array([name != UNLAUNCHED_ROW for name, _ in rows], np.bool_)
-    everything = np.ones(len(rows), np.bool_)
     outer = calls.outermost(groups)
 
-    def sums(values: Ints | None, known: Flags, where: Flags | None = None) -> list[int | None]:
+    def sums(name: str, values: Ints | None) -> list[int | None]:
+        where = outer if name in _TOTALS else None
+        known = np.full(len(rows), True) if name in _OF_UNLAUNCHED else launched
+        if name == "flops" and values is not None:
+            where = values != UNKNOWN
+            known = launched & (groups.number(where)[order] > 0)
         return groups.cells(None if values is None else groups.sum(values, where)[order], known)
 
     for name, quantity in calls.quantities.items():
-        known, where = launched, outer if name in _TOTALS else None
-        if name in ("device_ns", "self_device_ns"):
-            known = everything
-        if name == "flops" and quantity is not None:
-            where = quantity != UNKNOWN
-            known = launched & (groups.number(where)[order] > 0)
-        columns[name] = sums(quantity, known, where)
-    for of, known in (("", launched), ("device_", everything)):
-        own = calls.counted.get(f"{of}share")
+        columns[name] = sums(name, quantity)
+    for share, name in _SHARES.items():
+        values = calls.counted.get(share)
+        own = calls.counted.get(share.replace("total_", ""))
         whole = 0 if own is None else int(own.sum())
-        for name, where in ((f"{of}share", None), (f"{of}total_share", outer)):
-            parts = sums(calls.counted.get(name) if whole else None, known, where)
-            columns[name] = [None if part is None else part / whole for part in parts]
+        parts = columns[name] if values is calls.quantities[name] else sums(name, values)
+        columns[share] = [part / whole if part is not None and whole else None for part in parts]
     for of in ("cpu", "device"):
         pairs = zip(columns[f"{of}_ns"], columns["calls"])
         columns[f"{of}_ns_per_call"] = [

@@ -141,8 +141,8 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
 
 def is_loading(events: Events) -> Flags:
     """A mask of the calls of `DataLoader.__next__`, in which the CPU waits for data."""
-    found: Flags = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
-    return found
+    found: Flags = events.named(is_loader)
+    return events.among(OPERATOR | ANNOTATION) & found if found.any() else found
 
 
 def loading(events: Events) -> Intervals:

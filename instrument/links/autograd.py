@@ -198,6 +198,8 @@ def _recomputed(
         name: for each scope, a number that stands for its name.
     """
     holder = np.append(scopes.nearest(backward), -1)  # the backward node at or above each scope
+    if not ((holder[:-1] >= 0) & ~backward).any():
+        return np.zeros(len(scopes), np.bool_)
     is_operator = (
         events.among(OPERATOR)[call_tree.index] & (events.forward_thread == 0)[call_tree.index]
     )
@@ -340,7 +342,7 @@ def _best_matches(
     Returns:
         The two arrays of each chosen pair.
     """
-    stem = _stems(events) if len(candidates) > 1 else np.zeros(len(events.names), np.int64)
+    stem = _stems(events) if len(candidates) > 1 else np.zeros(0, np.int64)
 
     def score(pair: tuple[int, int]) -> tuple[int, int]:
         members, operators = candidates[pair]
@@ -350,7 +352,8 @@ def _best_matches(
         return int(same.sum()), int(known.sum())
 
     chosen: list[tuple[int, int]] = []
-    for number, thread in sorted(candidates, key=score, reverse=True):
+    ranked = sorted(candidates, key=score, reverse=True) if len(candidates) > 1 else candidates
+    for number, thread in ranked:
         if all(number != other and thread != used for other, used in chosen):
             chosen.append((number, thread))
     return [candidates[pair] for pair in chosen]

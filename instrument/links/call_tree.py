@@ -57,7 +57,7 @@ class CallTree:
     def __len__(self) -> int:
         return len(self.index)
 
-    @property
+    @cached_property
     def total_ns(self) -> Ints:
         """The duration of each node."""
         return self.end_ns - self.start_ns

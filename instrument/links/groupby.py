@@ -34,9 +34,11 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
     if keys.min(initial=0) < 0 or keys.max(initial=0) > 4 * len(keys):
         distinct, of = np.unique(keys, return_inverse=True)
         return distinct.astype(np.int64), Groups(of, len(distinct))
-    occurs = np.bincount(keys) > 0
-    distinct = np.flatnonzero(occurs)
-    return distinct, Groups((np.cumsum(occurs) - 1)[keys], len(distinct))
+    sizes = np.bincount(keys)
+    distinct = np.flatnonzero(sizes)
+    groups = Groups((np.cumsum(sizes > 0) - 1)[keys], len(distinct))
+    vars(groups)["size"] = sizes[distinct]  # otherwise, the rows would be counted again
+    return distinct, groups
 
 
 def group_rows(*columns: Ints | Codes | Flags) -> Groups:

@@ -112,7 +112,8 @@ class Links:
     @cached_property
     def spent_ns(self) -> Ints:
         """The duration of each node, without the time in which a later sibling overlaps it."""
-        return self._end_ns - self.call_tree.start_ns
+        tree = self.call_tree
+        return tree.total_ns if self._end_ns is tree.end_ns else self._end_ns - tree.start_ns
 
     @cached_property
     def counted_ns(self) -> Ints:
