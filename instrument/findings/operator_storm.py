@@ -39,7 +39,6 @@ from instrument.findings.places import (
 )
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
-from instrument.links.intervals import merged
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
 from instrument.units import duration
 
@@ -162,9 +161,9 @@ def storms(capture: Views, span: Measured) -> list[Storm]:
 
 def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
     """The time of the calls of one loop, and at most 50 µs of each gap between them."""
-    gaps = np.clip(start_ns[1:] - np.maximum.accumulate(end_ns)[:-1], 0, _TINY_NS)
-    starts, ends = merged(start_ns, end_ns)
-    return int((ends - starts).sum() + gaps.sum())
+    reached = np.maximum.accumulate(end_ns)
+    too_long = np.maximum(start_ns[1:] - reached[:-1] - _TINY_NS, 0)
+    return int(reached[-1] - start_ns[0] - too_long.sum())
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:
