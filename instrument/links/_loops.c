@@ -1,7 +1,7 @@
 /*
  * Loops over columns that NumPy cannot express, because each row depends on rows before it.
- * `call_tree.py`, `operator_keys.py` and `whatif/program.py` do the same in NumPy and Python for
- * installations without a compiler.
+ * `call_tree.py`, `operator_keys.py`, `whatif/program.py` and `timeline.py` do the same in NumPy and
+ * Python for installations without a compiler.
  *
  * The columns are C arrays of char, int32_t, int64_t or double. Every index that comes from a
  * column is compared with the length of the column that it points into.
@@ -190,6 +190,66 @@ static PyObject *outermost(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
+/*
+ * Finds the first row that is free at the start of each interval, below the row of its parent. Rows
+ * from `most` on count as row `most`. `ends` has the last end in each row, and a place for `most`
+ * rows. Returns false if a parent does not precede its child.
+ */
+static bool find_rows(const int64_t *start, const int64_t *end, const int64_t *parent,
+                      Py_ssize_t count, int64_t *ends, int64_t most, int64_t *row)
+{
+    int64_t used = 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (parent[k] < -1 || parent[k] >= k)
+            return false;
+        int64_t first = parent[k] >= 0 ? row[parent[k]] + 1 : 0;
+        while (first < used && ends[first] > start[k])
+            first++;
+        row[k] = first < most ? first : most;
+        if (first < most)
+            ends[first] = end[k];
+        if (first < most && first >= used)
+            used = first + 1;
+    }
+    return true;
+}
+
+static PyObject *rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *start, *end, *parent;
+    Py_ssize_t start_size, end_size, parent_size, most;
+    bool is_valid;
+    if (!PyArg_ParseTuple(args, "y#y#y#n:rows", &start, &start_size, &end, &end_size, &parent,
+                          &parent_size, &most))
+        return NULL;
+    Py_ssize_t count = start_size / BYTES(1, int64_t);
+    if (start_size != BYTES(count, int64_t) || end_size != start_size ||
+        parent_size != start_size || most < 0) {
+        PyErr_SetString(PyExc_ValueError, "start, end and parent must have the same length");
+        return NULL;
+    }
+    int64_t *ends = PyMem_Calloc((size_t)most, sizeof(int64_t));
+    if (ends == NULL)
+        return PyErr_NoMemory();
+    PyObject *result = PyBytes_FromStringAndSize(NULL, start_size);
+    if (result == NULL) {
+        PyMem_Free(ends);
+        return NULL;
+    }
+    int64_t *found = (int64_t *)PyBytes_AsString(result);
+    Py_BEGIN_ALLOW_THREADS
+    is_valid = find_rows((const int64_t *)start, (const int64_t *)end, (const int64_t *)parent,
+                         count, ends, most, found);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(ends);
+    if (!is_valid) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_ValueError, "a parent does not precede its child");
+        return NULL;
+    }
+    return result;
+}
+
 /* The arcs of a program in an order in which no arc comes after an arc that starts at its target. */
 struct arcs {
     Py_ssize_t count;
@@ -287,6 +347,7 @@ static PyMethodDef methods[] = {
     {"nearest", nearest, METH_VARARGS, "Find the nearest chosen node at or above each node."},
     {"inside", inside, METH_VARARGS, "Find the nodes that are inside a chosen node."},
     {"outermost", outermost, METH_VARARGS, "Find the rows that are in no row of their group."},
+    {"rows", rows, METH_VARARGS, "Find a row for each interval, so that no two overlap in a row."},
     {"longest_paths", longest_paths, METH_VARARGS,
      "Find the length of the longest path to each moment, in several scenarios."},
     {NULL, NULL, 0, NULL},

@@ -226,6 +226,10 @@ def test_indices_and_lengths_from_columns_are_checked() -> None:
     for parent in ([-1, 1], [-1, -2], [5, -1]):
         with pytest.raises(ValueError, match="does not precede"):
             compiled.nearest(chosen, np.array(parent))
+        with pytest.raises(ValueError, match="does not precede"):
+            compiled.rows(np.arange(2), np.arange(2), np.array(parent), 2)
+    with pytest.raises(ValueError, match="must have the same length"):
+        compiled.rows(np.arange(2), np.arange(3), np.arange(2), 2)
     with pytest.raises(ValueError, match="must have the same length"):
         compiled.nearest(chosen, np.array([-1]))
     with pytest.raises(ValueError, match="must have the same length"):

@@ -13,6 +13,7 @@ from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.places import evidence_span, range_codes
+from instrument.links import loops
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
@@ -311,12 +312,14 @@ def _rows(tree: CallTree, nodes: Ints) -> Ints:
     overlaps = (np.diff(tree.depth[by_depth]) == 0) & (start[1:] < end[:-1])
     if not overlaps.any():
         return depth
+    parents = np.maximum(tree.parent[nodes] - nodes[0], -1)
+    columns = (tree.start_ns[nodes], tree.end_ns[nodes], parents)
+    if loops.compiled is not None:
+        return np.frombuffer(loops.compiled.rows(*columns, _MOST_ROWS), np.int64)
     rows: list[int] = []
     ends: list[int] = []  # the end of the last slice in each row
-    first = int(nodes[0])
-    columns = (tree.start_ns, tree.end_ns, tree.parent)
-    for start, end, parent in zip(*(column[nodes].tolist() for column in columns)):
-        row = rows[parent - first] + 1 if parent >= 0 else 0
+    for start, end, parent in zip(*(column.tolist() for column in columns)):
+        row = rows[parent] + 1 if parent >= 0 else 0
         while row < len(ends) and ends[row] > start:
             row += 1
         rows.append(min(row, _MOST_ROWS))
