@@ -149,7 +149,7 @@ PLANTED = [
     Planted(
         "self time with children",
         "instrument/links/call_tree.py",
-        "return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)",
+        "return totals - Groups(self.parent, len(self)).sum(totals)",
         "return totals",
         "tests/capture/test_ranges.py::"
         "test_ranges_are_paths_in_tree_order_with_self_times_shares_and_per_step_times",
@@ -247,8 +247,8 @@ PLANTED = [
     Planted(
         "an unknown count as part of a sum",
         "instrument/analysis/operators.py",
-        "counts &= quantity != UNKNOWN",
-        "pass",
+        "where = values != UNKNOWN",
+        "where = values != 0",
         _NEVER_ZERO,
     ),
     Planted(

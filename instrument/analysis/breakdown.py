@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import ConfigError
-from instrument.links.intervals import Intervals, sweep
+from instrument.links.groupby import groupby
+from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
 from instrument.patterns import Pattern
 from instrument.trace.events import COPIES, Events, Flags, Ints
@@ -35,7 +37,7 @@ _COPY_NAME = re.compile(r"dma_|memcpy", re.IGNORECASE)
 _LAYERS = ((KERNEL, MEMSET), (COMMUNICATION,), (COPY,))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Work:
     """The kernels, copies and memsets of the devices, as parallel columns.
 
@@ -62,6 +64,17 @@ class Work:
     def launch(self) -> Ints:
         """The launch of each device event: `call`, else `operator`; -1 if neither is known."""
         return np.where(self.call >= 0, self.call, self.operator)
+
+    @cached_property
+    def busy(self) -> Intervals:
+        """The intervals in which any device works, sorted; they do not touch each other."""
+        lasting = self.end_ns > self.start_ns
+        return merged(self.start_ns[lasting], self.end_ns[lasting])
+
+    @cached_property
+    def by_start(self) -> Ints:
+        """The rows, sorted by their starts."""
+        return np.argsort(self.start_ns, kind="stable")
 
     def of(self, *kinds: int) -> Intervals:
         """The starts and the ends of all work of the given kinds."""
@@ -111,8 +124,8 @@ def device_work(
     event = found.device
     expression = COMMUNICATION_NAMES if communication is None else communication
     is_communication = re.compile(expression, re.IGNORECASE).search
-    present, name = np.unique(events.name[event], return_inverse=True)
-    names = [events.names[k] for k in present.tolist()]
+    present, of_name = groupby(events.name[event])
+    names, name = [events.names[k] for k in present.tolist()], of_name.of
     kind = np.full(len(event), KERNEL)
     kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = (
         COMMUNICATION

@@ -477,10 +477,13 @@ def _owned(capture: Views) -> Part | None:
 
 
 def _nested(capture: Views) -> Part | None:
-    events = capture.events
-    tree = nest(events, events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime))
+    events, tree = capture.events, capture.links.call_tree
+    shown = events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime)
+    # The call tree lacks some events, and has some calls on the threads of their operators.
+    if len(tree) < shown.sum() or (tree.thread != events.thread[tree.index]).any():
+        tree = nest(events, shown)
     # An event that overlaps earlier events only in part is the next sibling of one of them.
-    _, overlapping = tree.overlapping_siblings()
+    _, overlapping = tree.overlapping_siblings
     total = int(tree.total_ns.sum())
     covered = total - int(tree.total_ns[overlapping].sum())
     why = (

@@ -246,7 +246,7 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     if not len(node):
         return None
     moved, dtype, dtypes, operands = _types(events, call_tree.index[node])
-    around = call_tree.nearest_of(node)
+    around = np.append(call_tree.nearest_of(node), -1)
     owner = around[links.launched[1]]
     on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
     events_on = links.launches.device[on]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from instrument.analysis.stacks import frames_around
+from instrument.links import loops
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
@@ -27,6 +27,7 @@ from instrument.trace.events import (
 # The kinds of rows. "wait" is a call in which the CPU waits for the device; "unlaunched" is device
 # work whose launch is not in the trace.
 KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "memory", "unlaunched")
+Row = tuple[str, str]
 Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
 
@@ -45,57 +46,41 @@ class Calls:
         node: the number of the call, in depth-first order.
         after: the number after the last call inside the call. So the calls inside it have the
             numbers from `node` + 1 to `after` - 1.
-        name: an index into `names`.
-        kind: an index into `KINDS`.
-        names: the distinct names of calls.
+        row: an index into `rows`.
+        rows: the distinct pairs of a name and a kind, which is one of `KINDS`.
         quantities: the columns that the table sums; None for a quantity that was not recorded.
         counted: the times from which shares are computed; see `Links.counted_ns`.
     """
 
     event: Ints
-    thread: Ints
+    thread: Codes
     start_ns: Ints
     node: Ints
-    after: Ints
-    name: Ints
-    kind: Ints
-    names: tuple[str, ...]
+    after: Codes
+    row: Ints
+    rows: list[Row]
     quantities: Quantities
     counted: dict[str, Ints]
 
     def outermost(self, groups: Groups) -> Flags:
-        """A mask of the calls that are not inside another call of the same group.
-
-        All calls of a group must have the same name and kind.
-        """
-        at = self._recursive
-        outer = np.ones(len(self.node), np.bool_)
-        outer[at] = _outermost(groups.of[at], self.node[at], self.after[at])
-        return outer
-
-    @cached_property
-    def _recursive(self) -> Ints:
-        """All calls that have the name and kind of a nested call.
-
-        A call is nested if it is inside a call of the same name and kind. Calls that are not in
-        the result are outermost in every grouping.
-        """
-        groups = groupby(self.name * len(KINDS) + self.kind)[1]
-        inner = ~_outermost(groups.of, self.node, self.after)
-        return np.flatnonzero((groups.number(inner) > 0)[groups.of])
+        """A mask of the calls that are not inside another call of the same group."""
+        if loops.compiled is None:
+            return _outermost(groups.of, self.node, self.after)
+        columns = map(np.ascontiguousarray, (groups.of, self.node, self.after))
+        return np.frombuffer(loops.compiled.outermost(*columns, groups.count), np.bool_)
 
 
-def _outermost(group: Ints, node: Ints, after: Ints) -> Flags:
+def _outermost(group: Ints, node: Ints, after: Codes) -> Flags:
     """A mask of the calls that are not inside another call of the same group; see `Calls`."""
     beyond = int(after.max(initial=0)) + 1
     # numpy sorts integers of 16 bits or fewer by radix, which is faster. The sort is stable, so in
     # each group an outer call stays before the calls inside it.
     narrow = group.astype(np.min_scalar_type(int(group.max(initial=0))))
     order = np.argsort(narrow, kind="stable")
-    node, after = (group * beyond + node)[order], (group * beyond + after)[order]
-    reached = np.maximum.accumulate(np.concatenate([[0], after[:-1]])) if len(order) else after
+    first, until = (group * beyond + node)[order], (group * beyond + after)[order]
+    reached = np.maximum.accumulate(np.append(0, until))[:-1]
     outer = np.zeros(len(group), np.bool_)
-    outer[order] = node >= reached
+    outer[order] = first >= reached
     return outer
 
 
@@ -113,10 +98,10 @@ def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes]
     """Group by a column of `Events` that describes the inputs, and write its values with `text`."""
     if not (column >= 0).any():
         return _unknown(calls)
-    used, code = np.unique(_of_event(column, calls, -1), return_inverse=True)
+    used, groups = groupby(_of_event(column, calls, -1) + 1)
     texts = links.events.texts
-    codes, labels = intern(text(texts[k]) if k >= 0 else "[]" for k in used.tolist())
-    return codes[code], labels
+    codes, labels = intern(text(texts[k - 1]) if k else "[]" for k in used.tolist())
+    return codes[groups.of], labels
 
 
 def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
@@ -127,6 +112,8 @@ def by_stack(links: Links, calls: Calls, depth: int) -> Grouping:
 def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
     """The operator's overload, "" for the default overload; None if the trace names no overload."""
     events = links.events
+    if not any(split_overload(name)[1] for name in events.names):
+        return _unknown(calls)
     operators = np.unique(events.name[events.among(OPERATOR)])
     overloads = [""] * (len(events.names) + 1)  # the last entry is for memory outside of calls
     for code in operators.tolist():
@@ -139,7 +126,9 @@ def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
 
 def by_thread(links: Links, calls: Calls, _: int) -> Grouping:
     """The thread as "process/thread"; a runtime call has the thread of the operator around it."""
-    return calls.thread, [f"{process}/{thread}" for process, thread in links.events.threads]
+    return calls.thread.astype(np.int64), [
+        f"{process}/{thread}" for process, thread in links.events.threads
+    ]
 
 
 def by_step(links: Links, calls: Calls, _: int) -> Grouping:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
@@ -82,18 +82,20 @@ def stacks(
             "The trace was recorded without with_stack and holds no Python frames; "
             "record it with with_stack=true."
         )
-    return call_paths(Links(events, python=True), metric, range=range, threads=threads)
+    links = Links(events, python=True)
+    (found,) = call_paths(links, (metric,), range=range, threads=threads)
+    return found
 
 
 def call_paths(
     links: Links,
-    metric: Literal["cpu", "device"] = "cpu",
+    metrics: Sequence[Literal["cpu", "device"]],
     *,
     range: str | None = None,
     threads: bool = False,
     frames: bool = True,
-) -> list[Stack]:
-    """Return the call paths of a call tree; see `stacks`.
+) -> Iterator[list[Stack]]:
+    """Yield the call paths of a call tree for each metric; see `stacks`.
 
     Python frames are part of the paths only if they are nodes of the call tree. If `frames` is
     True, the frames that torch before 1.12 wrote as text are part of the paths too.
@@ -102,19 +104,21 @@ def call_paths(
         CaptureError: the trace holds no such range, or `metric` is "device" and the trace holds no
             device events.
     """
-    events, call_tree = links.events, links.call_tree
-    values = call_tree.own(call_tree.total_ns) if metric == "cpu" else links.device_own_ns
-    if values is None:
-        raise CaptureError(
-            "The trace holds no device activity, so it has no device stacks; choose cpu."
-        )
-    if range is not None:
-        values = np.where(_belonging(links.scopes, range), values, 0)
-    kept, values = _without_ours(events, call_tree, values)
-    found = _paths(events, kept, values, threads=threads, frames=frames)
-    if metric == "device" and range is None and (unlaunched := _unlaunched_ns(links)):
-        found.append(Stack((_NO_LAUNCH,), unlaunched))
-    return found
+    call_tree = links.call_tree
+    of_metric = {"cpu": call_tree.own(call_tree.total_ns), "device": links.device_own_ns}
+    belongs = None if range is None else _belonging(links.scopes, range)
+    paths, groups = _paths(links.events, call_tree, threads=threads, frames=frames)
+    for metric in metrics:
+        values = of_metric[metric]
+        if values is None:
+            raise CaptureError(
+                "The trace holds no device activity, so it has no device stacks; choose cpu."
+            )
+        totals = groups.sum(values, belongs)
+        found = [Stack(path, total) for path, total in zip(paths, totals.tolist()) if total > 0]
+        if metric == "device" and range is None and (unlaunched := _unlaunched_ns(links)):
+            found.append(Stack((_NO_LAUNCH,), unlaunched))
+        yield found
 
 
 def _unlaunched_ns(links: Links) -> int:
@@ -122,23 +126,22 @@ def _unlaunched_ns(links: Links) -> int:
     return int(links.events.duration_ns[device[node < 0]].sum())
 
 
-def _without_ours(events: Events, call_tree: CallTree, values: Ints) -> tuple[CallTree, Ints]:
-    """Return the nodes without this package's own frames, and the times of these nodes.
+def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
+    """Return the nodes without this package's own frames, and the remaining node of each node.
 
     Two kinds of nodes are removed: this package's frames around the user's code, and all nodes
-    inside a frame of this package's recording code. The time of a removed node is added to the
-    nearest remaining node around it. The outermost node of a thread always remains.
+    inside a frame of this package's recording code. For a removed node, the nearest remaining node
+    around it is returned. The outermost node of a thread always remains.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]
     around_users = (is_frame & events.named(_is_around_users))[call_tree.index]
     if not (machinery | around_users).any():
-        return call_tree, values
+        return call_tree, np.arange(len(call_tree))
     hidden = call_tree.inside(machinery) | around_users
     # A node stays if no remaining node is around it, because no other node could get its time.
     hidden &= call_tree.inside(~hidden)
-    kept, nearest = call_tree.only(~hidden)
-    return kept, Groups(nearest, len(kept)).sum(values)
+    return call_tree.only(~hidden), call_tree.nearest_of(np.flatnonzero(~hidden))
 
 
 def _belonging(scopes: Scopes, wanted: str) -> Flags:
@@ -174,12 +177,13 @@ def _safe(frame: str) -> str:
 
 
 def _paths(
-    events: Events, call_tree: CallTree, values: Ints, *, threads: bool, frames: bool
-) -> list[Stack]:
-    """Sum `values` over the nodes with the same path of names.
+    events: Events, whole: CallTree, *, threads: bool, frames: bool
+) -> tuple[list[tuple[str, ...]], Groups]:
+    """Return the distinct paths of names, in the order of their first nodes, and the nodes of each.
 
-    The paths are in the order of their first nodes.
+    The nodes are those of the whole call tree, grouped by their paths.
     """
+    call_tree, nearest = _without_ours(events, whole)
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     inside: list[tuple[str, ...]] = []
@@ -187,12 +191,10 @@ def _paths(
         inside.append((*inside[parent], names[label]) if parent >= 0 else (names[label],))
     before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
     groups = groupby(prefix * len(inside) + path)[1]
-    first, totals = groups.min(np.arange(len(path))), groups.sum(values)
-    return [
-        Stack(before[prefix[node]] + inside[path[node]], total)
-        for node, total in sorted(zip(first.tolist(), totals.tolist()))
-        if total > 0
-    ]
+    first = groups.min(np.arange(len(path)))
+    order = np.argsort(first)
+    found = [before[prefix[node]] + inside[path[node]] for node in first[order].tolist()]
+    return found, Groups(groups.renumbered(order).of[nearest], groups.count)
 
 
 def _before_root(
@@ -203,16 +205,17 @@ def _before_root(
     A prefix has two parts: the thread, if `threads` is True; and the frames that older versions of
     torch recorded as the "Call stack" of an operator, if `frames` is True.
     """
-    recorded = np.where(frames, events.call_stack[call_tree.index], -1)
-    nearest = call_tree.nearest(recorded >= 0)
-    stack = np.where(nearest >= 0, recorded[nearest], -1) + 1 if len(call_tree) else nearest
+    stack = np.zeros(len(call_tree), np.int64)
+    if frames and (events.call_stack >= 0).any():
+        recorded = np.append(events.call_stack[call_tree.index], -1)
+        stack = recorded[call_tree.nearest(recorded[:-1] >= 0)] + 1
     thread = call_tree.thread.astype(np.int64) if threads else np.zeros(len(call_tree), np.int64)
-    distinct, prefix = np.unique(thread * (len(events.texts) + 1) + stack, return_inverse=True)
+    distinct, groups = groupby(thread * (len(events.texts) + 1) + stack)
     before = []
     for on, code in zip(*(part.tolist() for part in np.divmod(distinct, len(events.texts) + 1))):
         name = ("thread {}/{}".format(*events.threads[on]),) if threads else ()
         before.append(name + (_recorded_frames(events.texts[code - 1])[::-1] if code else ()))
-    return before, prefix
+    return before, groups.of
 
 
 def _recorded_frames(text: bytes) -> tuple[str, ...]:
@@ -248,18 +251,20 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
     """
     python = events.among(PYTHON)
     if not python.any():
-        codes, which = np.unique(np.append(events.call_stack, -1)[event], return_inverse=True)
+        codes, groups = groupby(np.append(events.call_stack, -1)[event] + 1)
         texts = [
-            ";".join(_recorded_frames(events.texts[k])[:depth]) if k >= 0 else ""
+            ";".join(_recorded_frames(events.texts[k - 1])[:depth]) if k else ""
             for k in codes.tolist()
         ]
         numbers, labels = intern(text or None for text in texts)
-        return numbers[which], labels
+        return numbers[groups.of], labels
     call_tree = nest(events, python)
     at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
-    nodes, code = np.unique(at, return_inverse=True)
-    numbers, labels = intern(_stack_text(events, call_tree, node, depth) for node in nodes.tolist())
-    return numbers[code], labels
+    nodes, groups = groupby(at + 1)
+    numbers, labels = intern(
+        _stack_text(events, call_tree, node - 1, depth) for node in nodes.tolist()
+    )
+    return numbers[groups.of], labels
 
 
 def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:

@@ -141,8 +141,8 @@ def _clipped(work: Work, start: Ints, end: Ints) -> dict[str, Ints]:
 
 def is_loading(events: Events) -> Flags:
     """A mask of the calls of `DataLoader.__next__`, in which the CPU waits for data."""
-    found: Flags = events.among(OPERATOR | ANNOTATION) & events.named(is_loader)
-    return found
+    found: Flags = events.named(is_loader)
+    return events.among(OPERATOR | ANNOTATION) & found if found.any() else found
 
 
 def loading(events: Events) -> Intervals:
@@ -180,8 +180,10 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     begins with the first span or device work and ends with the last, and includes the time between
     spans.
     """
-    whole = sweep([(work.start_ns, work.end_ns), (start_ns[:1], end_ns.max(keepdims=True))])
-    begin, end = whole.merged(~whole.active[0])
+    start, until = work.busy
+    begin = np.append(min(start_ns[0], work.start_ns.min(initial=start_ns[0])), until)
+    end = np.append(start, max(end_ns.max(), work.end_ns.max(initial=end_ns[0])))
+    begin, end = begin[begin < end], end[begin < end]
     call, known = _next_call(work, end)
     queued = np.where(call >= 0, events.end_ns[call], end)
     syncing = known & _active_at(_synchronising(events, work), begin)
@@ -262,7 +264,7 @@ def _timeline(
 
 def _next_call(work: Work, gap_end: Ints) -> tuple[Ints, Flags]:
     """Return the columns `call` and `known` of `Gaps`."""
-    order = np.argsort(work.start_ns, kind="stable")
+    order = work.by_start
     at = np.searchsorted(work.start_ns[order], gap_end)
     last = at == len(order)
     call = np.where(last, -1, work.call[order[np.minimum(at, len(order) - 1)]])

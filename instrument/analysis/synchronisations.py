@@ -9,7 +9,6 @@ import numpy as np
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, groupby, intern
-from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.links.synchronisation import STREAM_WAIT, Synchronisations
 from instrument.trace.events import Events, Flags, Ints, called_operators, split_overload
@@ -118,17 +117,18 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
     An index is -1 if there is no operator or no range.
     """
     events, tree, scopes = links.events, links.call_tree, links.scopes
-    made = Launches(call, launching_operator(events, call), call)
-    node = launching_nodes(events, tree, made)
-    top = np.append(outermost_operators(events, tree), -1)[node]
+    node = links.nodes_of_calls(call)
+    top = outermost_operators(events, tree, node)
     operator = np.where(top >= 0, events.name[np.append(tree.index, -1)[top]], -1)
     return operator, scopes.path_of_node[node]
 
 
-def outermost_operators(events: Events, tree: CallTree) -> Ints:
-    """For each operator node, the outermost operator around it inside the same range."""
-    is_operator = called_operators(events)[tree.index]
-    return tree.top_of_chain(is_operator)
+def outermost_operators(events: Events, tree: CallTree, nodes: Ints) -> Ints:
+    """For each given operator node, the outermost operator around it inside the same range.
+
+    The result is -1 for nodes that are no operators, and for the node -1.
+    """
+    return tree.top_of_chain(called_operators(events)[tree.index], nodes)
 
 
 def _kernels(events: Events, groups: Groups, earlier: Ints, waited_ns: Ints) -> list[str | None]:

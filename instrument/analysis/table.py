@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -128,7 +129,6 @@ class Table:
             raise ValueError(f"The columns of a table must be equally long, not {lengths}.")
         self._columns = {name: list(column) for name, column in columns.items()}
         self._begin_ns = begin_ns
-        self._row: Callable[..., Any] = namedtuple("Row", self._columns)  # type: ignore[misc]
 
     @classmethod
     def of(cls, columns: Schema, cells: Mapping[str, Sequence[Any]], *, begin_ns: int = 0) -> Table:
@@ -143,13 +143,6 @@ class Table:
                 f"There are cells for {sorted(cells)}, but the view has the columns {names}."
             )
         return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Pickle cannot find the class of `_row` in any module.
-        return {name: value for name, value in vars(self).items() if name != "_row"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _row=namedtuple("Row", state["_columns"]))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -173,10 +166,10 @@ class Table:
         return len(next(iter(self._columns.values()), []))
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._row, *self._columns.values()) if self._columns else iter(())
+        return map(_row(self.columns), *self._columns.values()) if self._columns else iter(())
 
     def __getitem__(self, index: int) -> Any:
-        return self._row(*(column[index] for column in self._columns.values()))
+        return _row(self.columns)(*(column[index] for column in self._columns.values()))
 
     def sort(self, by: str, *, descending: bool | None = None) -> Table:
         """Return the rows ordered by one column, with unknown cells last.
@@ -379,8 +372,14 @@ class GroupableTable(Table):
     def _with(self, columns: Mapping[str, Sequence[Any]]) -> Table:
         made = object.__new__(type(self))
         own = {name: list(column) for name, column in columns.items()}
-        made.__setstate__(vars(self) | {"_columns": own})
+        vars(made).update(vars(self) | {"_columns": own})
         return made
+
+
+@lru_cache
+def _row(columns: tuple[str, ...]) -> Callable[..., Any]:
+    """The class of the rows of a table; making it takes longer than most tables."""
+    return namedtuple("Row", columns)
 
 
 def _csv_cell(value: Any) -> Any:

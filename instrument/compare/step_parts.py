@@ -43,7 +43,6 @@ from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import Measured, measured, range_codes
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import distinct, groupby
-from instrument.links.intervals import interval_at
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
 
@@ -62,6 +61,7 @@ SPLIT_KINDS = (*KINDS[:OTHER_CPU], "CPU operators", "Python", *KINDS[IDLE:])
 _OPERATORS, _PYTHON, _SPLIT_IDLE = OTHER_CPU, OTHER_CPU + 1, OTHER_CPU + 2
 _ITERATOR = re.compile(r"(enumerate\(Data(?:Loader|Pipe)\))#\w*(?:\.__next__)?")
 _LATEST = np.iinfo(np.int64).max
+_KIND_OF_NODE = -1  # instead of an index into `SPLIT_KINDS`
 # Negative codes instead of the index of a path. `_NO_LAUNCH`: the launch is not in the trace.
 # `_ON_CPU`: the range in which the CPU is at that time. As in `Scopes`, -1 is no range.
 _NO_LAUNCH, _ON_CPU = -2, -3
@@ -79,9 +79,13 @@ class _Layer(NamedTuple):
     end_ns: Ints
     code: Ints
 
-    def at(self, time_ns: Ints) -> Ints:
-        """For each time, the index of its interval; -1 for none. An interval excludes its end."""
-        return interval_at((self.start_ns, self.end_ns), time_ns)
+    def inside(self, time_ns: Ints) -> tuple[Ints, Ints]:
+        """The sorted times inside the intervals, and the interval of each. Ends are excluded."""
+        first, after = (np.searchsorted(time_ns, side) for side in (self.start_ns, self.end_ns))
+        counts = after - first
+        place = np.arange(int(counts.sum()))
+        time = place + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        return time, np.repeat(np.arange(len(first)), counts)
 
 
 class _Segments(NamedTuple):
@@ -169,17 +173,17 @@ def _segments(capture: Views, span: Measured) -> _Segments:
     code = path_of_node * len(SPLIT_KINDS) + kind_of_node
     differs = code[:-1] != code[links.call_tree.parent]
     begin, lasts_ns = _cuts(links, span, [*layers, engine], differs)
-    at = engine.at(begin)
-    thread = np.where(at >= 0, np.append(engine.code, 0)[at], _thread(links))
-    node = _node_at(links.call_tree, thread.astype(np.int32), begin)
-    on_cpu = path_of_node[node]
-    path, kind = on_cpu.copy(), kind_of_node[node]
+    path, kind = np.full(len(begin), _ON_CPU), np.full(len(begin), _KIND_OF_NODE)
     for layer in reversed(layers):
-        at = layer.at(begin)
-        found = at >= 0
-        code = layer.code[at[found]]
-        path[found] = np.where(code == _ON_CPU, on_cpu[found], code)
-        kind[found] = layer.kind
+        segment, interval = layer.inside(begin)
+        path[segment], kind[segment] = layer.code[interval], layer.kind
+    thread = np.full(len(begin), _thread(links), np.int32)
+    segment, interval = engine.inside(begin)
+    thread[segment] = engine.code[interval]
+    on_cpu = np.flatnonzero(path == _ON_CPU)
+    node = _node_at(links.call_tree, thread[on_cpu], begin[on_cpu])
+    path[on_cpu] = path_of_node[node]
+    kind[on_cpu] = np.where(kind[on_cpu] == _KIND_OF_NODE, kind_of_node[node], kind[on_cpu])
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
     return _Segments(begin, lasts_ns, path - _NO_LAUNCH, kind, [*map(plain_path, texts)])
 

@@ -106,10 +106,11 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
     - Another call inside the same operator waits for the device.
     """
     events, tree = capture.events, capture.links.call_tree
-    top = np.append(outermost_operators(events, tree), -1)
     waits = np.flatnonzero(events.among(is_runtime) & events.named(is_wait))
     waits = waits[~np.isin(waits, capture.links.launches.call)]
-    of_wait, of_copy = top[nodes_of(capture.links, waits)], top[nodes_of(capture.links, calls)]
+    of_wait, of_copy = (
+        outermost_operators(events, tree, nodes_of(capture.links, each)) for each in (waits, calls)
+    )
     waited = (of_copy >= 0) & np.isin(of_copy, of_wait)
     by_call = events.named(is_wait)[calls] | events.named(lambda name: _PAGEABLE in name)[copies]
     returned_later = events.end_ns[calls] >= events.end_ns[copies]

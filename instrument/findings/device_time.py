@@ -123,7 +123,7 @@ def launched_by(capture: Views, nodes: Ints) -> tuple[Ints, Ints]:
             its launch.
     """
     device, launcher = capture.links.launched
-    around = capture.links.call_tree.nearest_of(nodes)[launcher]
+    around = capture.links.call_tree.nearest_of(nodes, launcher)
     inside = around >= 0
     return device[inside], around[inside]
 

@@ -39,7 +39,6 @@ from instrument.findings.places import (
 )
 from instrument.findings.saving import is_worth, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
-from instrument.links.intervals import merged
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
 from instrument.units import duration
 
@@ -130,9 +129,9 @@ def storms(capture: Views, span: Measured) -> list[Storm]:
     name = events.name[tree.index[nodes]].astype(np.int64)
     loops = _loops(name, parent)
     start, end = tree.start_ns[nodes], tree.end_ns[nodes]
-    kept = []
+    lasts, kept = end - start, []
     for first, last, period in loops:
-        median_ns = int(np.median((end - start)[first:last]))
+        median_ns = int(np.median(lasts[first:last]))
         if median_ns <= _TINY_NS:
             kept.append((first, last, period))
     by_pattern: dict[tuple[int, frozenset[int]], list[tuple[int, int, int]]] = {}
@@ -162,9 +161,9 @@ def storms(capture: Views, span: Measured) -> list[Storm]:
 
 def _elapsed_ns(start_ns: Ints, end_ns: Ints) -> int:
     """The time of the calls of one loop, and at most 50 µs of each gap between them."""
-    gaps = np.clip(start_ns[1:] - np.maximum.accumulate(end_ns)[:-1], 0, _TINY_NS)
-    starts, ends = merged(start_ns, end_ns)
-    return int((ends - starts).sum() + gaps.sum())
+    reached = np.maximum.accumulate(end_ns)
+    too_long = np.maximum(start_ns[1:] - reached[:-1] - _TINY_NS, 0)
+    return int(reached[-1] - start_ns[0] - too_long.sum())
 
 
 def _sequences(capture: Views, span: Measured) -> tuple[Ints, Ints]:

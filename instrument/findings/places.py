@@ -18,9 +18,8 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.finding import Evidence, Finding
-from instrument.links.groupby import Groups, groupby
+from instrument.links.groupby import Groups, distinct, groupby
 from instrument.links.intervals import Intervals, interval_at, merged, within
-from instrument.links.launches import Launches, launching_nodes, launching_operator
 from instrument.links.links import Links
 from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runtime, split_overload
 
@@ -137,9 +136,7 @@ def nodes_of(links: Links, events: Ints) -> Ints:
     node = tree.nodes_of(events)
     calls = table.among(is_runtime)[events]
     if calls.any():  # a runtime call may lie on another thread than its operator
-        called = events[calls]
-        made = Launches(called, launching_operator(table, called), called)
-        node[calls] = launching_nodes(table, tree, made)
+        node[calls] = links.nodes_of_calls(events[calls])
     device, launcher = links.launched
     launched = np.full(len(table) + 1, -1)
     launched[device] = launcher
@@ -276,7 +273,7 @@ def _frame_sources(events: Events) -> list[str | None]:
 
 def _text_sources(events: Events) -> list[str | None]:
     """The source line of each text that is a call stack with the user's code; None for others."""
-    used = set(np.unique(events.call_stack).tolist())
+    used = set(distinct(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None
         for k, text in enumerate(events.texts)

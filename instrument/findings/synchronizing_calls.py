@@ -187,8 +187,7 @@ def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
     """
     events, tree = capture.events, capture.links.call_tree
     is_operator = called_operators(events) & ~is_backward(events)
-    tops = np.append(tree.top_of_chain(is_operator[tree.index]), -1)
-    top = tops[nodes_of(capture.links, calls)]
+    top = tree.top_of_chain(is_operator[tree.index], nodes_of(capture.links, calls))
     codes, names = intern(
         split_overload(events.names[events.name[tree.index[node]]])[0] if node >= 0 else ""
         for node in top.tolist()

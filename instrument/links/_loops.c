@@ -1,9 +1,10 @@
 /*
  * Loops over columns that NumPy cannot express, because each row depends on rows before it.
- * `call_tree.py` and `whatif/program.py` have the same loops for installations without a compiler.
+ * `call_tree.py`, `operator_keys.py`, `whatif/program.py` and `timeline.py` do the same in NumPy and
+ * Python for installations without a compiler.
  *
- * The columns are C arrays of int32_t, int64_t or double. Every index that comes from a column is
- * compared with the length of the column that it points into.
+ * The columns are C arrays of char, int32_t, int64_t or double. Every index that comes from a
+ * column is compared with the length of the column that it points into.
  */
 
 #define Py_LIMITED_API 0x030A0000
@@ -22,11 +23,11 @@
  * no later search. So the time is linear in `count`.
  */
 static void find_parents(const int32_t *thread, const int64_t *start, const int64_t *end,
-                         Py_ssize_t count, int32_t *parent, int32_t *depth, int32_t *until)
+                         Py_ssize_t count, int64_t *parent, int32_t *depth, int32_t *until)
 {
     for (Py_ssize_t k = 0; k < count; k++) {
         int64_t needed = start[k] == end[k] && end[k] < INT64_MAX ? end[k] + 1 : end[k];
-        int32_t above = k > 0 && thread[k] == thread[k - 1] ? (int32_t)(k - 1) : -1;
+        int64_t above = k > 0 && thread[k] == thread[k - 1] ? k - 1 : -1;
         while (above >= 0 && end[above] < needed)
             above = parent[above];
         parent[k] = above;
@@ -55,14 +56,197 @@ static PyObject *nest(PyObject *Py_UNUSED(module), PyObject *args)
         PyErr_SetString(PyExc_ValueError, "thread, start and end must have the same length");
         return NULL;
     }
-    PyObject *result = PyBytes_FromStringAndSize(NULL, 3 * thread_size);
+    PyObject *result = PyBytes_FromStringAndSize(NULL, BYTES(count, int64_t) + 2 * thread_size);
     if (result == NULL)
         return NULL;
-    int32_t *parent = (int32_t *)PyBytes_AsString(result);
+    int64_t *parent = (int64_t *)PyBytes_AsString(result);
+    int32_t *depth = (int32_t *)(parent + count);
     Py_BEGIN_ALLOW_THREADS
     find_parents((const int32_t *)thread, (const int64_t *)start, (const int64_t *)end, count,
-                 parent, parent + count, parent + 2 * count);
+                 parent, depth, depth + count);
     Py_END_ALLOW_THREADS
+    return result;
+}
+
+/* Finds the nearest chosen node at or above each node, -1 for none. Parents precede children. */
+static bool find_nearest(const char *chosen, const int64_t *parent, Py_ssize_t count,
+                         int64_t *nearest)
+{
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (parent[k] < -1 || parent[k] >= k)
+            return false;
+        nearest[k] = chosen[k] ? k : parent[k] >= 0 ? nearest[parent[k]] : -1;
+    }
+    return true;
+}
+
+static PyObject *nearest(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *chosen, *parent;
+    Py_ssize_t count, parent_size;
+    bool is_valid;
+    if (!PyArg_ParseTuple(args, "y#y#:nearest", &chosen, &count, &parent, &parent_size))
+        return NULL;
+    if (parent_size != BYTES(count, int64_t)) {
+        PyErr_SetString(PyExc_ValueError, "chosen and parent must have the same length");
+        return NULL;
+    }
+    PyObject *result = PyBytes_FromStringAndSize(NULL, parent_size);
+    if (result == NULL)
+        return NULL;
+    int64_t *found = (int64_t *)PyBytes_AsString(result);
+    Py_BEGIN_ALLOW_THREADS
+    is_valid = find_nearest(chosen, (const int64_t *)parent, count, found);
+    Py_END_ALLOW_THREADS
+    if (!is_valid) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_ValueError, "a parent does not precede its child");
+        return NULL;
+    }
+    return result;
+}
+
+/* Finds which nodes are inside an earlier chosen node, whose last descendant is before `until`. */
+static void find_inside(const char *chosen, const int32_t *until, Py_ssize_t count, char *inside)
+{
+    int32_t reached = 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        inside[k] = k < reached;
+        if (chosen[k] && until[k] > reached)
+            reached = until[k];
+    }
+}
+
+static PyObject *inside(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *chosen, *until;
+    Py_ssize_t count, until_size;
+    if (!PyArg_ParseTuple(args, "y#y#:inside", &chosen, &count, &until, &until_size))
+        return NULL;
+    if (until_size != BYTES(count, int32_t)) {
+        PyErr_SetString(PyExc_ValueError, "chosen and until must have the same length");
+        return NULL;
+    }
+    PyObject *result = PyBytes_FromStringAndSize(NULL, count);
+    if (result == NULL)
+        return NULL;
+    char *found = PyBytes_AsString(result);
+    Py_BEGIN_ALLOW_THREADS
+    find_inside(chosen, (const int32_t *)until, count, found);
+    Py_END_ALLOW_THREADS
+    return result;
+}
+
+/*
+ * Finds which rows are in no earlier row of their group. A row contains the nodes from its own to
+ * before `after`. `reached` has a zero for each group. Returns false if a group is out of bounds.
+ */
+static bool find_outermost(const int64_t *group, const int64_t *node, const int32_t *after,
+                           Py_ssize_t count, int64_t *reached, Py_ssize_t groups, char *outermost)
+{
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (group[k] < 0 || group[k] >= groups)
+            return false;
+        outermost[k] = node[k] >= reached[group[k]];
+        if (after[k] > reached[group[k]])
+            reached[group[k]] = after[k];
+    }
+    return true;
+}
+
+static PyObject *outermost(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *group, *node, *after;
+    Py_ssize_t group_size, node_size, after_size, groups;
+    bool is_valid;
+    if (!PyArg_ParseTuple(args, "y#y#y#n:outermost", &group, &group_size, &node, &node_size, &after,
+                          &after_size, &groups))
+        return NULL;
+    Py_ssize_t count = group_size / BYTES(1, int64_t);
+    if (group_size != BYTES(count, int64_t) || node_size != group_size ||
+        after_size != BYTES(count, int32_t) || groups < 0) {
+        PyErr_SetString(PyExc_ValueError, "group, node and after must have the same length");
+        return NULL;
+    }
+    int64_t *reached = PyMem_Calloc((size_t)groups, sizeof(int64_t));
+    if (reached == NULL)
+        return PyErr_NoMemory();
+    PyObject *result = PyBytes_FromStringAndSize(NULL, count);
+    if (result == NULL) {
+        PyMem_Free(reached);
+        return NULL;
+    }
+    char *found = PyBytes_AsString(result);
+    Py_BEGIN_ALLOW_THREADS
+    is_valid = find_outermost((const int64_t *)group, (const int64_t *)node, (const int32_t *)after,
+                              count, reached, groups, found);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(reached);
+    if (!is_valid) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_ValueError, "a group is out of bounds");
+        return NULL;
+    }
+    return result;
+}
+
+/*
+ * Finds the first row that is free at the start of each interval, below the row of its parent. Rows
+ * from `most` on count as row `most`. `ends` has the last end in each row, and a place for `most`
+ * rows. Returns false if a parent does not precede its child.
+ */
+static bool find_rows(const int64_t *start, const int64_t *end, const int64_t *parent,
+                      Py_ssize_t count, int64_t *ends, int64_t most, int64_t *row)
+{
+    int64_t used = 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        if (parent[k] < -1 || parent[k] >= k)
+            return false;
+        int64_t first = parent[k] >= 0 ? row[parent[k]] + 1 : 0;
+        while (first < used && ends[first] > start[k])
+            first++;
+        row[k] = first < most ? first : most;
+        if (first < most)
+            ends[first] = end[k];
+        if (first < most && first >= used)
+            used = first + 1;
+    }
+    return true;
+}
+
+static PyObject *rows(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const char *start, *end, *parent;
+    Py_ssize_t start_size, end_size, parent_size, most;
+    bool is_valid;
+    if (!PyArg_ParseTuple(args, "y#y#y#n:rows", &start, &start_size, &end, &end_size, &parent,
+                          &parent_size, &most))
+        return NULL;
+    Py_ssize_t count = start_size / BYTES(1, int64_t);
+    if (start_size != BYTES(count, int64_t) || end_size != start_size ||
+        parent_size != start_size || most < 0) {
+        PyErr_SetString(PyExc_ValueError, "start, end and parent must have the same length");
+        return NULL;
+    }
+    int64_t *ends = PyMem_Calloc((size_t)most, sizeof(int64_t));
+    if (ends == NULL)
+        return PyErr_NoMemory();
+    PyObject *result = PyBytes_FromStringAndSize(NULL, start_size);
+    if (result == NULL) {
+        PyMem_Free(ends);
+        return NULL;
+    }
+    int64_t *found = (int64_t *)PyBytes_AsString(result);
+    Py_BEGIN_ALLOW_THREADS
+    is_valid = find_rows((const int64_t *)start, (const int64_t *)end, (const int64_t *)parent,
+                         count, ends, most, found);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(ends);
+    if (!is_valid) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_ValueError, "a parent does not precede its child");
+        return NULL;
+    }
     return result;
 }
 
@@ -160,6 +344,10 @@ static PyObject *longest_paths(PyObject *Py_UNUSED(module), PyObject *args)
 
 static PyMethodDef methods[] = {
     {"nest", nest, METH_VARARGS, "Find the parent, depth and last descendant of each event."},
+    {"nearest", nearest, METH_VARARGS, "Find the nearest chosen node at or above each node."},
+    {"inside", inside, METH_VARARGS, "Find the nodes that are inside a chosen node."},
+    {"outermost", outermost, METH_VARARGS, "Find the rows that are in no row of their group."},
+    {"rows", rows, METH_VARARGS, "Find a row for each interval, so that no two overlap in a row."},
     {"longest_paths", longest_paths, METH_VARARGS,
      "Find the length of the longest path to each moment, in several scenarios."},
     {NULL, NULL, 0, NULL},

@@ -110,9 +110,10 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
-    nodes, innermost = call_tree.only((is_range | is_backward(events))[call_tree.index])
+    is_scope = (is_range | is_backward(events))[call_tree.index]
+    nodes, innermost = call_tree.only(is_scope), call_tree.nearest_of(np.flatnonzero(is_scope))
     backward = ~is_range[nodes.index]
-    ranges, range_of = nodes.only(~backward)
+    ranges, range_of = nodes.only(~backward), nodes.nearest_of(np.flatnonzero(~backward))
     codes, names = _plain_names(events)
     name = codes[events.name[nodes.index]]
     recording = events.records_gradients[call_tree.index]
@@ -197,6 +198,8 @@ def _recomputed(
         name: for each scope, a number that stands for its name.
     """
     holder = np.append(scopes.nearest(backward), -1)  # the backward node at or above each scope
+    if not ((holder[:-1] >= 0) & ~backward).any():
+        return np.zeros(len(scopes), np.bool_)
     is_operator = (
         events.among(OPERATOR)[call_tree.index] & (events.forward_thread == 0)[call_tree.index]
     )
@@ -339,7 +342,7 @@ def _best_matches(
     Returns:
         The two arrays of each chosen pair.
     """
-    stem = _stems(events) if len(candidates) > 1 else np.zeros(len(events.names), np.int64)
+    stem = _stems(events) if len(candidates) > 1 else np.zeros(0, np.int64)
 
     def score(pair: tuple[int, int]) -> tuple[int, int]:
         members, operators = candidates[pair]
@@ -349,7 +352,8 @@ def _best_matches(
         return int(same.sum()), int(known.sum())
 
     chosen: list[tuple[int, int]] = []
-    for number, thread in sorted(candidates, key=score, reverse=True):
+    ranked = sorted(candidates, key=score, reverse=True) if len(candidates) > 1 else candidates
+    for number, thread in ranked:
         if all(number != other and thread != used for other, used in chosen):
             chosen.append((number, thread))
     return [candidates[pair] for pair in chosen]

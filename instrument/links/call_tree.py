@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from instrument.trace.columns import taken
 from instrument.trace.events import Codes, Events, Flags, Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallTree:
     """The CPU events of a trace as nodes of a tree, sorted by thread, start and duration.
 
@@ -50,13 +51,13 @@ class CallTree:
     start_ns: Ints
     end_ns: Ints
     parent: Ints
-    depth: Ints
+    depth: Codes
     until: Codes
 
     def __len__(self) -> int:
         return len(self.index)
 
-    @property
+    @cached_property
     def total_ns(self) -> Ints:
         """The duration of each node."""
         return self.end_ns - self.start_ns
@@ -66,14 +67,18 @@ class CallTree:
 
         `events` holds positions among the events. A position of -1 gives the node -1.
         """
-        most = max(int(self.index.max(initial=-1)), int(events.max(initial=-1)))
-        node = np.full(most + 2, -1)  # the last entry is for the position -1
+        return self._node_of_event[np.minimum(events, len(self._node_of_event) - 1)]
+
+    @cached_property
+    def _node_of_event(self) -> Ints:
+        """The node of each event up to the last that has one, and the entry -1 for all others."""
+        node = np.full(int(self.index.max(initial=-1)) + 2, -1)
         node[self.index] = np.arange(len(self))
-        return node[events]
+        return node
 
     def own(self, totals: Ints) -> Ints:
         """For each node, its value in `totals` minus the values of its direct children."""
-        return totals - Groups(self.parent, len(self)).sum(totals, self.parent >= 0)
+        return totals - Groups(self.parent, len(self)).sum(totals)
 
     def ends_before_overlap(self) -> Ints:
         """The end of each node, or the start of its next sibling if this start is earlier.
@@ -81,22 +86,25 @@ class CallTree:
         Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
         counts once, for the sibling that started later.
         """
-        one, other = self.overlapping_siblings()
+        one, other = self.overlapping_siblings
         if not len(one):
             return self.end_ns
-        end = self.end_ns.copy()
-        end[one] = self.start_ns[other]
-        for nodes in [*self.levels()][1:]:
+        end, is_cut = self.end_ns.copy(), np.zeros(len(self), np.bool_)
+        end[one], is_cut[one] = self.start_ns[other], True
+        inside = np.flatnonzero(self.inside(is_cut))
+        for level in _levels(self.depth[inside]):
+            nodes = inside[level]
             end[nodes] = np.minimum(end[nodes], end[self.parent[nodes]])
         return np.maximum(end, self.start_ns)
 
+    @cached_property
     def overlapping_siblings(self) -> tuple[Ints, Ints]:
         """The pairs of successive siblings that overlap: the earlier nodes, and the later nodes."""
         # The nodes are in depth-first order, so the node after the last descendant is the sibling.
-        one = np.flatnonzero(self.until < len(self))
-        other = self.until[one]
-        overlaps = self.start_ns[other] < self.end_ns[one]
-        one, other = one[overlaps], other[overlaps].astype(np.int64)
+        # At the end is a start after all ends, for the nodes that no node follows.
+        start_ns = np.append(self.start_ns, np.iinfo(np.int64).max)
+        one = np.flatnonzero(start_ns[self.until] < self.end_ns)
+        other = self.until[one].astype(np.int64)
         siblings = (self.parent[one] == self.parent[other]) & (
             self.thread[one] == self.thread[other]
         )
@@ -119,6 +127,10 @@ class CallTree:
         """
         if not chosen.any():
             return np.full(len(self), -1)
+        if loops.compiled is not None:
+            columns = (chosen, self.parent)
+            found = loops.compiled.nearest(*map(np.ascontiguousarray, columns))
+            return np.frombuffer(found, np.int64)
         # The last entry is for a node without a parent.
         hop = np.append(np.where(chosen, np.arange(len(self)), self.parent), -1)
         is_found = np.append(chosen, True)
@@ -128,20 +140,25 @@ class CallTree:
             left = left[~is_found[hop[left]]]
         return hop[:-1]
 
-    def nearest_of(self, nodes: Ints) -> Ints:
+    def nearest_of(self, nodes: Ints, at: Ints | None = None) -> Ints:
         """For each node, the index in `nodes` of the node itself, else of its nearest ancestor.
 
         Ancestors that are not in `nodes` are skipped. The result is -1 if neither the node nor an
-        ancestor is in `nodes`. At the end is one more entry with the value -1. So an unknown node,
-        whose index is -1, gets the result -1.
+        ancestor is in `nodes`. If `at` is given, the result is only for the nodes in `at`; an
+        unknown node, whose index is -1, gets the result -1.
         """
-        number = np.full(len(self) + 1, -1)
+        number = np.full(len(self) + 1, -1)  # the last entry is for the node -1
         number[nodes] = np.arange(len(nodes))
-        found: Ints = number[np.append(self.nearest(number[:-1] >= 0), -1)]
+        nearest = self.nearest(number[:-1] >= 0)
+        found: Ints = number[nearest if at is None else np.append(nearest, -1)[at]]
         return found
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
+        if loops.compiled is not None:
+            columns = (chosen, self.until)
+            given = loops.compiled.inside(*map(np.ascontiguousarray, columns))
+            return np.frombuffer(given, np.bool_)
         until = np.where(chosen, self.until, np.int32(0))
         np.maximum.accumulate(until, out=until)
         found = np.zeros(len(self), np.bool_)
@@ -153,39 +170,34 @@ class CallTree:
         found: Flags = chosen | self.inside(chosen)
         return found
 
-    def top_of_chain(self, chosen: Flags) -> Ints:
-        """For each chosen node, the highest node that is reached through chosen parents only.
+    def top_of_chain(self, chosen: Flags, nodes: Ints) -> Ints:
+        """For each given node, the highest node that is reached through chosen parents only.
 
         If the parent of a chosen node is not chosen, the result is the node itself. The result is
-        -1 for nodes that are not chosen.
+        -1 for nodes that are not chosen, and for the node -1.
         """
-        goes_up = chosen & (self.parent >= 0) & chosen[self.parent]
-        hop = np.where(goes_up, self.parent, np.arange(len(self)))
-        while not np.array_equal(further := hop[hop], hop):
-            hop = further
-        return np.where(chosen, hop, -1)
+        chosen = np.append(chosen, False)  # the last entry is for the node -1
+        parent = np.append(self.parent, -1)
+        top = np.where(chosen[nodes], nodes, -1)
+        while (goes_up := chosen[above := parent[top]]).any():
+            top = np.where(goes_up, above, top)
+        return top
 
-    def only(self, chosen: Flags) -> tuple[CallTree, Ints]:
-        """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor.
-
-        Returns:
-            Two values: the new tree; and an array with an index into the new tree for each node of
-                the old tree. A chosen node has its own index. Any other node has the index of
-                its nearest chosen ancestor; -1 if there is none.
-        """
+    def only(self, chosen: Flags) -> CallTree:
+        """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor."""
         kept = np.flatnonzero(chosen)
-        nearest = self.nearest_of(kept)
-        parent = nearest[self.parent[kept]]
-        tree = CallTree(
+        until = np.append(0, np.cumsum(chosen))[self.until[kept]]
+        # Of the nodes before a node, those that are not its ancestors end before it.
+        ended = np.cumsum(np.bincount(until, minlength=len(kept)))[: len(kept)]
+        return CallTree(
             index=self.index[kept],
             thread=self.thread[kept],
             start_ns=self.start_ns[kept],
             end_ns=self.end_ns[kept],
-            parent=parent,
-            depth=_depths(parent),
-            until=np.append(0, np.cumsum(chosen))[self.until[kept]].astype(np.int32),
+            parent=self.nearest_of(kept, self.parent[kept]),
+            depth=(np.arange(len(kept)) - ended).astype(np.int32),
+            until=until.astype(np.int32),
         )
-        return tree, nearest[:-1]
 
     def node_at(self, thread: Codes, time_ns: Ints) -> Ints:
         """For each given thread and time, the innermost node that runs on the thread at the time.
@@ -210,9 +222,10 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
     Cost: a sort, and a pass over the events; about 0.05 µs for each event with the compiled module,
     and 0.2 µs without it.
     """
-    index = np.flatnonzero(chosen)
-    threads = taken(events.thread if thread is None else thread, index)
-    start, end = events.start_ns[index], events.end_ns[index]
+    index, threads = np.flatnonzero(chosen), events.thread if thread is None else thread
+    start, end = events.start_ns, events.end_ns
+    if len(index) < len(events):
+        threads, start, end = taken(threads, index), start[index], end[index]
     if not _are_in_order(threads, start, end):
         order = _nesting_order(threads, start, end)
         index, threads, start, end = index[order], threads[order], start[order], end[order]
@@ -242,16 +255,16 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
     return order
 
 
-def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Ints, Codes]:
+def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Codes, Codes]:
     """The columns `parent`, `depth` and `until`, from the compiled module if it is installed."""
     if loops.compiled is None or not len(thread):
         parent = _parents(thread, start, end)
         depth = _depths(parent)
         return parent, depth, _until(parent, depth)
     given = (thread.astype(np.int32, copy=False), start, end)
-    found = loops.compiled.nest(*map(np.ascontiguousarray, given))
-    columns = np.frombuffer(found, np.int32).reshape(3, -1)
-    return columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2].copy()
+    found, count = loops.compiled.nest(*map(np.ascontiguousarray, given)), len(thread)
+    depth, until = np.frombuffer(found, np.int32, offset=count * 8).reshape(2, -1)
+    return np.frombuffer(found, np.int64, count), depth, until
 
 
 def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
@@ -279,18 +292,18 @@ def _parents(thread: Codes, start: Ints, end: Ints) -> Ints:
     return candidate.astype(np.int64)
 
 
-def _depths(parent: Ints) -> Ints:
+def _depths(parent: Ints) -> Codes:
     """The number of ancestors of each node. Each pass doubles the number of counted levels."""
     outside = len(parent)  # this index stands for "above the root"
     jump = np.append(np.where(parent < 0, outside, parent), outside)
-    depth = (jump < outside).astype(np.int64)
+    depth = (jump < outside).astype(np.int32)
     while (jump < outside).any():
         depth += depth[jump]
         jump = jump[jump]
     return depth[:outside]
 
 
-def _until(parent: Ints, depth: Ints) -> Codes:
+def _until(parent: Ints, depth: Codes) -> Codes:
     """The index after the last descendant of each event."""
     until = np.arange(1, len(parent) + 1, dtype=np.int32)
     for nodes in [*_levels(depth)][:0:-1]:
@@ -298,7 +311,7 @@ def _until(parent: Ints, depth: Ints) -> Codes:
     return until
 
 
-def _levels(depth: Ints) -> Iterator[Ints]:
+def _levels(depth: Codes) -> Iterator[Ints]:
     if not len(depth):
         return iter(())
     # NumPy sorts integers of at most 16 bits by radix, which is faster.

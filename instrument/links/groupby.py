@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from instrument.trace.columns import Interned
+from instrument.trace.columns import Interned, is_repeated
 from instrument.trace.events import Codes, Flags, Ints
 
 
@@ -29,14 +29,16 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
     Returns:
         The key of each group, in increasing order, and the groups.
 
-    Cost: linear time if all keys are between 0 and the number of rows; otherwise a sort.
+    Cost: linear time if all keys are between 0 and four times the number of rows; otherwise a sort.
     """
-    if keys.min(initial=0) < 0 or keys.max(initial=0) > len(keys):
+    if keys.min(initial=0) < 0 or keys.max(initial=0) > 4 * len(keys):
         distinct, of = np.unique(keys, return_inverse=True)
         return distinct.astype(np.int64), Groups(of, len(distinct))
-    occurs = np.bincount(keys) > 0
-    distinct = np.flatnonzero(occurs)
-    return distinct, Groups((np.cumsum(occurs) - 1)[keys], len(distinct))
+    sizes = np.bincount(keys)
+    distinct = np.flatnonzero(sizes)
+    groups = Groups((np.cumsum(sizes > 0) - 1)[keys], len(distinct))
+    vars(groups)["size"] = sizes[distinct]  # otherwise, the rows would be counted again
+    return distinct, groups
 
 
 def group_rows(*columns: Ints | Codes | Flags) -> Groups:
@@ -57,7 +59,7 @@ def distinct(values: Ints | Codes) -> Ints:
     Cost: a sort. Since NumPy 2.3, `np.unique` uses a hash table, which takes more than ten times as
     long for a million different values. It also loads `numpy.ma`, which takes 15 ms.
     """
-    ordered = np.sort(values)
+    ordered = np.sort(values[:1] if is_repeated(values) else values)
     changes = ordered[1:] != ordered[:-1]
     found: Ints = ordered[np.append(True, changes)[: len(ordered)]]
     return found
@@ -67,8 +69,8 @@ def distinct(values: Ints | Codes) -> Ints:
 class Groups:
     """Rows in groups: `of` holds the group of each row, a number from 0 to `count` - 1.
 
-    A row without a group has -1 in `of`. With such rows, call only methods that have the argument
-    `where`, and pass a mask `where` that is False for these rows.
+    A row without a group has -1 in `of`. `sum` leaves such rows out. With such rows, the other
+    methods need the argument `where`: a mask that is False for these rows.
     """
 
     of: Ints
@@ -81,16 +83,19 @@ class Groups:
 
     def number(self, where: Flags) -> Ints:
         """For each group, how many of its rows have True in the mask `where`."""
-        return self.size if where.all() else np.bincount(self.of[where], minlength=self.count)
+        if where.all():
+            return self.size
+        return np.bincount(self.of[np.flatnonzero(where)], minlength=self.count)
 
     def sum(self, values: Ints, where: Flags | None = None) -> Ints:
         """The sum of each group's values; only rows for which `where` is True count."""
         of = self.of
         if where is not None and not where.all():
-            of, values = of[where], values[where]
-        total = np.zeros(self.count, np.int64)
+            rows = np.flatnonzero(where)  # faster than two times the mask
+            of, values = of[rows], values[rows]
+        total = np.zeros(self.count + 1, np.int64)  # the last entry is for rows without a group
         np.add.at(total, of, values)  # not bincount: its sums are floats
-        return total
+        return total[:-1]
 
     def min(self, values: Ints) -> Ints:
         """The smallest value of each group; the largest 64-bit integer for an empty group."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from instrument.trace.events import Flags, Ints
 Intervals = tuple[Ints, Ints]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Timeline:
     """Segments of time, cut at each point where an interval of any layer starts or ends.
 
@@ -49,10 +50,15 @@ class Timeline:
 
         The timeline must have only one group.
         """
-        lasting = self.end_ns > self.start_ns
-        inside = np.concatenate([[False], where[lasting], [False]])
+        inside = np.concatenate([[False], where[self._lasting], [False]])
         change = np.flatnonzero(inside[1:] != inside[:-1])
-        return self.start_ns[lasting][change[::2]], self.end_ns[lasting][change[1::2] - 1]
+        first, last = self._lasting[change[::2]], self._lasting[change[1::2] - 1]
+        return self.start_ns[first], self.end_ns[last]
+
+    @cached_property
+    def _lasting(self) -> Ints:
+        """The segments with a duration."""
+        return np.flatnonzero(self.end_ns > self.start_ns)
 
 
 def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> Timeline:
@@ -119,11 +125,23 @@ def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
     before = np.concatenate([[0], np.cumsum(ends - starts)])
 
     def until(time_ns: Ints) -> Ints:
-        begun = np.searchsorted(starts, time_ns, "right")
+        begun = begun_by(starts, time_ns)
         total: Ints = before[begun] - np.maximum(ends[begun - 1] - time_ns, 0) * (begun > 0)
         return total
 
     return until(end_ns) - until(start_ns)
+
+
+def begun_by(starts: Ints, time_ns: Ints) -> Ints:
+    """For each time, how many of the sorted starts are at or before the time.
+
+    Cost: if there are more times than starts and the times are sorted, a search for each start and
+    a pass over the times; otherwise a search for each time.
+    """
+    if len(starts) > len(time_ns) or (time_ns[1:] < time_ns[:-1]).any():
+        return np.searchsorted(starts, time_ns, "right")
+    begun = np.bincount(np.searchsorted(time_ns, starts), minlength=len(time_ns))
+    return np.cumsum(begun)[: len(time_ns)]
 
 
 def interval_at(intervals: Intervals, time_ns: Ints) -> Ints:
@@ -134,5 +152,5 @@ def interval_at(intervals: Intervals, time_ns: Ints) -> Ints:
     result can be -1 although an earlier interval contains the time.
     """
     starts, ends = intervals
-    at = np.searchsorted(starts, time_ns, "right") - 1
+    at = begun_by(starts, time_ns) - 1
     return np.where((at >= 0) & (time_ns < np.append(ends, 0)[at]), at, -1)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.links.call_tree import CallTree, nest
+from instrument.links.call_tree import nest
 from instrument.links.groupby import Groups
 from instrument.trace.events import (
     ANNOTATION,
@@ -64,22 +64,30 @@ class Launches:
         return np.where(self.call >= 0, self.call, self.operator)
 
 
-def launches(events: Events) -> Launches:
-    """Join device events to runtime calls by correlation, and to operators by external id."""
+def launches(events: Events, operators: Ints) -> Launches:
+    """Join device events to runtime calls by correlation, and to operators by external id.
+
+    `operators` is the result of `named_operators`.
+    """
     device = np.flatnonzero(works_on_device(events))
     call = find(events.correlation, events.among(is_runtime), events.correlation[device])
-    operator = launching_operator(events, device)
-    through_call = np.where(call >= 0, launching_operator(events, call), -1)
-    return Launches(device, np.where(operator >= 0, operator, through_call), call)
+    operator = operators[device]
+    return Launches(device, np.where(operator >= 0, operator, operators[call]), call)
 
 
-def launching_operator(events: Events, chosen: Ints) -> Ints:
-    """The operator or annotation that the external id of each event names; -1 if there is none."""
+def named_operators(events: Events) -> Ints:
+    """The operator or annotation that the external id of each other event names, such as a call's.
+
+    The result is -1 if the id names none, and for operators and annotations themselves. At the end
+    is one more entry with the value -1, for the position -1.
+    """
+    is_linked, found = events.among(_LINKED), np.full(len(events) + 1, -1)
     # Some versions of torch write the correlation as the external id. Such an id names no operator.
-    wanted = np.where(
-        events.external_id[chosen] == events.correlation[chosen], 0, events.external_id[chosen]
+    chosen = np.flatnonzero(
+        ~is_linked & (events.external_id != 0) & (events.external_id != events.correlation)
     )
-    return find(events.external_id, events.among(_LINKED), wanted)
+    found[chosen] = find(events.external_id, is_linked, events.external_id[chosen])
+    return found
 
 
 def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
@@ -87,12 +95,21 @@ def find(key: Ints, among: Flags, wanted: Ints) -> Ints:
 
     The result is -1 if no event has the key. It is also -1 for the key 0, because an id of 0 means
     that the event has no id.
+
+    Cost: linear time if no key is negative or very large, as is usual; otherwise a sort.
     """
-    positions = np.flatnonzero(among)
-    if not positions.size or not wanted.size:
+    if not wanted.any() or not among.any():
         return np.full(len(wanted), -1)
-    order = np.argsort(key[positions], kind="stable")
-    positions, keys = positions[order], key[positions][order]
+    positions = np.flatnonzero(among)
+    keys = key[positions]
+    most = int(keys.max())
+    if keys.min() >= 0 and most <= 4 * len(key):
+        first = np.full(most + 2, -1)
+        first[keys[::-1]] = positions[::-1]  # of equal keys, the last assigned position counts
+        first[0] = -1
+        return first[np.where((wanted >= 0) & (wanted <= most), wanted, most + 1)]
+    order = np.argsort(keys, kind="stable")
+    positions, keys = positions[order], keys[order]
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where((keys[at] == wanted) & (wanted != 0), positions[at], -1)
 
@@ -133,15 +150,15 @@ def ran_first(events: Events, device: Ints, is_known: Flags) -> Flags:
     return found
 
 
-def threads_of_calls(events: Events, others: Flags) -> Codes:
+def threads_of_calls(events: Events, others: Flags, operators: Ints) -> Codes:
     """The thread of each event; some runtime calls get the thread of their operator.
 
     A runtime call gets the thread of its operator if no operator or annotation (`others`) lies
     around the call on its own thread. torch uses the same rule (`_parse_kineto_results` in
-    torch/autograd/profiler.py).
+    torch/autograd/profiler.py). `operators` is the result of `named_operators`.
     """
     calls = np.flatnonzero(events.among(is_runtime))
-    operator = launching_operator(events, calls)
+    operator = operators[calls]
     thread = events.thread.copy()
     elsewhere = (operator >= 0) & (events.thread[operator] != events.thread[calls])
     if elsewhere.any():
@@ -150,14 +167,3 @@ def threads_of_calls(events: Events, others: Flags) -> Codes:
         alone = tree.node_at(events.thread[calls], events.start_ns[calls]) < 0
         thread[calls[alone]] = events.thread[operator[alone]]
     return thread
-
-
-def launching_nodes(events: Events, call_tree: CallTree, found: Launches) -> Ints:
-    """The node of the call tree that launched each device event; -1 if it is not known."""
-    if not len(found.device):
-        return found.device
-    of_call, of_operator = call_tree.nodes_of(np.stack([found.call, found.operator]))
-    nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)
-    around_call: Ints = nearest[of_call]
-    found_node: Ints = np.where(around_call >= 0, around_call, of_operator)
-    return found_node

@@ -10,7 +10,7 @@ from instrument.links.autograd import Scopes, find_scopes
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.flops import node_flops
 from instrument.links.groupby import Groups
-from instrument.links.launches import Launches, launches, launching_nodes, threads_of_calls
+from instrument.links.launches import Launches, launches, named_operators, threads_of_calls
 from instrument.links.step_index import finished_steps, step_at, stepped_ns
 from instrument.links.synchronisation import Synchronisations, synchronisations
 from instrument.trace.events import ANNOTATION, OPERATOR, PYTHON, Events, Ints, is_runtime
@@ -48,7 +48,7 @@ class Links:
         shown = ~events.named(_HIDDEN.__contains__)
         others = events.among(self._kinds) & shown
         calls = events.among(is_runtime) & shown
-        return nest(events, others | calls, threads_of_calls(events, others))
+        return nest(events, others | calls, threads_of_calls(events, others, self.named_operators))
 
     @cached_property
     def frames(self) -> CallTree:
@@ -73,12 +73,36 @@ class Links:
     @cached_property
     def launches(self) -> Launches:
         """The device events and the CPU events that launched them."""
-        return launches(self.events)
+        return launches(self.events, self.named_operators)
+
+    @cached_property
+    def named_operators(self) -> Ints:
+        """See `instrument.links.launches.named_operators`."""
+        return named_operators(self.events)
 
     @cached_property
     def launched(self) -> tuple[Ints, Ints]:
         """The device events, and the node that launched each of them; -1 if it is unknown."""
-        return self.launches.device, launching_nodes(self.events, self.call_tree, self.launches)
+        found = self.launches
+        return found.device, self._launching_nodes(found.call, found.operator)
+
+    def nodes_of_calls(self, calls: Ints) -> Ints:
+        """The operator or annotation that each runtime call belongs to, as a node; -1 for none."""
+        return self._launching_nodes(calls, self.named_operators[calls])
+
+    def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
+        """The node around each call, or else the node of the operator that launched the call."""
+        around = self._not_calls[self.call_tree.nodes_of(call)]
+        return np.where(around >= 0, around, self.call_tree.nodes_of(operator))
+
+    @cached_property
+    def _not_calls(self) -> Ints:
+        """For each node, the nearest node at or above it that is no runtime call; -1 for none.
+
+        At the end is one more entry with the value -1.
+        """
+        is_call = self.events.among(is_runtime)[self.call_tree.index]
+        return np.append(self.call_tree.nearest(~is_call), -1)
 
     @cached_property
     def synchronisations(self) -> Synchronisations:
@@ -88,7 +112,8 @@ class Links:
     @cached_property
     def spent_ns(self) -> Ints:
         """The duration of each node, without the time in which a later sibling overlaps it."""
-        return self._end_ns - self.call_tree.start_ns
+        tree = self.call_tree
+        return tree.total_ns if self._end_ns is tree.end_ns else self._end_ns - tree.start_ns
 
     @cached_property
     def counted_ns(self) -> Ints:
@@ -96,6 +121,16 @@ class Links:
         if not len(self.steps):
             return self.spent_ns
         return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._end_ns)
+
+    @cached_property
+    def own_ns(self) -> Ints:
+        """The part of `spent_ns` that is outside of the direct children of each node."""
+        return self.call_tree.own(self.spent_ns)
+
+    @cached_property
+    def counted_own_ns(self) -> Ints:
+        """The part of `counted_ns` that is outside of the direct children of each node."""
+        return self.call_tree.own(self.counted_ns) if len(self.steps) else self.own_ns
 
     @cached_property
     def _end_ns(self) -> Ints:

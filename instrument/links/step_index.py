@@ -6,7 +6,7 @@ import numpy as np
 
 from instrument.links.intervals import interval_at, within
 from instrument.range_names import STEP_PREFIX
-from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, is_step
+from instrument.trace.events import ANNOTATION, OPERATOR, Events, Ints, flags, is_step
 
 
 def step_number(events: Events, event: int) -> int:
@@ -16,9 +16,9 @@ def step_number(events: Events, event: int) -> int:
 
 def finished_steps(events: Events) -> Ints:
     """The positions of the steps that ended before recording stopped, sorted by start."""
-    index = np.flatnonzero(
-        events.among(ANNOTATION | OPERATOR) & events.named(is_step) & events.finished
-    )
+    index = np.flatnonzero(events.named(is_step))
+    is_cpu = flags((ANNOTATION | OPERATOR).__contains__, events.categories)
+    index = index[is_cpu[events.category[index]] & events.finished[index]]
     return index[np.argsort(events.start_ns[index], kind="stable")]
 
 

@@ -167,10 +167,10 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     _hand_overs(made)
     # One moment for each call that launched work.
     called = np.flatnonzero(work.call >= 0)
-    calls, of_call = np.unique(work.call[called], return_inverse=True)
+    calls, of_call = groupby(work.call[called])
     launches = made.add(_BEGINS, thread_of[calls], events.start_ns[calls], calls)
     launch_of = np.full(len(work.event), -1)
-    launch_of[called] = launches[of_call]
+    launch_of[called] = launches[of_call.of]
     _loader_waits(made)
     queued = _queue_moments(made, thread_of)
     blocked = _wait_moments(made, thread_of)

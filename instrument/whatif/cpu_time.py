@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.errors import CaptureError
-from instrument.links.intervals import Intervals, merged, sweep
+from instrument.links.intervals import Intervals, begun_by, merged, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Ints
 
@@ -68,7 +68,7 @@ class CpuTime:
         until_piece = np.cumsum(rate * (pieces.end_ns - pieces.start_ns))
 
         def until(position: Ints) -> NDArray[np.float64]:
-            k = np.searchsorted(pieces.start_ns, position, "right") - 1
+            k = begun_by(pieces.start_ns, position) - 1
             found: NDArray[np.float64] = until_piece[k] - rate[k] * (pieces.end_ns[k] - position)
             return found
 

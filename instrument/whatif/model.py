@@ -184,8 +184,8 @@ class Model:
         weights = costs.fixed_ns.copy()
         arcs, rows = self._work_arcs
         weights[arcs] += costs.device_ns[rows]
-        spent = self._of_arcs(self.axis.spent(self._cpu_ends, costs.cpu))
-        weights[self._cpu_arcs] += spent + costs.added_ns[self._cpu_targets]
+        spent_ns = self.axis.spent(self._cpu_ends, costs.cpu) if costs.cpu else self._spent_ns
+        weights[self._cpu_arcs] += self._of_arcs(spent_ns) + costs.added_ns[self._cpu_targets]
         weights[costs.fixed_ns == NEVER] = NEVER
         return weights
 
@@ -237,6 +237,11 @@ class Model:
     def _cpu_ends(self) -> Ints:
         """For each CPU arc, the position of its target on the axis of CPU time."""
         return self.places[self._cpu_targets]
+
+    @cached_property
+    def _spent_ns(self) -> Ints:
+        """For each CPU arc, the CPU time that its thread has used until its target."""
+        return self.axis.spent(self._cpu_ends)
 
     @cached_property
     def _has_source(self) -> Flags:

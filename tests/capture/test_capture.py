@@ -70,7 +70,7 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
         real = getattr(links, name)
         monkeypatch.setattr(links, name, lambda *given: made.append(name) or real(*given))
 
-    for name in ("nest", "node_flops", "launching_nodes", "find_scopes"):
+    for name in ("nest", "node_flops", "named_operators", "find_scopes"):
         counting(name)
     capture = Capture.load(
         write_trace(
@@ -80,7 +80,7 @@ def test_the_views_share_what_is_dear(tmp_path, monkeypatch) -> None:
     assert (capture.operators[1].flops, capture.ranges[0].flops) == (48, 48)
     assert [row.range for row in capture.operators.by("range")] == [None, "a"]
     assert len(capture.operators.ops_without_flops) == 0
-    assert sorted(made) == ["find_scopes", "launching_nodes", "nest", "node_flops"]
+    assert sorted(made) == ["find_scopes", "named_operators", "nest", "node_flops"]
 
 
 def test_a_view_is_made_once_and_the_trace_is_read_at_the_first(tmp_path) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from instrument.analysis.operator_keys import Calls
+from instrument.links import loops
 from instrument.links.groupby import Groups, at, group_rows, groupby, intern
+from instrument.links.intervals import begun_by
+from instrument.links.launches import find
 
 # Two rows in group 0, none in group 1, three in group 2.
 GROUPS = Groups(np.array([2, 0, 2, 0, 2]), 3)
@@ -27,6 +31,7 @@ def test_keys_may_be_dense_sparse_or_negative(keys: list[int]) -> None:
     assert distinct.tolist() == sorted(set(keys))
     assert groups.count == len(distinct)
     assert distinct[groups.of].tolist() == keys
+    assert groups.size.tolist() == [keys.count(key) for key in sorted(set(keys))]
 
 
 def test_rows_are_grouped_by_several_columns() -> None:
@@ -50,6 +55,48 @@ def test_sums_are_exact_and_unknown_where_nothing_counts() -> None:
     assert GROUPS.sums(VALUES) == [2**53 + 2, 0, 17]
     assert GROUPS.number(where).tolist() == [0, 0, 2]
     assert GROUPS.min(VALUES).tolist() == [1, np.iinfo(np.int64).max, 3]
+
+
+def test_rows_without_a_group_are_left_out_of_sums() -> None:
+    assert Groups(np.array([-1, 1, -1, 1]), 2).sum(np.array([1, 2, 4, 8])).tolist() == [0, 10]
+
+
+@pytest.mark.parametrize("module", ["compiled", "NumPy"])
+def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatch) -> None:
+    if module == "NumPy":
+        monkeypatch.setattr(loops, "compiled", None)
+    elif loops.compiled is None:
+        pytest.skip("The module instrument.links._loops is not compiled.")
+    # Node 0 contains nodes 1 to 3, and node 1 contains node 2.
+    node, after = np.array([0, 1, 2, 3, 4]), np.array([4, 3, 3, 4, 5], np.int32)
+    unused = np.zeros(5, np.int64)
+    calls = Calls(unused, after, unused, node, after, unused, [("f", "operator")], {}, {})
+    for group, expected in (
+        ([0, 0, 0, 0, 0], [True, False, False, False, True]),
+        ([0, 1, 1, 0, 1], [True, True, False, False, True]),
+        ([0, 1, 2, 1, 0], [True, True, True, True, True]),
+    ):
+        groups = Groups(np.array(group), 3)
+        assert calls.outermost(groups).tolist() == expected
+
+
+@pytest.mark.parametrize("time_ns", [[0, 2, 2, 5, 9], [9, 0, 5], [3], []], ids=str)
+def test_starts_until_each_time_are_counted_for_sorted_and_unsorted_times(time_ns) -> None:
+    starts = [2, 2, 5, 7]
+    expected = [sum(start <= time for start in starts) for time in time_ns]
+    assert begun_by(np.array(starts), np.array(time_ns, np.int64)).tolist() == expected
+    assert begun_by(np.array([5]), np.array(time_ns, np.int64)).tolist() == [
+        int(time >= 5) for time in time_ns
+    ]
+
+
+@pytest.mark.parametrize("large", [9, 2**40, -9])
+def test_of_events_with_the_same_key_the_first_is_found(large) -> None:
+    """Also if keys are so large or negative that a table of all keys is impossible."""
+    keys = np.array([3, large, 3, 0, 4, 4])
+    among = np.array([True, True, True, True, False, True])
+    wanted = np.array([3, large, 4, 0, 5, 2**50, -1])
+    assert find(keys, among, wanted).tolist() == [0, 1, 5, -1, -1, -1, -1]
 
 
 def test_percentiles_are_rows_by_nearest_rank() -> None:

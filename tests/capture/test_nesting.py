@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -85,6 +86,80 @@ def test_parents_equal_those_of_a_plain_stack(tmp_path, seed) -> None:
     assert call_tree.with_descendants(np.ones(len(call_tree), np.int64)).tolist() == below.tolist()
 
 
+def drawn(folder: Path, seed: int):
+    """A tree of random events on two threads, and a random mask of its nodes."""
+    dice = random.Random(seed)
+    spans = [
+        span("x", start := dice.randrange(60), dice.randrange(61 - start), tid=dice.randrange(2))
+        for _ in range(dice.choice([1, 80]))
+    ]
+    call_tree = nest(read(folder, spans), np.ones(len(spans), np.bool_))
+    return call_tree, np.array([dice.random() < 0.3 for _ in spans])
+
+
+def above(call_tree, node: int) -> list[int]:
+    """A node and its ancestors, the innermost first; nothing for the node -1."""
+    found = []
+    while node >= 0:
+        found.append(node)
+        node = int(call_tree.parent[node])
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chosen_nodes_around_each_node_equal_those_of_plain_loops(tmp_path, seed) -> None:
+    call_tree, chosen = drawn(tmp_path, seed)
+    nodes, kept = range(len(call_tree)), np.flatnonzero(chosen).tolist()
+    around = [[k for k in above(call_tree, node) if chosen[k]] for node in nodes]
+    nearest = [ancestors[0] if ancestors else -1 for ancestors in around]
+    assert call_tree.nearest(chosen).tolist() == nearest
+    assert call_tree.inside(chosen).tolist() == [around[k][int(chosen[k]) :] != [] for k in nodes]
+    places = [kept.index(k) if k >= 0 else -1 for k in nearest]
+    assert call_tree.nearest_of(np.array(kept, np.int64)).tolist() == places
+    at = np.array([-1, *nodes[::2]])
+    assert call_tree.nearest_of(np.array(kept, np.int64), at).tolist() == [-1, *places[::2]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_of_chosen_nodes_has_their_nearest_chosen_ancestors(tmp_path, seed) -> None:
+    call_tree, chosen = drawn(tmp_path, seed)
+    kept, tree = np.flatnonzero(chosen).tolist(), call_tree.only(chosen)
+    around = [[k for k in above(call_tree, node)[1:] if chosen[k]] for node in kept]
+    assert tree.index.tolist() == call_tree.index[kept].tolist()
+    assert tree.parent.tolist() == [kept.index(a[0]) if a else -1 for a in around]
+    assert tree.depth.tolist() == [len(ancestors) for ancestors in around]
+    ends = [max(k for k, a in enumerate(around) if node in a or kept[k] == node) for node in kept]
+    assert tree.until.tolist() == [end + 1 for end in ends]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_top_of_a_chain_is_reached_through_chosen_parents_only(tmp_path, seed) -> None:
+    call_tree, chosen = drawn(tmp_path, seed)
+    expected = [-1]
+    for node in range(len(call_tree)):
+        chain = [*itertools.takewhile(lambda k: chosen[k], above(call_tree, node))]
+        expected.append(chain[-1] if chain else -1)
+    nodes = np.arange(-1, len(call_tree))
+    assert call_tree.top_of_chain(chosen, nodes).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ends_before_overlap_equal_those_of_a_plain_loop(tmp_path, seed) -> None:
+    call_tree, _ = drawn(tmp_path, seed)
+    ends = call_tree.end_ns.tolist()
+    for node in range(len(call_tree)):
+        for k in above(call_tree, node):
+            other = int(call_tree.until[k])
+            if (
+                other < len(call_tree)
+                and call_tree.parent[other] == call_tree.parent[k]
+                and call_tree.thread[other] == call_tree.thread[k]
+            ):
+                ends[node] = min(ends[node], int(call_tree.start_ns[other]))
+        ends[node] = max(ends[node], int(call_tree.start_ns[node]))
+    assert call_tree.ends_before_overlap().tolist() == ends
+
+
 def _plain(call_tree) -> list[int]:
     parents, stack, thread = [], [], None
     rows = zip(call_tree.thread.tolist(), call_tree.start_ns.tolist(), call_tree.end_ns.tolist())
@@ -141,3 +216,25 @@ def test_columns_of_different_lengths_are_refused(sizes: tuple[int, int, int]) -
     thread, start, end = (np.zeros(size, np.int64) for size in sizes)
     with pytest.raises(ValueError, match="must have the same length"):
         compiled.nest(thread.astype(np.int32), start, end)
+    with pytest.raises(ValueError, match="must have the same length"):
+        compiled.outermost(thread, start, end.astype(np.int32), 1)
+
+
+def test_indices_and_lengths_from_columns_are_checked() -> None:
+    compiled = pytest.importorskip("instrument.links._loops")
+    chosen = np.zeros(2, np.bool_)
+    for parent in ([-1, 1], [-1, -2], [5, -1]):
+        with pytest.raises(ValueError, match="does not precede"):
+            compiled.nearest(chosen, np.array(parent))
+        with pytest.raises(ValueError, match="does not precede"):
+            compiled.rows(np.arange(2), np.arange(2), np.array(parent), 2)
+    with pytest.raises(ValueError, match="must have the same length"):
+        compiled.rows(np.arange(2), np.arange(3), np.arange(2), 2)
+    with pytest.raises(ValueError, match="must have the same length"):
+        compiled.nearest(chosen, np.array([-1]))
+    with pytest.raises(ValueError, match="must have the same length"):
+        compiled.inside(chosen, np.zeros(3, np.int32))
+    node, after = np.arange(2), np.arange(1, 3, dtype=np.int32)
+    for group, groups in (([0, 1], 1), ([-1, 0], 2), ([0, 0], 0)):
+        with pytest.raises(ValueError, match="out of bounds"):
+            compiled.outermost(np.array(group), node, after, groups)

@@ -16,7 +16,7 @@ from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.analysis.ranges import NO_RANGE
 from instrument.capture import Capture
 from instrument.links.call_tree import nest
-from instrument.links.launches import launches
+from instrument.links.links import Links
 from instrument.trace.events import ANNOTATION
 
 FOLDER = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -51,7 +51,7 @@ def test_every_trace_reads_and_every_view_adds_up(name) -> None:
     capture = load(name)
     events, known = capture.events, KNOWN[name]
     assert events.recorded == known["events"]
-    found = launches(events)
+    found = Links(events).launches
     if name != "mtia_rank0":  # its device events are of a kind that the list does not count
         assert len(found.device) == known["device_events"]
     rows = list(capture.operators)
@@ -107,7 +107,7 @@ def test_what_torch_1_9_wrote_in_another_way_is_read(name) -> None:
     times = {row.kind: (row.cpu_ns, row.device_ns) for row in capture.ranges.attribution}
     assert min(times["backward"]) > 0
     assert min(times["accumulate"]) > 0
-    found = launches(events)
+    found = Links(events).launches
     assert (found.operator >= 0).all()
     assert (found.call >= 0).all()
     assert any("resnet" in frame for stack in capture.stacks() for frame in stack.frames)
@@ -172,7 +172,7 @@ def test_the_steps_are_found(name) -> None:
 
 def test_each_optimizer_step_launches_nine_kernels() -> None:
     events = load("v100_ns_resolution").events
-    found, call_tree = launches(events), nest(events, events.among(ANNOTATION))
+    found, call_tree = Links(events).launches, nest(events, events.among(ANNOTATION))
     around = call_tree.node_at(events.thread[found.call], events.start_ns[found.call])
     is_kernel = events.among(frozenset({"kernel"}))[found.device]
     names = events.name[call_tree.index[around[is_kernel & (around >= 0)]]]

@@ -8,6 +8,8 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from instrument.templates import render
 
 #: The folder of the scripts and style sheets, as a path in the package.
@@ -32,11 +34,14 @@ def document(payload: Mapping[str, Any], scripts: Iterable[str], styles: Iterabl
         scripts: the scripts that draw these sections, as paths in the package.
         styles: additional style sheets, as paths in the package.
     """
-    text = json.dumps(payload, separators=(",", ":"))
+    try:
+        text = msgspec.json.encode(payload)
+    except UnicodeEncodeError:  # a name in the trace has half a character, which UTF-8 cannot hold
+        text = json.dumps(payload, separators=(",", ":")).encode()
     return render(
         "report/templates/report.html",
         title=payload["title"],
         styles=[*(f"{ASSETS}/{name}" for name in _STYLES), *styles],
         scripts=[*(f"{ASSETS}/{name}" for name in _COMMON), *scripts],
-        payload=b64encode(gzip.compress(text.encode(), _LEVEL, mtime=0)).decode(),
+        payload=b64encode(gzip.compress(text, _LEVEL, mtime=0)).decode(),
     )

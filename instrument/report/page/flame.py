@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from instrument.analysis.stacks import Stack, call_paths
+from instrument.analysis.stacks import call_paths
 from instrument.analysis.views import Views
 from instrument.findings.places import has_sources
 from instrument.links.groupby import intern
+from instrument.links.links import Links
 from instrument.prose import shortened
 from instrument.report.flame import Frame, merged
 
@@ -35,18 +35,18 @@ def section(capture: Views) -> dict[str, Any] | None:
     Cost: about 2 µs per event, more with Python frames.
     """
     links = capture.links
-    kinds: list[tuple[str, Callable[[Any], list[Stack]]]] = []
-    if has_sources(capture):
-        kinds.append(("Python stacks", capture.stacks))
-    kinds.append(("Ranges and operators", lambda metric: call_paths(links, metric, frames=False)))
-    metrics = [("cpu", "CPU time")]
+    metrics: dict[Literal["cpu", "device"], str] = {"cpu": "CPU time"}
     if len(links.launches.device):
-        metrics.append(("device", "device time"))
+        metrics["device"] = "device time"
+    kinds = {}
+    if has_sources(capture):
+        kinds["Python stacks"] = call_paths(Links(capture.events, python=True), [*metrics])
+    kinds["Ranges and operators"] = call_paths(links, [*metrics], frames=False)
     ranges = set(links.scopes.paths.names)
     graphs = [
-        {"name": name, "value": value, **columns(merged(paths(metric)), ranges)}
-        for name, paths in kinds
-        for metric, value in metrics
+        {"name": name, "value": value, **columns(merged(stacks), ranges)}
+        for name, paths in kinds.items()
+        for value, stacks in zip(metrics.values(), paths)
     ]
     found = [graph for graph in graphs if graph["name_of"]]
     return {"graphs": found} if found else None

@@ -13,6 +13,7 @@ from instrument.analysis.steps import idle_stretches
 from instrument.analysis.views import Views
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.places import evidence_span, range_codes
+from instrument.links import loops
 from instrument.links.call_tree import CallTree, nest
 from instrument.links.groupby import differences, groupby, intern
 from instrument.links.step_index import step_number
@@ -66,7 +67,7 @@ class _Layer:
         """The layer with only the chosen slices; `inner_ns` still counts all children."""
         return replace(
             self,
-            tree=self.tree.only(chosen)[0],
+            tree=self.tree.only(chosen),
             name=self.name[chosen],
             kind=self.kind[chosen],
             inner_ns=self.inner_ns[chosen],
@@ -124,7 +125,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     if not len(events):
         return None
     steps = capture.links.steps
-    begin_ns, end_ns = events.start_ns[steps], events.end_ns[steps]
+    first_ns, begin_ns, end_ns = events.begin_ns, events.start_ns[steps], events.end_ns[steps]
     spans = _evidence(capture, diagnosis)
     first, code = _first_in_step(spans, begin_ns, end_ns) or (_median(end_ns - begin_ns), None)
     findings, others = _findings(spans), [*_device(capture), *_threads(capture)]
@@ -133,7 +134,7 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     columns = _columns(capture, [track for layer in shown for track in _tracks(layer, events)])
     return {
         "steps": [
-            [step_number(events, k), start - events.begin_ns, end - start]
+            [step_number(events, k), start - first_ns, end - start]
             for k, start, end in zip(steps.tolist(), begin_ns.tolist(), end_ns.tolist())
         ],
         "first_step": first,
@@ -177,7 +178,7 @@ def _flat(
     none = np.full(len(order), -1)
     until = np.arange(1, len(order) + 1, dtype=np.int32)
     thread = np.zeros(len(order), np.int32)
-    tree = CallTree(none, thread, start[order], end[order], none, none + 1, until)
+    tree = CallTree(none, thread, start[order], end[order], none, thread, until)
     return _Layer(title, tree, names, name[order], none + 1 + kind, none + 1)
 
 
@@ -185,7 +186,7 @@ def _threads(capture: Views) -> list[_Layer]:
     """Two layers: first the CPU's ranges, operators and runtime calls, then the Python frames."""
     events, links = capture.events, capture.links
     tree, frames = links.call_tree, links.frames
-    frames = frames.only(~events.named(is_own_frame)[frames.index])[0]
+    frames = frames.only(~events.named(is_own_frame)[frames.index])
     is_range = np.zeros(len(events), np.bool_)
     is_range[links.scopes.ranges.index] = True
     kind = np.where(events.among(is_runtime), _CALL, np.where(is_range, _RANGE, _OPERATOR))
@@ -312,12 +313,14 @@ def _rows(tree: CallTree, nodes: Ints) -> Ints:
     overlaps = (np.diff(tree.depth[by_depth]) == 0) & (start[1:] < end[:-1])
     if not overlaps.any():
         return depth
+    parents = np.maximum(tree.parent[nodes] - nodes[0], -1)
+    columns = (tree.start_ns[nodes], tree.end_ns[nodes], parents)
+    if loops.compiled is not None:
+        return np.frombuffer(loops.compiled.rows(*columns, _MOST_ROWS), np.int64)
     rows: list[int] = []
     ends: list[int] = []  # the end of the last slice in each row
-    first = int(nodes[0])
-    columns = (tree.start_ns, tree.end_ns, tree.parent)
-    for start, end, parent in zip(*(column[nodes].tolist() for column in columns)):
-        row = rows[parent - first] + 1 if parent >= 0 else 0
+    for start, end, parent in zip(*(column.tolist() for column in columns)):
+        row = rows[parent] + 1 if parent >= 0 else 0
         while row < len(ends) and ends[row] > start:
             row += 1
         rows.append(min(row, _MOST_ROWS))

@@ -16,6 +16,7 @@ from builders import annotation, call, capture, frame, kernel, kernels, span, st
 from instrument.capture import Capture
 from instrument.findings.diagnose import Diagnosis
 from instrument.findings.finding import Evidence, Finding
+from instrument.links import loops
 from instrument.report.page import timeline
 from instrument.report.page.page import page
 from instrument.report.page.timeline import KINDS, section
@@ -135,6 +136,23 @@ def test_slices_that_overlap_in_part_are_kept_on_rows_of_their_own(tmp_path: Pat
         here = [each for each in made if each.row == row]
         assert here, "no row is empty"
         assert all(one.end <= other.start for one, other in pairwise(here))
+
+
+@pytest.mark.parametrize("most", [1, 3, 256])
+def test_the_compiled_module_and_python_choose_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    if loops.compiled is None:
+        pytest.skip("The module instrument.links._loops is not compiled.")
+    monkeypatch.setattr(timeline, "_MOST_ROWS", most)
+    numbers, events = random.Random(8), []
+    for k in range(300):
+        length, thread = numbers.choice([0, 1, 5, 40, 300]), numbers.randrange(2)
+        events.append(span(f"op{k}", numbers.randrange(1500), length, tid=thread))
+    found = capture(tmp_path, events)
+    compiled = section(found)
+    monkeypatch.setattr(loops, "compiled", None)
+    assert section(found) == compiled
 
 
 def test_a_page_keeps_the_median_step_and_then_the_longest(
