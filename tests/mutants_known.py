@@ -354,8 +354,8 @@ EQUIVALENT = {
     ): "any number below 0 says that there is none",
     (
         "instrument/analysis/memory_timeline.py",
-        "place = np.full(len(self._partner) + 1, len(line.instant)) # the last entry is for -1",
-        "place = np.full(len(self._partner) + 2, len(line.instant)) # the last entry is for -1",
+        "place = np.full(len(self._partner) + 1, len(line.instant))",
+        "place = np.full(len(self._partner) + 2, len(line.instant))",
     ): "one entry more at the end, with the same value",
     (
         "instrument/analysis/ranges.py",
@@ -378,9 +378,9 @@ EQUIVALENT = {
         "frees = line.size_bytes < 1",
     ): "torch reports no allocation of no bytes",
     (
-        "instrument/analysis/operators.py",
-        "beyond = int(calls.after.max(initial=0)) + 1",
-        "beyond = int(calls.after.max(initial=0)) + 2",
+        "instrument/analysis/operator_keys.py",
+        "beyond = int(after.max(initial=0)) + 1",
+        "beyond = int(after.max(initial=0)) + 2",
     ): "it only has to be above every sequence number",
     (
         "instrument/record/step_loop.py",
@@ -417,4 +417,19 @@ EQUIVALENT = {
         "step = np.where(known, step_at(events, steps, launched_ns), -1)",
         "step = np.where(known, step_at(events, steps, launched_ns), -2)",
     ): "any number below 0 says that there is none",
+    (
+        "instrument/links/paths.py",
+        "while (jumps[-1] >= 0).any():",
+        "while (jumps[-1] > 0).any():",
+    ): "nothing is above the first path, so the jump left out leads to no path",
+    (
+        "instrument/links/paths.py",
+        "while (jumps[-1] >= 0).any():",
+        "while (jumps[-1] >= 1).any():",
+    ): "as above",
+    (
+        "instrument/links/synchronisation.py",
+        "found: Ints = np.append(self._order, -1)[place]",
+        "found: Ints = np.append(self._order, -2)[place]",
+    ): "the last entry is for a place outside of all, which is left out below",
 }

@@ -239,10 +239,9 @@ def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Pat
         assert other.stdout.readline() == "holds\n"
         (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
         queue.remove_stale(tmp_path)
-        assert len(on_disk(tmp_path)) == 3, (
-            "whatever its process number is, and on whatever machine it runs"
-        )
-        other.kill()
+        left = on_disk(tmp_path)
+        other.kill()  # before any assertion: the other process would keep this one waiting
+    assert len(left) == 3, "whatever its process number is, and on whatever machine it runs"
     queue.remove_stale(tmp_path)
     assert on_disk(tmp_path) == []
 
