@@ -28,6 +28,7 @@ TESTS = {
         *_top("schedule", "calls", "phases", "window_limit", "delivery", "session"),
         "tests/test_faults.py::test_sigterm_is_held_back_until_the_step_ends",
         "tests/test_threads.py::test_where_torch_records_one_thread_a_step_on_another_drops_the_window",
+        "tests/test_threads.py::test_steps_of_another_thread_while_a_window_ends_are_not_in_it",
         "tests/triggers/test_memory_growth.py::test_its_windows_record_memory_and_those_of_others_do_not",
     ],
     "instrument/record/session.py": [
@@ -432,4 +433,9 @@ EQUIVALENT = {
         "found: Ints = np.append(self._order, -1)[place]",
         "found: Ints = np.append(self._order, -2)[place]",
     ): "the last entry is for a place outside of all, which is left out below",
+    (
+        "instrument/links/launches.py",
+        "nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)",
+        "nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -2)",
+    ): "any number below 0 says that there is none",
 }

@@ -153,7 +153,7 @@ CASES = {
         [("device", "before", DEVICE_SYNC, False, 25)],
     ),
     "an event that the trace states": (
-        [*A, EVENT, *B7, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
+        [EVENT, *A, *B7, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
         [("event", "a", EVENT_SYNC, True, 16)],
     ),
     "an event whose record is not stated: b7 ended later, so nothing is known": (
