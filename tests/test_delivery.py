@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from collected import Log
 
 from instrument import Session, Sink, Trigger
@@ -219,28 +218,26 @@ def test_freeing_what_torch_recorded_counts_as_saving(
     assert freed == [True]
 
 
-HOLDS = """
+RECORDS = """
     import sys, time
     from pathlib import Path
+    from instrument import Session
     from instrument.worker import queue
-    from instrument.worker.run_lock import RunLock
-    lock = RunLock(Path(sys.argv[1]), "a" * 32)
-    assert lock.hold()
-    queue.stage(Path(sys.argv[1]), "w", "a" * 32)
-    print("holds", flush=True)
+    session = Session(active=1, execution_trace=True, output_dir=sys.argv[1])
+    session.start()
+    queue.stage(Path(sys.argv[1]), "w", session.loop.run.capture_queue.run)
+    print("records", flush=True)
     time.sleep(600)
 """
 
 
 def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", dedent(HOLDS), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "holds\n"
-        (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
-        queue.remove_stale(tmp_path)
-        left = on_disk(tmp_path)
-        other.kill()  # before any assertion: the other process would keep this one waiting
+    other = warm.Script(["-c", dedent(RECORDS), str(tmp_path)], tmp_path, os.environ)
+    assert other.stdout.readline() == "records\n"
+    queue.remove_stale(tmp_path)
+    left = on_disk(tmp_path)
+    other.kill()
+    other.wait()
     assert len(left) == 3, "whatever its process number is, and on whatever machine it runs"
     queue.remove_stale(tmp_path)
     assert on_disk(tmp_path) == []
