@@ -17,6 +17,7 @@ def _capture(*names: str) -> list[str]:
 TESTS = {
     "instrument/config/schedule.py": [
         "tests/test_schedule.py",
+        "tests/test_config.py::test_bad_options_get_one_sentence",
         "tests/test_session.py::test_a_step_number_set_past_the_last_window_is_told_at_the_end",
     ],
     "instrument/config/schema.py": [
@@ -29,6 +30,7 @@ TESTS = {
         "tests/test_faults.py::test_sigterm_is_held_back_until_the_step_ends",
         "tests/test_threads.py::test_where_torch_records_one_thread_a_step_on_another_drops_the_window",
         "tests/test_threads.py::test_steps_of_another_thread_while_a_window_ends_are_not_in_it",
+        "tests/triggers/test_file.py::test_the_command_has_a_running_session_record",
         "tests/triggers/test_memory_growth.py::test_its_windows_record_memory_and_those_of_others_do_not",
     ],
     "instrument/record/session.py": [

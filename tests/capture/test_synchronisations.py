@@ -140,6 +140,10 @@ CASES = {
             ("device", "b", DEVICE_SYNC, False, 0),
         ],
     ),
+    "the only device, on which other work ended later": (
+        [*A, *launched("late", 6, 30, 60, 2), call(DEVICE_SYNC, 12, 20, 3)],
+        [],
+    ),
     "one of two devices that the trace states": (
         [*A, *launched("b", 6, 30, 30, 2, pid=1), *AFTER_BOTH, *STATED],
         [("device", "a", DEVICE_SYNC, True, 18), ("device", "a", DEVICE_SYNC, True, 0)],
