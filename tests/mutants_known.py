@@ -35,6 +35,7 @@ TESTS = {
     ],
     "instrument/record/session.py": [
         *_top("calls", "phases", "loaders", "session"),
+        "tests/test_metadata.py::test_what_cannot_be_written_is_warned_of_and_ends_nothing",
         "tests/test_faults.py::test_an_interpreter_that_ends_without_stop_leaves_one_too",
         "tests/test_notebook_log.py::test_the_log_of_a_session_in_a_notebook_is_on_stdout",
     ],
@@ -435,6 +436,11 @@ EQUIVALENT = {
         "found: Ints = np.append(self._order, -1)[place]",
         "found: Ints = np.append(self._order, -2)[place]",
     ): "the last entry is for a place outside of all, which is left out below",
+    (
+        "instrument/record/step_loop.py",
+        "self.current.next_event_step = self.current.step_number + 1",
+        "self.current.next_event_step = self.current.step_number - 1",
+    ): "the next step is past both numbers",
     (
         "instrument/links/launches.py",
         "nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)",

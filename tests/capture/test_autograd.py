@@ -171,6 +171,7 @@ def test_the_last_operator_with_a_number_made_the_node(tmp_path) -> None:
         *(annotation("b", 20, 10), made("aten::linear", 21, 8, 5), made("aten::t", 22, 3, 5)),
         *(annotation("c", 40, 10), made("aten::relu", 41, 3, 6)),
         node("TBackward0", 60, 7, 5),
+        node("ReluBackward0", 80, 7, 6, thread=0),  # its forward thread is not known
     ]
     assert backward(capture(tmp_path, events)) == {"a": (0, 0), "b": (7000, 0), "c": (0, 0)}
 
