@@ -10,7 +10,7 @@ def _top(*names: str) -> list[str]:
 
 
 def _capture(*names: str) -> list[str]:
-    return [f"tests/capture/test_{name}.py" for name in names]
+    return [f"tests/capture/test_{name}.py" for name in (*names, "event_order")]
 
 
 # The tests of each module, those that notice most first.
@@ -35,6 +35,7 @@ TESTS = {
     ],
     "instrument/record/session.py": [
         *_top("calls", "phases", "loaders", "session"),
+        "tests/triggers/test_out_of_memory.py::test_the_snapshot_is_kept_in_a_folder_of_its_own",
         "tests/test_metadata.py::test_what_cannot_be_written_is_warned_of_and_ends_nothing",
         "tests/test_faults.py::test_an_interpreter_that_ends_without_stop_leaves_one_too",
         "tests/test_notebook_log.py::test_the_log_of_a_session_in_a_notebook_is_on_stdout",

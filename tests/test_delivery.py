@@ -218,22 +218,24 @@ def test_freeing_what_torch_recorded_counts_as_saving(
     assert freed == [True]
 
 
-RECORDS = """
+SAVES = """
     import sys, time
-    from pathlib import Path
     from instrument import Session
-    from instrument.worker import queue
-    session = Session(active=1, execution_trace=True, output_dir=sys.argv[1])
-    session.start()
-    queue.stage(Path(sys.argv[1]), "w", session.loop.run.capture_queue.run)
-    print("records", flush=True)
-    time.sleep(600)
+    from instrument.record.recorder import RecordedWindow
+
+    def save(*_, **__):
+        print("saves", flush=True)
+        time.sleep(600)
+
+    RecordedWindow.save = save
+    with Session(active=1, execution_trace=True, output_dir=sys.argv[1]) as session:
+        session.step()
 """
 
 
 def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Path) -> None:
-    other = warm.Script(["-c", dedent(RECORDS), str(tmp_path)], tmp_path, os.environ)
-    assert other.stdout.readline() == "records\n"
+    other = warm.Script(["-c", dedent(SAVES), str(tmp_path)], tmp_path, os.environ)
+    assert other.stdout.readline() == "saves\n"
     queue.remove_stale(tmp_path)
     left = on_disk(tmp_path)
     other.kill()
@@ -322,6 +324,10 @@ def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log)
     with Session(skip_first=4, active=2, output_dir=tmp_path) as session:
         session.step_number = 4
     assert "The run ended after 0 steps" in "".join(log.at("WARNING"))
+    session.step_number = 4  # where the run ended: the user sets it, so the next run begins there
+    with session:
+        session.step()
+    assert [capture.name for capture in session.captures] == ["steps_000004-000004_rank0"]
 
 
 def test_a_sink_reads_what_only_the_training_thread_can_at_the_start_and_after_each_window(
