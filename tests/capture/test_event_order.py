@@ -28,14 +28,20 @@ TRACES = {
     "mixed": MIXED,
     "steps": TWO_STEPS,
     "synchronisations": PLACES,
-    "stream waits": CASES["a stream that the trace states to wait"][0],
     "two steps": [
         *(step(1, 0, 100), step(2, 100, 100), *launched("runs in the next step", 90, 110, 10, 1)),
         span("aten::mm", 95, 20, External_id=5),
-        *(call("cudaLaunchKernel", 102, 3, 2, External_id=5), kernel("gemm", 125, 5, correlation=2)),
+        *(
+            call("cudaLaunchKernel", 102, 3, 2, External_id=5),
+            kernel("gemm", 125, 5, correlation=2),
+        ),
         span("aten::relu", 140, 5, External_id=6),
-        *(call("cudaLaunchKernel", 150, 3, 3, External_id=6), kernel("relu", 160, 5, correlation=3)),
+        *(
+            call("cudaLaunchKernel", 150, 3, 3, External_id=6),
+            kernel("relu", 160, 5, correlation=3),
+        ),
     ],
+    **{name: events for name, (events, _) in CASES.items()},
 }
 PROPERTIES = [name for name in VIEWS if not name.endswith("()")]
 
