@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from builders import Event, call, capture, kernel, launched, span, step
+
 from capture.test_autograd import TRAINING
 from capture.test_breakdown import MIXED
 from capture.test_cuda_graphs import LATER, captured
@@ -15,7 +16,6 @@ from capture.test_live_memory import EVENTS
 from capture.test_operators import GPU
 from capture.test_steps import TWO_STEPS
 from capture.test_synchronisations import CASES, PLACES
-
 from instrument.analysis.operators import GROUPINGS
 from instrument.analysis.views import VIEWS
 
