@@ -443,11 +443,6 @@ EQUIVALENT = {
         "self.current.next_event_step = self.current.step_number - 1",
     ): "the next step is past both numbers",
     (
-        "instrument/links/launches.py",
-        "nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -1)",
-        "nearest = np.append(call_tree.nearest(~events.among(is_runtime)[call_tree.index]), -2)",
-    ): "any number below 0 says that there is none",
-    (
         "instrument/analysis/efficiency.py",
         'given = events.texts[types] if types >= 0 else b"[]"',
         'given = events.texts[types] if types > 0 else b"[]"',

@@ -279,14 +279,14 @@ def test_a_causal_mask_leaves_the_products_that_torchs_mask_leaves(tmp_path, row
         flags = ["False", "True", *["False"] * (-1 - FUSED_ATTENTION[name])]
         backward = name.endswith("_backward")
         dims = [q, q, k, k] if backward else [q, k, k]
-        events = [
-            span(name, 0, 5, Input_Dims=dims, Input_type=[HALF] * len(dims), Concrete_Inputs=flags)
-        ]
+        given = {"Input_Dims": [*dims, [rows, columns]], "Input_type": [HALF] * len(dims) + [FLOAT]}
+        events = [span(name, 0, 5, **given, Concrete_Inputs=flags)]
         folder = tmp_path / str(number)
         folder.mkdir()
         found = capture(folder, events)
         (row,), (operator,) = found.efficiency, found.operators
         assert row.flops == 2 * 2 * 8 * pairs * 4 * (5 if backward else 2)
+        assert row.dtype == "float16", "a bias is not multiplied"
         assert operator.flops == row.flops // pairs * rows * columns, "as torch's counter"
 
 
