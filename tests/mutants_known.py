@@ -477,4 +477,14 @@ EQUIVALENT = {
         "return np.bincount(enclosing[enclosing >= 0], minlength=len(scopes.paths.names))",
         "return np.bincount(enclosing[enclosing > 0], minlength=len(scopes.paths.names))",
     ): "as above",
+    (
+        "instrument/links/call_tree.py",
+        "same = np.append((thread[1:] == thread[:-1]) & (start[1:] == start[:-1]), False)",
+        "same = np.append((thread[1:] == thread[:-1]) & (start[1:] == start[:-1]), True)",
+    ): "speed: what is in order is sorted all the same",
+    (
+        "instrument/record/step_loop.py",
+        "loop_left: bool = False",
+        "loop_left: bool = True",
+    ): "it is read only while a batch is open, and set where one is opened",
 }
