@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from collected import Log
 
 from instrument import Session, Sink, Trigger
@@ -219,30 +218,29 @@ def test_freeing_what_torch_recorded_counts_as_saving(
     assert freed == [True]
 
 
-HOLDS = """
+SAVES = """
     import sys, time
-    from pathlib import Path
-    from instrument.worker import queue
-    from instrument.worker.run_lock import RunLock
-    lock = RunLock(Path(sys.argv[1]), "a" * 32)
-    assert lock.hold()
-    queue.stage(Path(sys.argv[1]), "w", "a" * 32)
-    print("holds", flush=True)
-    time.sleep(600)
+    from instrument import Session
+    from instrument.record.recorder import RecordedWindow
+
+    def save(*_, **__):
+        print("saves", flush=True)
+        time.sleep(600)
+
+    RecordedWindow.save = save
+    with Session(active=1, execution_trace=True, output_dir=sys.argv[1]) as session:
+        session.step()
 """
 
 
 def test_what_a_run_writes_is_nobodys_to_remove_until_it_has_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", dedent(HOLDS), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "holds\n"
-        (tmp_path / f".execution_trace_{'a' * 32}_5.partial.json").touch()
-        queue.remove_stale(tmp_path)
-        assert len(on_disk(tmp_path)) == 3, (
-            "whatever its process number is, and on whatever machine it runs"
-        )
-        other.kill()
+    other = warm.Script(["-c", dedent(SAVES), str(tmp_path)], tmp_path, os.environ)
+    assert other.stdout.readline() == "saves\n"
+    queue.remove_stale(tmp_path)
+    left = on_disk(tmp_path)
+    other.kill()
+    other.wait()
+    assert len(left) == 3, "whatever its process number is, and on whatever machine it runs"
     queue.remove_stale(tmp_path)
     assert on_disk(tmp_path) == []
 
@@ -326,6 +324,10 @@ def test_a_run_that_begins_at_a_step_counts_from_there(tmp_path: Path, log: Log)
     with Session(skip_first=4, active=2, output_dir=tmp_path) as session:
         session.step_number = 4
     assert "The run ended after 0 steps" in "".join(log.at("WARNING"))
+    session.step_number = 4  # where the run ended: the user sets it, so the next run begins there
+    with session:
+        session.step()
+    assert [capture.name for capture in session.captures] == ["steps_000004-000004_rank0"]
 
 
 def test_a_sink_reads_what_only_the_training_thread_can_at_the_start_and_after_each_window(

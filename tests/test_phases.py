@@ -48,6 +48,9 @@ def test_a_phase_outside_of_a_run_records_nothing(tmp_path: Path) -> None:
     with session:
         epoch(session, train=1, validation=1)
     assert [numbers(capture) for capture in session.captures] == [[0]]
+    with session.phase("validation"), session:
+        session.step()
+    assert [numbers(capture) for capture in session.captures] == [[0], [0]]
 
 
 def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(

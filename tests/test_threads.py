@@ -16,6 +16,7 @@ import torch
 from collected import Log
 
 from instrument import Session, threads
+from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 pytestmark = pytest.mark.usefixtures("inline_export")
@@ -228,6 +229,23 @@ def test_a_waiting_step_waits_for_no_thread(tmp_path: Path) -> None:
         assert session.step_number == 50
         over.set()
         holder.join()
+
+
+def test_steps_of_another_thread_while_a_window_ends_are_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Recorder.stop
+
+    def stop_late(recorder: Recorder) -> RecordedWindow | None:
+        in_thread(session.step)
+        return stop(recorder)
+
+    monkeypatch.setattr(Recorder, "stop", stop_late)
+    with Session(active=2, output_dir=tmp_path) as session:
+        session.step()
+        session.step()
+        assert session.step_number == 3
+    assert [capture.name for capture in session.captures] == ["steps_000000-000001_rank0"]
 
 
 class Polled(Trigger):

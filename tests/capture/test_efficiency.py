@@ -244,9 +244,9 @@ RESULT_TYPES = [
      ["", "", "", "1", "1", ""], 2 * (4 + 128 + 64 + 32)),
     ("_addmm_activation", [[4], [8, 16], [16, 4]], [HALF] * 3 + ["Scalar"] * 3, ["", "", "", "1", "1", "True"],
      2 * (4 + 128 + 64 + 32)),
-    ("_scaled_mm", [[8, 16], [16, 4], [1], [1], [], [], [], []],
-     ["c10::Float8_e4m3fn"] * 2 + [FLOAT] * 2 + ["", "", "Scalar", "Scalar"], ["", "", "", "", "", "", "15", "False"],
-     128 + 64 + 4 + 4 + 2 * 32),
+    ("_scaled_mm", [[8, 16], [16, 4], [8, 1], [1, 4], [4], [], [], []],
+     ["c10::Float8_e4m3fn"] * 2 + [FLOAT] * 2 + [HALF, "", "Scalar", "Scalar"], ["", "", "", "", "", "", "15", "False"],
+     128 + 64 + 4 * (8 + 4) + 2 * 4 + 2 * 32),
     ("addmm", [[4], [8, 16], [16, 4]], [FLOAT] * 3, None, 4 * (128 + 64 + 32)),  # whether beta is 0 is not known
     ("mm", [[8, 16], [16, 4]], ["Odd", "Odd"], None, None),
     ("mm", [[8, 16], [16, 4]], None, None, None),
@@ -279,14 +279,14 @@ def test_a_causal_mask_leaves_the_products_that_torchs_mask_leaves(tmp_path, row
         flags = ["False", "True", *["False"] * (-1 - FUSED_ATTENTION[name])]
         backward = name.endswith("_backward")
         dims = [q, q, k, k] if backward else [q, k, k]
-        events = [
-            span(name, 0, 5, Input_Dims=dims, Input_type=[HALF] * len(dims), Concrete_Inputs=flags)
-        ]
+        given = {"Input_Dims": [*dims, [rows, columns]], "Input_type": [HALF] * len(dims) + [FLOAT]}
+        events = [span(name, 0, 5, **given, Concrete_Inputs=flags)]
         folder = tmp_path / str(number)
         folder.mkdir()
         found = capture(folder, events)
         (row,), (operator,) = found.efficiency, found.operators
         assert row.flops == 2 * 2 * 8 * pairs * 4 * (5 if backward else 2)
+        assert row.dtype == "float16", "a bias is not multiplied"
         assert operator.flops == row.flops // pairs * rows * columns, "as torch's counter"
 
 
@@ -418,9 +418,9 @@ def test_a_call_of_the_driver_in_one_of_the_runtime_is_no_lost_kernel(tmp_path) 
     """Both calls have the correlation of the one kernel."""
     events = [
         *product("aten::mm", 0, SQUARE, HALF, 1, 500),
-        {**call("cuLaunchKernel", 2, 3, 1), "cat": "cuda_driver"},
+        call("urEnqueueKernelLaunch", 6, 1.5, 3),  # of XPU; its kernel is lost
         *product("aten::mm", 100, SQUARE, HALF, 2, 500),
-        call("urEnqueueKernelLaunch", 106, 1.5, 3),  # of XPU; its kernel is lost
+        {**call("cuLaunchKernel", 102, 3, 2), "cat": "cuda_driver"},
     ]
     found = capture(tmp_path, events, deviceProperties=[A100]).efficiency
     assert [(row.calls, row.flops, row.device_ns) for row in found] == [
@@ -632,9 +632,9 @@ def test_a_forward_that_is_computed_again_is_no_model_flops(tmp_path) -> None:
     """In the backward node of a checkpoint, the product of the forward runs again, and then its backward."""
     shapes = {"Input_Dims": SQUARE, "Input_type": [HALF, HALF]}
     events = [
+        node("CheckpointFunctionBackward", 200, 300, 1),
         step(3, 0, 1000),
         made("aten::mm", 10, 8, 1, **shapes), *launched("gemm", 11, 20, 100, 1),
-        node("CheckpointFunctionBackward", 200, 300, 1),
         made("aten::mm", 210, 8, 5, tid=2, **shapes), *again(211, 220, 100, 2),
         node("MmBackward0", 300, 50, 5),
         span("aten::mm", 310, 8, tid=2, **shapes), *again(311, 330, 100, 3),

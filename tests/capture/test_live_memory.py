@@ -219,16 +219,18 @@ def test_the_cpus_libraries_allocate_memory_of_the_cpu(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("uptime_us", [0, 4_359_044_661_000])
-def test_a_thinned_curve_keeps_the_highest_and_the_lowest(tmp_path, uptime_us) -> None:
+def test_a_thinned_curve_keeps_the_highest_the_lowest_and_the_last(tmp_path, uptime_us) -> None:
     up_and_down = [(1000 * k // 64, size) for k in range(64) for size in (k + 1, -k - 1)]
+    up_and_down.append((990, 7))
     events = [
         on_cuda(uptime_us + us + (size < 0) * 0.5, size, k)
-        for k, (us, size) in zip((n // 2 + 1 for n in range(128)), up_and_down)
+        for k, (us, size) in zip((n // 2 + 1 for n in range(129)), up_and_down)
     ]
     curve = capture(tmp_path, events).memory.curve(points=4)
     level = [sum(values) for values in zip(*curve.series.values())]
     assert len(level) <= 2 * 4 + 3
     assert {16, 32, 48, 64, 0} <= set(level), "the highest of each quarter, and the lowest"
+    assert level[-1] == 7
     assert curve.time_ns == sorted(curve.time_ns)
 
 

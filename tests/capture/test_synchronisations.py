@@ -140,6 +140,10 @@ CASES = {
             ("device", "b", DEVICE_SYNC, False, 0),
         ],
     ),
+    "the only device, on which other work ended later": (
+        [*A, *launched("late", 6, 30, 60, 2), call(DEVICE_SYNC, 12, 20, 3)],
+        [],
+    ),
     "one of two devices that the trace states": (
         [*A, *launched("b", 6, 30, 30, 2, pid=1), *AFTER_BOTH, *STATED],
         [("device", "a", DEVICE_SYNC, True, 18), ("device", "a", DEVICE_SYNC, True, 0)],
@@ -153,7 +157,7 @@ CASES = {
         [("device", "before", DEVICE_SYNC, False, 25)],
     ),
     "an event that the trace states": (
-        [*A, EVENT, *B7, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
+        [EVENT, *A, *B7, AFTER_EVENT, synchronisation("Event Sync", 15, 17, tid=-1, **AT_EVENT)],
         [("event", "a", EVENT_SYNC, True, 16)],
     ),
     "an event whose record is not stated: b7 ended later, so nothing is known": (

@@ -342,7 +342,15 @@ def test_it_is_said_what_the_end_waits_for(
 
 
 def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
-    sink = Remembers()
+    until, last = time.monotonic() + 60, "steps_000002-000002_rank0"
+
+    class FarBehind(Remembers):
+        def write(self, capture: Capture, folder: Path) -> None:
+            while not (tmp_path / last).exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            super().write(capture, folder)
+
+    sink = FarBehind()
     sink._free.clear()
     config = {
         "active": 1,
@@ -354,14 +362,13 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path) -> None:
     with Session(config) as session:
         for _ in session.steps(range(3)):
             pass
-        until = time.monotonic() + 60
         while len(session.captures) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         assert len(session.captures) == 3, "though one is to be kept"
         sink._free.set()
     assert [sent.step for sent in sink._got] == [0, 1, 2]
     assert all(sink._read), "its files were there"
-    assert [capture.name for capture in session.captures] == ["steps_000002-000002_rank0"]
+    assert [capture.name for capture in session.captures] == [last]
 
 
 def test_where_training_fails_a_tracker_is_not_waited_for(
