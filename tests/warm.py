@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -125,8 +126,10 @@ def _asked(
 
 @cache
 def _server() -> str:
-    folder = tempfile.TemporaryDirectory(prefix="warm-")
-    address = f"{folder.name}/socket"
+    # no TemporaryDirectory: a child that multiprocessing forks from Python 3.13 on clears the exit
+    # handlers, and would remove the folder with the last reference to it
+    folder = tempfile.mkdtemp(prefix="warm-")
+    address = f"{folder}/socket"
     # it ends with its standard input, whatever becomes of this process
     server = subprocess.Popen(
         [sys.executable, __file__, address],
@@ -143,7 +146,7 @@ def _server() -> str:
         server.wait()
         server.stdin.close()
         server.stdout.close()
-        folder.cleanup()
+        shutil.rmtree(folder)
 
     atexit.register(end)
     return address
