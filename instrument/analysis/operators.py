@@ -320,8 +320,7 @@ def _kept(call_tree: CallTree, row: Ints) -> Ints:
 
 def _folded(values: Ints, kept: Ints) -> Ints:
     """For each remaining node, the sum over the node and the nodes that are merged into it."""
-    sums = np.append(0, np.cumsum(values))
-    found: Ints = np.diff(sums[np.append(kept, len(values))])
+    found: Ints = np.add.reduceat(values, kept)
     return found
 
 
