@@ -155,3 +155,15 @@ def test_the_wheel_is_tested_with_all_modules_that_its_tests_import() -> None:
         }
         own = {f"tests/{each}.py" for each in imported if each and (tests / f"{each}.py").is_file()}
         assert own <= {*COPIED}, name
+
+
+@pytest.mark.parametrize("name", ["instrument.trace._scanner", "instrument.links._loops"])
+def test_the_stub_of_a_compiled_module_names_what_it_has(name: str) -> None:
+    module = pytest.importorskip(name, reason="the module is not compiled")
+    stub = ast.parse((ROOT / f"{name.replace('.', '/')}.pyi").read_text(encoding="utf-8"))
+    classes = [node for node in stub.body if isinstance(node, ast.ClassDef)]
+    for owner, body in [(module, stub.body), *((getattr(module, c.name), c.body) for c in classes)]:
+        stated = {getattr(node, "name", None) for node in body}
+        stated |= {node.target.id for node in body if isinstance(node, ast.AnnAssign)}
+        stated.discard(None)
+        assert stated - {"Column"} == {each for each in dir(owner) if not each.startswith("_")}

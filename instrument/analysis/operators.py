@@ -235,7 +235,8 @@ def operators(links: Links) -> OperatorTable:
 def _calls(links: Links) -> Calls:
     events, call_tree = links.events, links.call_tree
     rows, row = _rows_of_nodes(events, call_tree)
-    kept = _kept(call_tree, row)
+    names, _ = intern([name for name, _ in rows])
+    kept = _kept(call_tree, names[row])
     cpu_ns, self_cpu_ns = call_tree.total_ns[kept], _folded(links.own_ns, kept)
     quantities: Quantities = {
         "cpu_ns": cpu_ns,
@@ -305,8 +306,8 @@ def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints
     return rows, groups.of[(role * len(shown))[events.category[index]] + events.name[index]]
 
 
-def _kept(call_tree: CallTree, row: Ints) -> Ints:
-    """The nodes that remain when each node with the row of its parent is merged into the parent.
+def _kept(call_tree: CallTree, name: Ints) -> Ints:
+    """The nodes that remain when each node with the name of its parent is merged into the parent.
 
     This is done only if the parent has no other child. torch does the same, but merges while it
     still looks for pairs. Here, all pairs are found before the first merge. They are the same
@@ -314,7 +315,7 @@ def _kept(call_tree: CallTree, row: Ints) -> Ints:
     """
     # A child directly follows its parent. If it is the only child, both have the same last
     # descendant; no other node has the same last descendant as the node before it.
-    folds = (call_tree.until[1:] == call_tree.until[:-1]) & (row[1:] == row[:-1])
+    folds = (call_tree.until[1:] == call_tree.until[:-1]) & (name[1:] == name[:-1])
     return np.append(0, np.flatnonzero(~folds) + 1)[: len(call_tree)]
 
 

@@ -105,11 +105,11 @@ def call_paths(
             device events.
     """
     call_tree = links.call_tree
-    of_metric = {"cpu": call_tree.own(call_tree.total_ns), "device": links.device_own_ns}
     belongs = None if range is None else _belonging(links.scopes, range)
     paths, groups = _paths(links.events, call_tree, threads=threads, frames=frames)
     for metric in metrics:
-        values = of_metric[metric]
+        cpu = metric == "cpu"
+        values = call_tree.own(call_tree.total_ns) if cpu else links.device_own_ns
         if values is None:
             raise CaptureError(
                 "The trace holds no device activity, so it has no device stacks; choose cpu."

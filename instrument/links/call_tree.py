@@ -176,12 +176,10 @@ class CallTree:
         If the parent of a chosen node is not chosen, the result is the node itself. The result is
         -1 for nodes that are not chosen, and for the node -1.
         """
-        chosen = np.append(chosen, False)  # the last entry is for the node -1
-        parent = np.append(self.parent, -1)
-        top = np.where(chosen[nodes], nodes, -1)
-        while (goes_up := chosen[above := parent[top]]).any():
-            top = np.where(goes_up, above, top)
-        return top
+        goes_up = chosen & np.append(chosen, False)[self.parent]
+        top = np.where(chosen, self.nearest(~goes_up), -1)
+        found: Ints = np.append(top, -1)[nodes]  # the last entry is for the node -1
+        return found
 
     def only(self, chosen: Flags) -> CallTree:
         """A tree of the chosen nodes alone; the parent of a node is its nearest chosen ancestor."""

@@ -151,10 +151,9 @@ def finding_view(capture: Views, finding: Finding) -> dict[str, int]:
             # The UI ignores a zoom that begins before its first event or ends after its last one.
             first_ns = int(events.start_ns.min()) + _ROUNDING_NS
             last_ns = int(events.end_ns.max()) - _ROUNDING_NS
-            return {
-                "ts": start_ns,
-                "dur": end_ns - start_ns,
-                "visStart": max(start_ns - margin_ns, first_ns),
-                "visEnd": min(end_ns + margin_ns, last_ns),
-            }
+            begin_ns = max(start_ns - margin_ns, first_ns)
+            stop_ns = min(end_ns + margin_ns, last_ns)
+            # A trace that is shorter than the rounding needs no zoom.
+            zoom = {"visStart": begin_ns, "visEnd": stop_ns} if begin_ns < stop_ns else {}
+            return {"ts": start_ns, "dur": end_ns - start_ns, **zoom}
     return {}

@@ -43,7 +43,7 @@
 #define MOST_KEYS 64 /* the limit of the keys in a `struct keys` */
 #define START MOST_KEYS /* stands for the previous member if there is none */
 #define LONGEST_STEP 64 /* bytes of a step (see `take_member`); a longer one is not kept */
-#define MOST_BYTES ((size_t)1 << 30) /* of one piece, so that all counts fit into an int32_t */
+#define MOST_BYTES ((size_t)1 << 30) /* of one piece, and slots of a table: counts are int32_t */
 
 struct text {
     const char *at, *end;
@@ -944,12 +944,15 @@ static bool make_room(struct column *column, size_t size)
     if (size <= column->capacity)
         return true;
     Py_ssize_t capacity = (Py_ssize_t)(2 * size);
-    if (column->values == NULL)
+    if (column->values == NULL) {
         column->values = PyByteArray_FromStringAndSize(NULL, capacity);
-    else if (PyByteArray_Resize(column->values, capacity) < 0)
+        if (column->values == NULL)
+            return false;
+    } else if (PyByteArray_Resize(column->values, capacity) < 0) {
         return false;
+    }
     column->capacity = (size_t)capacity;
-    return column->values != NULL;
+    return true;
 }
 
 /* Copies values that begin `step` bytes after each other. */
@@ -982,11 +985,11 @@ static bool extend(struct column *column, size_t before, const char *from, size_
     char first[8];
     if (!column->is_varied) {
         memcpy(first, before > 0 ? PyByteArray_AsString(column->values) : from, size);
-        column->is_varied = !are_equal(first, from, size, step, count);
-        if (!make_room(column, column->is_varied ? size * (before + count) : size))
+        bool is_varied = !are_equal(first, from, size, step, count);
+        if (!make_room(column, is_varied ? size * (before + count) : size))
             return false;
-        copy_values(PyByteArray_AsString(column->values), first, size, 0,
-                    column->is_varied ? before : 1);
+        copy_values(PyByteArray_AsString(column->values), first, size, 0, is_varied ? before : 1);
+        column->is_varied = is_varied;
     }
     if (!column->is_varied)
         return true;
@@ -1101,6 +1104,16 @@ static void delete_scanner(PyObject *object)
     Py_DECREF(type);
 }
 
+/* Drops all that was kept, and the current piece. */
+static void forget(struct object *self)
+{
+    for (int k = 0; k < TABLES; k++)
+        free_table(&self->scanner.tables[k]);
+    restart(&self->scanner);
+    drop_columns(&self->spans, &NO_SPANS);
+    drop_columns(&self->memory, &NO_MEMORY);
+}
+
 static bool is_free(const struct object *self)
 {
     if (self->is_scanning)
@@ -1145,9 +1158,13 @@ static PyObject *keep(PyObject *object, PyObject *Py_UNUSED(args))
     struct object *self = (struct object *)object;
     struct scanner *scanner = &self->scanner;
     size_t held = 0;
-    if (!is_free(self) || !extend_all(&self->spans, &scanner->spans)
-        || !extend_all(&self->memory, &scanner->memory))
+    if (!is_free(self))
         return NULL;
+    if (!extend_all(&self->spans, &scanner->spans)
+        || !extend_all(&self->memory, &scanner->memory)) {
+        forget(self); /* the columns may have different lengths */
+        return NULL;
+    }
     keep_tables(scanner);
     for (int k = 0; k < TABLES; k++)
         held += scanner->tables[k].texts.size + scanner->tables[k].entries.size;
@@ -1165,10 +1182,7 @@ static PyObject *take_all(PyObject *object, PyObject *Py_UNUSED(args))
                                      result_of_columns(&self->memory),
                                      list_of(&tables[SHAPES]), list_of(&tables[CONCRETE]),
                                      list_of(&tables[TYPES]), list_of(&tables[CALL_STACK]));
-    for (int k = 0; k < TABLES; k++)
-        free_table(&tables[k]);
-    drop_columns(&self->spans, &NO_SPANS);
-    drop_columns(&self->memory, &NO_MEMORY);
+    forget(self);
     return result;
 }
 

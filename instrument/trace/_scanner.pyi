@@ -2,19 +2,18 @@
 
 ARGS: list[str]
 
-# In this order: the number of events; the rows and the kinds of events with a duration; the rows
-# and the kinds of memory events; the kinds of other instant events; the events with the phase B or
-# E, as JSON objects with a comma after each; the distinct shapes, concrete inputs, types and call
-# stacks.
-_Found = tuple[
-    int,
-    bytes,
-    list[bytes],
-    bytes,
-    list[bytes],
-    list[bytes],
-    bytes,
-    tuple[list[bytes], list[bytes], list[bytes], list[bytes]],
-]
+# The number of rows, and the values of each column; one value if all values are equal.
+_Columns = tuple[int, list[bytearray]]
+_Texts = tuple[list[bytes], list[bytes], list[bytes], list[bytes]]
 
-def scan(text: bytes, begin: int, end: int, /) -> _Found | None: ...
+class Scanner:
+    # The number of events, and JSON lists without their brackets: the new kinds of events with a
+    # duration, of memory events and of other instant events, and the events with the phase B or E.
+    def scan(
+        self, text: bytes, begin: int, end: int, /
+    ) -> tuple[int, bytes, bytes, bytes, bytes] | None: ...
+    # The bytes that the kinds and texts take.
+    def keep(self) -> int: ...
+    # The events with a duration, the memory events, and the distinct shapes, concrete inputs, types
+    # and call stacks.
+    def take(self) -> tuple[_Columns, _Columns, _Texts]: ...

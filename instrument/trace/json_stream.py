@@ -38,7 +38,7 @@ _LATEST_NS = 2**62  # the year 2116 in Unix time
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[{}\[\]]', re.DOTALL)
 # Kineto writes a minus sign before both parts of a negative time, as in `"dur": -1918637.-566`.
 _TWO_SIGNS = re.compile(rb'("(?:ts|dur)"\s*:\s*)-?(\d{1,20})\.-(\d{1,3})(?!\d)')
-# Where one event of Kineto ends and the next one begins. No valid event contains this text.
+# Where one event of Kineto ends and the next one begins. No event that Kineto writes contains it.
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*\{\s*"ph"\s*:')
 _ARGS = re.compile(rb',\s*"args"\s*:')
 _BAD_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
@@ -382,7 +382,7 @@ def _piece_end(text: bytes, begin: int, end: int) -> int:
             if text[close] == 0x7D and close > begin:
                 return close + 1
         at = text.rfind(b"{", begin, at)
-    return _event_end(text, begin, end) if text[begin : begin + 1] == b"{" else -1
+    return _object_end(text, begin, end) if text[begin : begin + 1] == b"{" else -1
 
 
 def _skip_back(text: bytes, at: int) -> int:
@@ -400,12 +400,23 @@ def _event_end(text: bytes, begin: int, end: int) -> int:
     """The position after the event at `begin`; -1 if the event does not end before `end`.
 
     A stray quotation mark makes the brackets after it look like a part of a string. So an event
-    also ends where Kineto's next event begins.
+    that is not JSON ends where Kineto's next event begins.
     """
-    following = _NEXT_EVENT.search(text, begin, end)
-    until = end if following is None else following.start() + 1
+    found = _object_end(text, begin, end)
+    following = _NEXT_EVENT.search(text, begin, found if found >= 0 else end)
+    if following is None or (found >= 0 and _is_json(text[begin:found])):
+        return found
+    until = following.start() + 1
     found = _object_end(text, begin, until)
-    return until if found < 0 and following else found
+    return found if found >= 0 else until
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except BAD:
+        return False
+    return True
 
 
 def _without_args(text: bytes) -> bytes:

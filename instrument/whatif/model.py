@@ -20,6 +20,8 @@ from instrument.trace.events import Flags, Ints, is_runtime
 from instrument.whatif.cpu_time import CpuTime, joined
 from instrument.whatif.program import NEVER, Floats, Program
 
+_LARGEST = np.iinfo(np.int64).max
+
 # The kinds of arcs: what the target of an arc waits for.
 KINDS = (
     "CPU",
@@ -333,10 +335,9 @@ class Model:
         for other ranks.
         """
         events, event = self.links.events, self.work.event
-        sizes = np.array([each.input_elements or 0 for each in events.details] + [0], np.int64)[
-            events.detail[event]
-        ]
-        groups = group_rows(events.name[event], np.maximum(sizes, 0))
+        sizes = [min(max(each.input_elements or 0, 0), _LARGEST) for each in events.details]
+        size = np.array([*sizes, 0], np.int64)[events.detail[event]]
+        groups = group_rows(events.name[event], size)
         return groups.min(events.duration_ns[event])[groups.of]
 
     @cached_property

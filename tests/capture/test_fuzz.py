@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from collections.abc import Iterator
@@ -327,7 +328,7 @@ def edited(text: str, edits: list[tuple[int, int, Any]]) -> bytes:
         if how < 5:
             there = [*places(value)]
             container, key = there[number % len(there)]
-            container[key] = put
+            container[key] = copy.deepcopy(put)
     raw = bytearray(json.dumps(value).encode())
     for number, how, _ in edits:
         if how == 5:

@@ -152,6 +152,7 @@ def test_folding_needs_an_only_child_of_the_same_name(tmp_path) -> None:
             *(span("chain", start, 10 - 2 * start) for start in range(3)),
             *(span("pair", 20, 10), span("pair", 21, 2), span("pair", 24, 2)),
             *(span("mixed", 40, 10), span("other", 41, 8), span("mixed", 42, 6)),
+            *(annotation("range", 60, 10), span("range", 61, 8)),
         ],
     ).operators
     rows = {r.name: (r.calls, r.cpu_ns, r.self_cpu_ns) for r in table}
@@ -159,6 +160,7 @@ def test_folding_needs_an_only_child_of_the_same_name(tmp_path) -> None:
     assert rows["pair"] == (3, 10000, 10000)
     assert rows["mixed"] == (2, 10000, 8000)
     assert rows["other"] == (1, 8000, 2000)
+    assert rows["range"] == (1, 10000, 10000), "of any kind, as torch does it"
 
 
 def test_annotations_and_operators_of_one_name_stay_apart(tmp_path) -> None:

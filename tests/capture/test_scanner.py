@@ -210,6 +210,7 @@ ODD = {
     "a brace behind a 0": event(200, args='"External id": 7, "x": 0{"Ev Idx": 3'),
     "a brace before the rest": event(200, args='"External id": 7{"Input Dims": []'),
     "a brace too many": event(200, args='"External id": 7}, "x": {"Ev Idx": 3'),
+    "a phase in a list": event(200, args='"External id": 7, "x": [{"b": 1}, {"ph": 2}]'),
     "a kernel": event(
         200, args='"External id": 7, "grid": [1, 2, 3], "blocks per SM": 0.5'
     ).replace("cpu_op", "kernel"),
@@ -227,8 +228,9 @@ def test_an_odd_event_among_common_ones_is_read_as_the_decoder_reads_it(
     tmp_path, both, what
 ) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(document([*COMMON[:60], ODD[what], *COMMON[60:]]))
-    both(path)
+    for behind in (COMMON[60:], []):
+        path.write_text(document([*COMMON[:60], ODD[what], *behind]))
+        both(path)
 
 
 def test_kinds_and_texts_are_forgotten_where_they_are_too_many(tmp_path, both, monkeypatch) -> None:
@@ -238,6 +240,12 @@ def test_kinds_and_texts_are_forgotten_where_they_are_too_many(tmp_path, both, m
     path = tmp_path / "trace.json"
     path.write_text(document(COMMON))
     assert both(path)[1] > 100
+
+
+def test_an_event_with_a_phase_in_its_arguments_is_read_alone(tmp_path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(document([ODD["a phase in a list"]]))
+    assert len(reader.read(path)) == 1
 
 
 def test_many_distinct_names_are_read(tmp_path, both) -> None:

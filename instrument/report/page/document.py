@@ -36,7 +36,8 @@ def document(payload: Mapping[str, Any], scripts: Iterable[str], styles: Iterabl
     """
     try:
         text = msgspec.json.encode(payload)
-    except UnicodeEncodeError:  # a name in the trace has half a character, which UTF-8 cannot hold
+    except (TypeError, UnicodeEncodeError):
+        # numpy's numbers, or a name in the trace with half a character, which UTF-8 cannot hold
         text = json.dumps(payload, separators=(",", ":")).encode()
     return render(
         "report/templates/report.html",
