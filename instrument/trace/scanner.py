@@ -2,7 +2,7 @@
 
 The module is written in C and built during the installation if there is a C compiler. Without the
 module, each piece is decoded as JSON (`schema`). The result is the same, but reading takes about
-four times as long.
+six times as long.
 
 Most events of a trace differ only in their numbers and long texts. So `_scanner` divides each event
 into three parts: its numbers, its long texts, and its kind. The kind is the JSON text of all other
