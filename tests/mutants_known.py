@@ -23,6 +23,7 @@ TESTS = {
     "instrument/config/schema.py": [
         *_top("config", "schedule", "hydra"),
         "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
+        "tests/test_redact.py",
         "tests/test_upload.py::test_what_cannot_work_is_refused_when_the_config_is_built",
     ],
     "instrument/record/step_loop.py": [

@@ -277,4 +277,5 @@ def test_a_run_writes_no_secret_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
         "api_key": "***",
     }
     assert about["command"] == ["train.py", "--password", "***", "steps=3"]
-    assert HIDDEN not in repr(ProfilerConfig(sinks={"hook": Hook(token=HIDDEN)}))
+    config = ProfilerConfig(sinks={"hook": Hook(token=HIDDEN)}, upload_options={"key": HIDDEN})
+    assert HIDDEN not in repr(config)

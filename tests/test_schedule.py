@@ -427,8 +427,8 @@ def test_triggers_alone_ask_for_windows_where_no_number_says_which(
 
 
 def test_options_that_are_not_in_play_are_not_advised() -> None:
-    config = ProfilerConfig(wait=1, warmup=2, active=1, repeat=3)
-    first, second, _ = planned(config)
+    config = ProfilerConfig(wait=1, warmup=2, active=1, repeat=2)
+    first, second = planned(config)
     assert remedy(config, first) == "lower profiler.wait or profiler.warmup, or train longer"
     assert (
         remedy(config, second)

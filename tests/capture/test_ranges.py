@@ -164,6 +164,20 @@ def test_shares_of_ranges_threads_backward_and_devices_are_of_one_whole_each(tmp
     ]
 
 
+def test_device_time_per_step_is_the_mean_of_the_steps(tmp_path) -> None:
+    events = []
+    for number in range(2):
+        at = 1000 * number
+        events += [
+            annotation(f"ProfilerStep#{number}", at, 1000),
+            annotation("model", at + 10, 500),
+            call("cudaLaunchKernel", at + 20, 5, correlation=number + 1),
+            kernel("gemm", at + 30, 40 + 20 * number, correlation=number + 1),
+        ]
+    (row,) = (row for row in capture(tmp_path, events).ranges if row.path == "model")
+    assert (row.device_ns, row.device_ns_per_step) == (100_000, 50_000)
+
+
 @pytest.mark.parametrize("name", sorted(BODIES))
 def test_the_shares_of_a_recording_add_up_to_the_whole(recordings, name) -> None:
     found = recordings(name).capture
