@@ -25,7 +25,7 @@ from instrument.errors import TraceError
 from instrument.trace.gzip_stream import Source
 from instrument.trace.schema import BAD
 
-LARGEST, SMALLEST = 1 << 21, 1 << 13
+LARGEST, SMALLEST = 1 << 20, 1 << 13
 # The limit in bytes of an event, and of the text before and after the list of events. Longer texts
 # are refused, so that they do not fill the memory.
 LONGEST = 1 << 24
