@@ -117,7 +117,7 @@ def interruptions(events: Events) -> Table:
     tree = nest(events, kind >= 0, events.thread * width + kind.astype(np.int32))
     outermost = tree.parent < 0
     index, start = tree.index[outermost], tree.start_ns[outermost]
-    end = tree.ends_before_overlap()[outermost]
+    end = tree.ends_before_overlap[outermost]
     keys, groups = groupby(kind[index] * len(events.names) + events.name[index])
     names = [events.names[k % len(events.names)] for k in keys.tolist()]
     kinds = [KINDS[k // len(events.names)] for k in keys.tolist()]

@@ -387,7 +387,7 @@ def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
     more: Quantities = {
         name: None if values is None else unknown for name, values in calls.quantities.items()
     }
-    more |= dict.fromkeys(("device_ns", "self_device_ns"), events.duration_ns[bare])
+    more |= dict.fromkeys(_OF_UNLAUNCHED, events.duration_ns[bare])
     counted = dict.fromkeys(
         ("device_share", "device_total_share"), links.counted_device_ns[node < 0]
     )

@@ -168,7 +168,7 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
     threads, groups = groupby(_threads(capture, gaps)[gap])
     first, after = (np.searchsorted(tree.thread, threads, side) for side in ("left", "right"))
-    node_end_ns, inside_ns = tree.ends_before_overlap(), np.zeros(len(tree), np.int64)
+    node_end_ns, inside_ns = tree.ends_before_overlap, np.zeros(len(tree), np.int64)
     for rows, begin, end in zip(groups.rows(), first.tolist(), after.tolist()):
         nodes, waited = slice(begin, end), (start_ns[rows], end_ns[rows])
         inside_ns[nodes] = within(waited, tree.start_ns[nodes], node_end_ns[nodes])

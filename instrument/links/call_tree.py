@@ -80,6 +80,7 @@ class CallTree:
         """For each node, its value in `totals` minus the values of its direct children."""
         return totals - Groups(self.parent, len(self)).sum(totals)
 
+    @cached_property
     def ends_before_overlap(self) -> Ints:
         """The end of each node, or the start of its next sibling if this start is earlier.
 

@@ -113,14 +113,16 @@ class Links:
     def spent_ns(self) -> Ints:
         """The duration of each node, without the time in which a later sibling overlaps it."""
         tree = self.call_tree
-        return tree.total_ns if self._end_ns is tree.end_ns else self._end_ns - tree.start_ns
+        end_ns = tree.ends_before_overlap
+        return tree.total_ns if end_ns is tree.end_ns else end_ns - tree.start_ns
 
     @cached_property
     def counted_ns(self) -> Ints:
         """The part of `spent_ns` in finished steps; all of `spent_ns` if no step finished."""
         if not len(self.steps):
             return self.spent_ns
-        return stepped_ns(self.events, self.steps, self.call_tree.start_ns, self._end_ns)
+        tree = self.call_tree
+        return stepped_ns(self.events, self.steps, tree.start_ns, tree.ends_before_overlap)
 
     @cached_property
     def own_ns(self) -> Ints:
@@ -131,10 +133,6 @@ class Links:
     def counted_own_ns(self) -> Ints:
         """The part of `counted_ns` that is outside of the direct children of each node."""
         return self.call_tree.own(self.counted_ns) if len(self.steps) else self.own_ns
-
-    @cached_property
-    def _end_ns(self) -> Ints:
-        return self.call_tree.ends_before_overlap()
 
     @cached_property
     def counted_device_ns(self) -> Ints:

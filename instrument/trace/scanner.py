@@ -131,8 +131,7 @@ class Scanner:
         Returns None if the whole text must be decoded as JSON: the compiled module is missing or
         does not understand the text, or `decode` rejects a part of the text.
         """
-        found = self._compiled.scan(text, begin, end) if self._compiled else None
-        if self._compiled is None or found is None:
+        if self._compiled is None or (found := self._compiled.scan(text, begin, end)) is None:
             return None
         try:
             # The events of the third list have no columns; they are decoded to check their JSON.

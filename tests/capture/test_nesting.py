@@ -40,7 +40,7 @@ def test_the_time_that_two_share_counts_for_the_later_one_and_what_is_in_it(tmp_
     """Neither the first nor anything in it counts for more after the second has begun."""
     _, call_tree = nested(tmp_path, ("a", 0, 10), ("b", 1, 9), ("c", 2, 8), ("d", 5, 15))
     names = [call_tree.index[node] for node in range(4)]
-    ends = dict(zip(names, call_tree.ends_before_overlap().tolist()))
+    ends = dict(zip(names, call_tree.ends_before_overlap.tolist()))
     assert [ends[k] for k in sorted(ends)] == [5000, 5000, 5000, 15000]
 
 
@@ -157,7 +157,7 @@ def test_ends_before_overlap_equal_those_of_a_plain_loop(tmp_path, seed) -> None
             ):
                 ends[node] = min(ends[node], int(call_tree.start_ns[other]))
         ends[node] = max(ends[node], int(call_tree.start_ns[node]))
-    assert call_tree.ends_before_overlap().tolist() == ends
+    assert call_tree.ends_before_overlap.tolist() == ends
 
 
 def _plain(call_tree) -> list[int]:

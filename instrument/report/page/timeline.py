@@ -158,7 +158,7 @@ def _median(duration_ns: Ints) -> int | None:
 
 
 def _layer(title: str, events: Events, tree: CallTree, kind: Ints, **more: Any) -> _Layer:
-    spent_ns = tree.ends_before_overlap() - tree.start_ns
+    spent_ns = tree.ends_before_overlap - tree.start_ns
     return _Layer(
         title=title,
         tree=tree,
