@@ -243,7 +243,9 @@ class Events:
             missing.
         shapes, concrete, types: the input shapes, concrete inputs and input types of an operator,
             as indices into `texts`; -1 if missing.
-        finished: false if the event had not ended when recording stopped.
+        finished: false if the event had not ended when recording stopped, or if its end is unknown.
+            A Python frame whose end is unknown ends with its caller: CPython 3.12.0 to 3.12.4 does
+            not report the end of some calls of C functions.
         call_stack: an index into `texts`; -1 if missing. All are -1 if the trace has Python frames
             as events.
         python_id, python_parent: the ids of a Python frame and of its parent; -1 if missing.

@@ -295,6 +295,7 @@ class _Columns:
         memory = joined(self._memory_parts, self._memory([]))
         found = len(columns["name"]) + len(memory["time_ns"]) + len(self._halves)
         columns, negative = _with_real_times(columns)
+        _end_with_callers(columns)
         memory = _where(_is_within(memory["time_ns"], BEYOND_NS), memory)
         # If the trace has Python frames, no call stacks are kept. Call stacks that were read before
         # the first Python frame are removed here.
@@ -346,6 +347,30 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
     if total_ns >= BEYOND_NS:
         raise OverflowError(f"durations that add up to {total_ns / 1e9 / 86_400 / 365:.3g} years")
     return columns, len(negative)
+
+
+def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
+    """Cut the Python frames that end after their caller to the caller's end, as not finished.
+
+    CPython 3.12.0 to 3.12.4 does not report the end of some calls of C functions. torch lets such a
+    call last until recording stops, so it overlaps all later frames. The caller of a frame on
+    another thread may end earlier: a frame of the backward has the call of `backward` as caller.
+    """
+    frames = np.flatnonzero(columns["python_id"] >= 0)
+    if not len(frames):
+        return
+    ids, callers = columns["python_id"][frames], columns["python_parent"][frames]
+    order = np.argsort(ids, kind="stable")
+    found = order[np.minimum(np.searchsorted(ids, callers, sorter=order), len(ids) - 1)]
+    caller, thread = frames[found], columns["thread"]
+    is_late = columns["end_ns"][frames] > columns["end_ns"][caller]
+    is_late &= (ids[found] == callers) & (thread[frames] == thread[caller])
+    is_late &= columns["start_ns"][frames] <= columns["end_ns"][caller]
+    late = np.flatnonzero(is_late)
+    if len(late):
+        columns |= {name: columns[name].copy() for name in ("end_ns", "finished")}
+        columns["end_ns"][frames[late]] = columns["end_ns"][caller[late]]
+        columns["finished"][frames[late]] = False
 
 
 def _is_within(values: Ints, limit: int) -> Flags | None:

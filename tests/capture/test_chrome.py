@@ -26,6 +26,7 @@ from builders import (
     write_trace,
 )
 
+from instrument.analysis.stacks import stacks
 from instrument.capture import Capture
 from instrument.errors import TraceError
 from instrument.report.text import render
@@ -301,6 +302,34 @@ def test_large_broken_times_beside_odd_fields_stay_exact(tmp_path) -> None:
 
 def test_a_negative_duration_counts_as_none(tmp_path) -> None:
     assert read(tmp_path, [span("a", 5, -3)]).duration_ns.tolist() == [0]
+
+
+def test_a_call_of_a_c_function_ends_with_its_caller_at_the_latest(tmp_path) -> None:
+    """CPython 3.12.1 reports no end for some of these calls, and torch lets them last to the end."""
+
+    def frame(name, start, end, number, caller, thread=1):
+        ids = {"Python_id": number, "Python_parent_id": caller}
+        return span(name, start, end - start, cat="python_function", tid=thread, **ids)
+
+    lost = "<built-in method __exit__ of X object>"
+    spans = [
+        frame("train.py(1): main", 0, 100, 1, None),
+        frame("train.py(9): first", 10, 40, 2, 1),
+        frame(lost, 20, 100, 3, 2),
+        frame("train.py(9): second", 50, 80, 4, 1),
+        span("aten::item", 60, 5, tid=1),
+        frame("<built-in method backward>", 70, 75, 5, 4),
+        frame("hook.py(3): in_backward", 90, 95, 6, 5, thread=2),
+        frame("after.py(3): its_caller_is_long_gone", 96, 98, 7, 2),
+    ]
+    for order in (spans, spans[::-1]):
+        events = read(tmp_path, order)
+        ends = {e.name: ((e.start_ns + e.duration_ns) / 1e3, e.finished) for e in events}
+        assert ends.pop(lost) == (40, False)
+        assert ends == {e["name"]: (e["ts"] + e["dur"], True) for e in spans if e["name"] != lost}
+        paths = [stack.frames for stack in stacks(events)]
+        (stack,) = (path for path in paths if path[-1] == "aten::item")
+        assert stack == ("train.py(1): main", "train.py(9): second", "aten::item")
 
 
 def test_numbers_too_large_for_64_bits_do_not_stop_reading(tmp_path) -> None:
