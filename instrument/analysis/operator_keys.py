@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from instrument.analysis.stacks import frames_around
 from instrument.links import loops
+from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
@@ -32,6 +34,20 @@ Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
 
 
+class Outside(NamedTuple):
+    """Calls that are not nodes of the call tree, as parallel columns; see `Calls`.
+
+    Attributes:
+        event: the position of the call in `Events`; -1 for an allocation or free.
+        thread: the position of the call's thread in `Events.threads`.
+        start_ns: when the call began.
+    """
+
+    event: Ints
+    thread: Codes
+    start_ns: Ints
+
+
 @dataclass(frozen=True)
 class Calls:
     """The calls that the operator table sums, as parallel columns.
@@ -40,10 +56,10 @@ class Calls:
     whose launch is not in the trace.
 
     Attributes:
-        event: the position of the call in `Events`; -1 for an allocation or free.
-        thread: the position of the call's thread in `Events.threads`.
-        start_ns: when the call began.
-        node: the number of the call, in depth-first order.
+        tree: the call tree.
+        outside: the calls that are not nodes.
+        node: the number of the call, in depth-first order. The nodes have the first numbers, and
+            after them come the calls in `outside`.
         after: the number after the last call inside the call. So the calls inside it have the
             numbers from `node` + 1 to `after` - 1.
         row: an index into `rows`.
@@ -52,15 +68,33 @@ class Calls:
         counted: the times from which shares are computed; see `Links.counted_ns`.
     """
 
-    event: Ints
-    thread: Codes
-    start_ns: Ints
+    tree: CallTree
+    outside: Outside
     node: Ints
     after: Codes
     row: Ints
     rows: list[Row]
     quantities: Quantities
     counted: dict[str, Ints]
+
+    @property
+    def event(self) -> Ints:
+        """The position of each call in `Events`; -1 for an allocation or free."""
+        return self._column(self.tree.index, self.outside.event)
+
+    @property
+    def thread(self) -> Codes:
+        """The position of each call's thread in `Events.threads`."""
+        return self._column(self.tree.thread, self.outside.thread)
+
+    @property
+    def start_ns(self) -> Ints:
+        """When each call began."""
+        return self._column(self.tree.start_ns, self.outside.start_ns)
+
+    def _column(self, of_nodes: NDArray[Any], of_outside: NDArray[Any]) -> NDArray[Any]:
+        column = np.append(of_nodes, of_outside) if len(of_outside) else of_nodes
+        return column[self.node]
 
     def outermost(self, groups: Groups) -> Flags:
         """A mask of the calls that are not inside another call of the same group."""
@@ -150,7 +184,7 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
 
     The text is None if no device ran work of the call.
     """
-    used, nodes = _devices_below(links), len(links.call_tree)
+    used, nodes = _devices_below(links), len(calls.tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
     working = np.flatnonzero(by_node.any(axis=0))  # fewer, as np.unique is slow here
     distinct, code = np.unique(by_node[:, working], axis=1, return_inverse=True)
@@ -160,10 +194,10 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     ]
     of_node = np.full(nodes, len(names))
     of_node[working] = code.reshape(-1)
-    unlaunched = np.flatnonzero((calls.node >= nodes) & (calls.event >= 0))
+    event = calls.event
+    unlaunched = np.flatnonzero((calls.node >= nodes) & (event >= 0))
     ran_on = [
-        str(links.events.threads[k][0])
-        for k in links.events.thread[calls.event[unlaunched]].tolist()
+        str(links.events.threads[k][0]) for k in links.events.thread[event[unlaunched]].tolist()
     ]
     same, labels = intern([*names, None, *ran_on])
     codes = _of_node(of_node, calls, len(names))
@@ -227,7 +261,7 @@ def _of_node(column: Ints, calls: Calls, missing: int) -> Ints:
 
 
 def _unknown(calls: Calls) -> Grouping:
-    return np.zeros(len(calls.event), np.int64), [None]
+    return np.zeros(len(calls.node), np.int64), [None]
 
 
 def shape_text(text: bytes) -> str:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.analysis import memory_attribution
-from instrument.analysis.operator_keys import GROUPINGS, KINDS, Calls, Grouping, Quantities, Row
+from instrument.analysis.operator_keys import (
+    GROUPINGS,
+    KINDS,
+    Calls,
+    Grouping,
+    Outside,
+    Quantities,
+    Row,
+)
 from instrument.analysis.table import GroupableTable, Schema, Table, names_of, schema
 from instrument.errors import ConfigError
 from instrument.links.call_tree import CallTree
@@ -21,7 +29,6 @@ from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import (
     ANNOTATION,
     OPERATOR,
-    Codes,
     Events,
     Ints,
     flags,
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 MEMORY_ROW, UNLAUNCHED_ROW = "[memory]", "[no launch]"
 _MEMORY, _UNLAUNCHED = (MEMORY_ROW, "memory"), (UNLAUNCHED_ROW, "unlaunched")
 _TOTALS = frozenset({"cpu_ns", "device_ns", "cpu_bytes", "device_bytes"})
+_NOTHING = Outside(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int64))
 _OF_UNLAUNCHED = frozenset({"device_ns", "self_device_ns"})
 # For each share, the quantity of whose total it is a fraction.
 _SHARES = {
@@ -173,7 +181,7 @@ class OperatorTable(GroupableTable):
         def chosen(columns: Mapping[str, Ints | None]) -> dict[str, Any]:
             return {name: None if c is None else c[inside] for name, c in columns.items()}
 
-        names = ("event", "thread", "start_ns", "node", "after", "row")
+        names = ("node", "after", "row")
         return OperatorTable(
             self._links,
             replace(
@@ -258,9 +266,8 @@ def _calls(links: Links) -> Calls:
         counted["device_share"] = _folded(device, kept)
         counted["device_total_share"] = call_tree.with_descendants(device)[kept]
     calls = Calls(
-        event=call_tree.index[kept],
-        thread=call_tree.thread[kept],
-        start_ns=call_tree.start_ns[kept],
+        tree=call_tree,
+        outside=_NOTHING,
         node=kept,
         after=call_tree.until[kept],
         row=row[kept],
@@ -298,7 +305,7 @@ def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints
         np.append(name * len(KINDS) + kind, of_others * len(KINDS) + kinds_of_others)
     )
     rows = [(names[k // len(KINDS)], KINDS[k % len(KINDS)]) for k in keys.tolist()]
-    role = np.full(len(events.categories), other)
+    role = np.full(len(events.categories), other, np.int32)
     role[flags(OPERATOR.__contains__, events.categories)] = operator
     role[flags(ANNOTATION.__contains__, events.categories)] = annotation
     role[flags(is_runtime, events.categories)] = call
@@ -315,8 +322,10 @@ def _kept(call_tree: CallTree, name: Ints) -> Ints:
     """
     # A child directly follows its parent. If it is the only child, both have the same last
     # descendant; no other node has the same last descendant as the node before it.
-    folds = (call_tree.until[1:] == call_tree.until[:-1]) & (name[1:] == name[:-1])
-    return np.append(0, np.flatnonzero(~folds) + 1)[: len(call_tree)]
+    stays = np.ones(len(call_tree), np.bool_)
+    np.not_equal(call_tree.until[1:], call_tree.until[:-1], out=stays[1:])
+    stays[1:] |= name[1:] != name[:-1]
+    return np.flatnonzero(stays)
 
 
 def _folded(values: Ints, kept: Ints) -> Ints:
@@ -365,16 +374,10 @@ def _with_uncovered_memory(calls: Calls, events: Events, call_tree: CallTree) ->
         size = sizes.get(name.removeprefix("self_").removesuffix("_bytes"))
         nothing = UNKNOWN if name == "flops" else 0
         more[name] = np.full(len(bare), nothing) if size is None else size[bare]
-    event = np.full(len(bare), -1)
-    return _joined(
-        calls,
-        _MEMORY,
-        event,
-        events.memory.thread[bare],
-        events.memory.time_ns[bare],
-        more,
-        {},
+    outside = Outside(
+        np.full(len(bare), -1), events.memory.thread[bare], events.memory.time_ns[bare]
     )
+    return _joined(calls, _MEMORY, outside, more, {})
 
 
 def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
@@ -391,44 +394,34 @@ def _with_unlaunched_work(calls: Calls, links: Links) -> Calls:
     counted = dict.fromkeys(
         ("device_share", "device_total_share"), links.counted_device_ns[node < 0]
     )
-    return _joined(
-        calls,
-        _UNLAUNCHED,
-        bare,
-        events.thread[bare],
-        events.start_ns[bare],
-        more,
-        counted,
-    )
+    outside = Outside(bare, events.thread[bare], events.start_ns[bare])
+    return _joined(calls, _UNLAUNCHED, outside, more, counted)
 
 
 def _joined(
-    calls: Calls,
-    row: Row,
-    event: Ints,
-    thread: Codes,
-    start_ns: Ints,
-    more: Quantities,
-    counted: dict[str, Ints],
+    calls: Calls, row: Row, outside: Outside, more: Quantities, counted: dict[str, Ints]
 ) -> Calls:
     """Append calls that form a new row. The new calls are outside of all given calls."""
-    count, nothing = len(event), np.zeros(len(event), np.int64)
-    node = int(calls.after.max(initial=0)) + np.arange(count, dtype=np.int32)
+    count, others = len(outside.event), len(calls.tree) + len(calls.outside.event)
+    nothing, node = np.zeros(count, np.int64), others + np.arange(count, dtype=np.int32)
     quantities = {name: (values, more[name]) for name, values in calls.quantities.items()}
     return Calls(
-        event=np.concatenate([calls.event, event]),
-        thread=np.concatenate([calls.thread, thread]),
-        start_ns=np.concatenate([calls.start_ns, start_ns]),
-        node=np.concatenate([calls.node, node]),
-        after=np.concatenate([calls.after, node + 1]),
-        row=np.concatenate([calls.row, np.full(count, calls.rows.index(row))]),
+        tree=calls.tree,
+        outside=Outside(
+            event=np.append(calls.outside.event, outside.event),
+            thread=np.append(calls.outside.thread, outside.thread),
+            start_ns=np.append(calls.outside.start_ns, outside.start_ns),
+        ),
+        node=np.append(calls.node, node),
+        after=np.append(calls.after, node + 1),
+        row=np.append(calls.row, np.full(count, calls.rows.index(row))),
         rows=calls.rows,
         quantities={
-            name: None if values is None or added is None else np.concatenate([values, added])
+            name: None if values is None or added is None else np.append(values, added)
             for name, (values, added) in quantities.items()
         },
         counted={
-            name: np.concatenate([values, counted.get(name, nothing)])
+            name: np.append(values, counted.get(name, nothing))
             for name, values in calls.counted.items()
         },
     )

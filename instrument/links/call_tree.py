@@ -102,9 +102,8 @@ class CallTree:
     def overlapping_siblings(self) -> tuple[Ints, Ints]:
         """The pairs of successive siblings that overlap: the earlier nodes, and the later nodes."""
         # The nodes are in depth-first order, so the node after the last descendant is the sibling.
-        # At the end is a start after all ends, for the nodes that no node follows.
-        start_ns = np.append(self.start_ns, np.iinfo(np.int64).max)
-        one = np.flatnonzero(start_ns[self.until] < self.end_ns)
+        next_start_ns = self.start_ns.take(self.until, mode="clip") if len(self) else self.start_ns
+        one = np.flatnonzero((next_start_ns < self.end_ns) & (self.until < len(self)))
         other = self.until[one].astype(np.int64)
         siblings = (self.parent[one] == self.parent[other]) & (
             self.thread[one] == self.thread[other]
@@ -223,7 +222,10 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
     """
     index, threads = np.flatnonzero(chosen), events.thread if thread is None else thread
     start, end = events.start_ns, events.end_ns
-    if len(index) < len(events):
+    if len(index) and index[-1] - index[0] == len(index) - 1:
+        run = slice(int(index[0]), int(index[-1]) + 1)  # a slice takes no memory
+        threads, start, end = threads[run], start[run], end[run]
+    else:
         threads, start, end = taken(threads, index), start[index], end[index]
     if not _are_in_order(threads, start, end):
         order = _nesting_order(threads, start, end)

@@ -159,11 +159,11 @@ def threads_of_calls(events: Events, others: Flags, operators: Ints) -> Codes:
     """
     calls = np.flatnonzero(events.among(is_runtime))
     operator = operators[calls]
-    thread = events.thread.copy()
     elsewhere = (operator >= 0) & (events.thread[operator] != events.thread[calls])
-    if elsewhere.any():
-        calls, operator = calls[elsewhere], operator[elsewhere]
-        tree = nest(events, others & np.isin(events.thread, events.thread[calls]))
-        alone = tree.node_at(events.thread[calls], events.start_ns[calls]) < 0
-        thread[calls[alone]] = events.thread[operator[alone]]
+    if not elsewhere.any():
+        return events.thread
+    thread, calls, operator = events.thread.copy(), calls[elsewhere], operator[elsewhere]
+    tree = nest(events, others & np.isin(events.thread, events.thread[calls]))
+    alone = tree.node_at(events.thread[calls], events.start_ns[calls]) < 0
+    thread[calls[alone]] = events.thread[operator[alone]]
     return thread

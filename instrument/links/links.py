@@ -92,6 +92,8 @@ class Links:
 
     def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
         """The node around each call, or else the node of the operator that launched the call."""
+        if not len(call):
+            return call  # many traces of CPUs have no calls
         around = self._not_calls[self.call_tree.nodes_of(call)]
         return np.where(around >= 0, around, self.call_tree.nodes_of(operator))
 

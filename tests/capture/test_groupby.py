@@ -69,8 +69,8 @@ def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatc
         pytest.skip("The module instrument.links._loops is not compiled.")
     # Node 0 contains nodes 1 to 3, and node 1 contains node 2.
     node, after = np.array([0, 1, 2, 3, 4]), np.array([4, 3, 3, 4, 5], np.int32)
-    unused = np.zeros(5, np.int64)
-    calls = Calls(unused, after, unused, node, after, unused, [("f", "operator")], {}, {})
+    tree = outside = row = None  # not used
+    calls = Calls(tree, outside, node, after, row, [("f", "operator")], {}, {})
     for group, expected in (
         ([0, 0, 0, 0, 0], [True, False, False, False, True]),
         ([0, 1, 1, 0, 1], [True, True, False, False, True]),
