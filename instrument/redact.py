@@ -189,7 +189,7 @@ def _secret_at(text: str) -> int:
 
 
 def _is_secret_value(before: str, word: str) -> bool:
-    """Whether `word` is the value of a secret, whose name is `before`, the word in front of it."""
+    """Whether `word` is a secret value; the value's name is in `before`, the previous word."""
     if _OPTION.fullmatch(word):
         return False
     if before == "-p":

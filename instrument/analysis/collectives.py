@@ -2,8 +2,8 @@
 
 Bandwidths are defined as in NCCL's own tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests). The
 algorithm bandwidth is the bytes divided by the time. The bus bandwidth is the algorithm bandwidth
-times a factor for the kind of collective and the number of ranks. With this factor, it can be
-compared with the rate of the link between the ranks.
+times a factor for the kind of collective and the number of ranks. With this factor, the bus
+bandwidth can be compared with the rate of the link between the ranks.
 """
 
 from __future__ import annotations

@@ -431,8 +431,8 @@ def _rows(calls: Calls, what: str = "", grouping: Grouping | None = None) -> dic
     """The cells of the table, with the rows in the order of their first calls.
 
     Calls with the same name and kind are summed in one row. If the table is grouped by the column
-    `what`, `grouping` has an index for each call into the values of this column, and these values.
-    Calls with different indices are then in different rows.
+    `what`, `grouping` has two items: an index for each call, and the values of the column. Each
+    index selects one of the values. Calls with different indices are then in different rows.
     """
     codes, labels = grouping or (0, [None])
     keys, groups = groupby(calls.row * len(labels) + codes)

@@ -205,8 +205,8 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
       launch new work only after this wait.
     - `launch_wait_ns`: all other time.
 
-    A CPU call that copies memory counts as waiting for the device from the time at which its copy
-    starts on the device. The columns sum to the idle time.
+    A CPU call that copies memory counts as a wait for the device, but only after its copy has
+    started on the device. The columns sum to the idle time.
 
     Limits: if there are several streams, the causes do not show which stream waited. The clocks of
     CPU and device may differ by microseconds, which is not corrected.

@@ -87,7 +87,7 @@ def load(given: Comparable) -> Side:
 
 
 def _name(given: str | PathLike[str] | Run | Ranks) -> str:
-    """The name of a window or run, or the path without parts that have no effect, such as `./`."""
+    """The name of a window or run, or the path without needless parts such as `./`."""
     if isinstance(given, Ranks):
         return given.name
     if isinstance(given, Run):

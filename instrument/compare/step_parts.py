@@ -18,8 +18,8 @@ The kind decides for which range the moment counts:
 
 - Device work, and the delay between its launch and its start, count for the range that launched it.
   If several devices or streams work, the work that began first counts.
-- A wait for data, and a call that launches work, count for the range around them. If a loader is
-  outside of all ranges, its name is used as a range.
+- A wait for data, and a call that launches work, count for the range around them. If a wait for
+  data is outside of all ranges, the name of the data loader is used as a range.
 - All other time counts for the innermost range on the CPU. While the autograd engine runs a
   backward node, this is the range of the node's forward operator. Otherwise, it is a range on the
   thread of the step.
@@ -325,7 +325,10 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node at each time on the thread; -1 for none. A node excludes its end."""
+    """The innermost node at each time on the thread; -1 for none.
+
+    Unlike in `CallTree.node_at`, a node does not run any more at the time of its end.
+    """
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
         node[ended] = tree.parent[node[ended]]

@@ -201,7 +201,7 @@ def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
 
 
 def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
-    """The same as `next_window`, for a function from a step to the name of torch's action.
+    """Like `next_window`, for a function that returns the name of torch's action for a step.
 
     A window ends with a step of the action RECORD_AND_SAVE, or before a step of the action NONE or
     WARMUP. In the second case, torch's own profiler logs a warning. A window that began before

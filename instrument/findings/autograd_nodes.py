@@ -19,7 +19,7 @@ def makers(capture: Views) -> Ints:
     """The forward operators that made an autograd node, sorted by thread, then by start.
 
     An operator that made several nodes occurs once. The last operator of each thread counts only if
-    a backward ran its node.
+    a backward ran its node, because no later operator shows whether it made a node.
     """
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]

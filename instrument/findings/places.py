@@ -272,7 +272,7 @@ def _frame_sources(events: Events) -> list[str | None]:
 
 
 def _text_sources(events: Events) -> list[str | None]:
-    """The source line of each text that is a call stack with the user's code; None for others."""
+    """For each text, the source line if the text is a call stack of the user's code; else None."""
     used = set(distinct(events.call_stack).tolist())
     return [
         _first_source(str(decoded(text))) if k in used else None

@@ -3,12 +3,12 @@
 The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
 have them. Each process of the job on this machine has `intra_op` threads for large operators, and
 the worker processes of its loaders. There is a finding if all these threads and workers are at
-least 1.25 times as many as the CPUs. The threads of one operator wait for each other, so a thread
-without a CPU stops all of them.
+least 1.25 times as many as the CPUs, unless the advice would reduce none of them. The threads of
+one operator wait for each other, so a thread without a CPU stops all of them.
 
 Threads without work do not compete for CPUs. So the `intra_op` threads count only if long operators
-take at least 5 % of the steps. Long operators take 50 µs or more on the CPU, so torch may divide
-them among threads. Otherwise, each process counts as one thread, plus its workers.
+take at least 5 % of the steps. If they take less, each process counts as one thread, plus its
+workers. A long operator takes 50 µs or more on the CPU, so torch may divide it among threads.
 
 No saving is simulated, because a trace does not show how long a thread waits for a CPU.
 

@@ -109,8 +109,8 @@ class Outcome(NamedTuple):
     Attributes:
         results: the leaves of the result.
         gradients: the gradients of the parameters and inputs. If the result does not depend on a
-            tensor, its gradient is None. Gradients may differ slightly from run to run, because
-            some kernels are not deterministic.
+            tensor, the tensor's gradient is None. Gradients may differ slightly from run to run,
+            because some kernels are not deterministic.
         left: the values of the buffers and inputs after the call.
         changed: the attributes of modules that the call changed. A key is the position of the
             module and the name of the attribute.
@@ -188,9 +188,9 @@ def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
 
 
 def _changed_containers(inputs: Inputs, copies: Inputs) -> str | None:
-    """If a call changed dicts or lists of its inputs, say so as the end of a sentence.
+    """The end of a sentence if a call changed dicts or lists of its inputs; else None.
 
-    The arguments of the call were `copies`, a copy of `inputs` made before the call.
+    The call got `copies`. These are copies of `inputs` from before the call.
     """
     (leaves, spec), (others, other) = pytree.tree_flatten(inputs), pytree.tree_flatten(copies)
     same = spec == other and all(one is another for one, another in zip(leaves, others))

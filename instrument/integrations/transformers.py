@@ -112,8 +112,8 @@ class ProfilerCallback(TrainerCallback):
     ) -> Iterator[None]:
         """Enter a phase during `trainer.evaluation_loop`.
 
-        Outside of `train`, this also starts and stops the session, or does nothing if the session
-        does not record the phase.
+        Outside of `train`, the session is not running. If the session records the phase, it is
+        started before the phase and stopped after the phase. Otherwise, this does nothing.
         """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:

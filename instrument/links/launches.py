@@ -76,10 +76,10 @@ def launches(events: Events, operators: Ints) -> Launches:
 
 
 def named_operators(events: Events) -> Ints:
-    """The operator or annotation that the external id of each other event names, such as a call's.
+    """For each event, such as a call, the operator or annotation that its external id names.
 
-    The result is -1 if the id names none, and for operators and annotations themselves. At the end
-    is one more entry with the value -1, for the position -1.
+    The value is -1 if the id names none, and for operators and annotations themselves. The result
+    has one more entry than there are events: a last value of -1, for the position -1.
     """
     is_linked, found = events.among(_LINKED), np.full(len(events) + 1, -1)
     # Some versions of torch write the correlation as the external id. Such an id names no operator.

@@ -259,7 +259,7 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture. It may have made the graphs that were first launched from `since_ns` on.
+        """Add a capture, which may have made any graph first launched at `since_ns` or later.
 
         `names` holds the operators of the capture, followed by its ranges.
         """

@@ -344,9 +344,9 @@ class _Waits:
         """Find the device and stream of each stated wait, and the work that the wait waits for.
 
         A wait for a CUDA event waits for the work that was launched on the stream `source` before
-        the time `since_ns`, at which the event was recorded. If this time is not known, `since_ns`
-        is the start of the wait's call, and `is_exact` is False. The number of a stream or
-        device is -1 if no work ran on it.
+        the event was recorded. `since_ns` is the time at which the event was recorded. If this time
+        is not known, `since_ns` is the start of the wait's call, and `is_exact` is False. The
+        number of a stream or device is -1 if no work ran on it.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()

@@ -127,7 +127,7 @@ def _scaled_product(call: _Call) -> int:
 def _added_product(call: _Call) -> int:
     """The bytes of `addmm` or `baddbmm`.
 
-    The first argument after the tensors can be the type of the result.
+    If three arguments follow the tensors, the first of the three is the type of the result.
     """
     given = call.scalars(3)
     size = _SIZES[int(given[0])] if len(given) == 3 else call.size(1)

@@ -513,7 +513,7 @@ class StepLoop:
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
         """End the step; end the window too if it is over; then begin the next step.
 
-        Returns True. If `exclusively` cannot call this method, it returns None instead.
+        Returns True, because `exclusively` returns None if it could not call this method.
         """
         counter.step_number += 1
         recorder = self.recorder
@@ -809,7 +809,8 @@ class StepLoop:
     def _drop_window(self, recorder: Recorder | None) -> None:
         """Stop recording without saving.
 
-        After an error, `recorder` is the loop's recorder from before the error, or None.
+        `recorder` is the loop's recorder. After an error, `recorder` is the loop's recorder from
+        before the error, or None.
         """
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None

@@ -238,7 +238,7 @@ def recomputed(capture: Views) -> str:
 
 
 def shares_are_of(capture: Views) -> str:
-    """Return as text the CPU time that is 100 % for the shares of ranges and operators."""
+    """Return as text the CPU time that counts as 100 % in the shares of ranges and operators."""
     steps, whole = len(capture.steps), duration(capture.operators.shared_ns)
     window = f"{steps} steps" if steps > 1 else "the step" if steps else "the recording"
     return f"{whole} on all threads in {window}"
@@ -295,7 +295,7 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
     """Return a line on what is missing from the given views; "" if nothing is missing.
 
     `views` holds the names of views; "ranges" and "operators" together stand for all views. The
-    line leaves out losses of data that `heading` and `inside_compiled` report.
+    line leaves out missing data that `heading` or `inside_compiled` reports.
     """
     stated = {*HEADING_ROWS, *([coverage_rows.TIMED_RANGES] if "ranges" in views else [])}
     return line(capture, [name for name in rows_of(views) if name not in stated])

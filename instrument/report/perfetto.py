@@ -137,11 +137,12 @@ def ui_address(trace_address: str, view: Mapping[str, int] | None = None) -> str
 
 
 def finding_view(capture: Views, finding: Finding) -> dict[str, int]:
-    """Return parameters of the UI's address that show a finding, in ns on the trace's own clock.
+    """Return parameters for the UI's address, so that the UI shows a finding.
 
     The rows of evidence are tried in order, up to the first event that is in the trace. `ts` and
-    `dur` select this event; the UI scrolls to it. `visStart` and `visEnd` zoom to the event and
-    some time before and after it. The result is empty if the trace has none of the events.
+    `dur` select this event; the UI scrolls to it. `visStart` and `visEnd` zoom to the event,
+    with some time before and after it. All values are in ns on the trace's own clock. The result is
+    empty if the trace has none of the events.
     """
     events = capture.events
     for row in finding.evidence:

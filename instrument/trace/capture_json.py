@@ -88,9 +88,9 @@ class InRegion(Struct):
 class Threads(Struct):
     """The numbers of torch's threads, of CPUs, and of processes of the job.
 
-    `cpus` is the number of CPUs that the process may use: the CPUs in its affinity, or the quota of
-    its cgroup, rounded up, if this quota is smaller. `local_ranks` is the number of processes of
-    the job on this machine.
+    `cpus` is the number of CPUs that the process may use: the number of CPUs in its affinity. If
+    the CPU quota of its cgroup, rounded up, is smaller, `cpus` is this rounded quota. `local_ranks`
+    is the number of processes of the job on this machine.
     """
 
     intra_op: Count | None = None

@@ -52,7 +52,8 @@ class Source:
     it, because reading bytes costs less than passing them from one core to another.
 
     Attributes:
-        cut_short: whether the bytes read so far are followed by an early end of the gzip data.
+        cut_short: whether the gzip data ends too early. This is known only after all bytes before
+            that end are read; until then, the value is False.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,9 +97,9 @@ class Source:
 
 
 def _opened_if_plain(path: Path) -> FileIO | None:
-    """Open a file without a buffer; return None if it is gzip, or no regular file (such as a pipe).
+    """Open a file without a buffer; return None if it is gzip, or if it is not a regular file.
 
-    Only a regular file can be read again from its start.
+    Only a regular file can be read again from its start; a pipe cannot.
     """
     with _with_reason(path):
         if not path.is_file():

@@ -399,8 +399,8 @@ def _skip_back(text: bytes, at: int) -> int:
 def _event_end(text: bytes, begin: int, end: int) -> int:
     """The position after the event at `begin`; -1 if the event does not end before `end`.
 
-    A stray quotation mark makes the brackets after it look like a part of a string. So an event
-    that is not JSON ends where Kineto's next event begins.
+    A stray quotation mark makes the brackets after it look like a part of a string. The event would
+    then seem to include later events. So an event that is not JSON ends before Kineto's next event.
     """
     found = _object_end(text, begin, end)
     following = _NEXT_EVENT.search(text, begin, found if found >= 0 else end)

@@ -350,11 +350,13 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
 
 
 def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
-    """Cut the Python frames that end after their caller to the caller's end, as not finished.
+    """If a Python frame ends after its caller, end it with the caller, as not finished.
 
     CPython 3.12.0 to 3.12.4 does not report the end of some calls of C functions. torch lets such a
-    call last until recording stops, so it overlaps all later frames. The caller of a frame on
-    another thread may end earlier: a frame of the backward has the call of `backward` as caller.
+    call last until recording stops, so it overlaps all later frames.
+
+    A frame with a caller on another thread is not changed, because such a caller may end earlier.
+    For example, the call of `backward` is the caller of frames that the autograd engine runs.
     """
     frames = np.flatnonzero(columns["python_id"] >= 0)
     if not len(frames):

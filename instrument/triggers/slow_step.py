@@ -17,7 +17,7 @@ class SlowStep(Trigger):
 
     The median is that of the last `over` steps outside windows. The step must also exceed the
     median by more than `excess_ms`, because the durations of very short steps vary by large
-    factors. The trigger can fire once it has measured `after` steps outside windows (or `over`
+    factors. The trigger fires only after it has measured `after` steps outside windows (or `over`
     steps, if `over` is smaller). The window begins after the slow step, so the window shows the
     cause only if later steps are slow too.
     """

@@ -80,8 +80,9 @@ class Scenario:
     Attributes:
         window: the models of all ranks.
         edits: a description of each edit.
-        variants: the costs after the edits: a variant for each of `Window.assumptions`, and one
-            with the modest forms of edits, if any. The first variant gives the estimate.
+        variants: the costs after the edits. There is one variant for each of `Window.assumptions`.
+            If edits have a modest form, there is one more variant, with these forms. The first
+            variant gives the estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
 
@@ -239,12 +240,12 @@ class Scenario:
     def scale_events(self, positions: Ints, by: float) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
-        A CPU event includes all that runs inside it. Except for a runtime call, a CPU event also
-        includes the device work that it launches.
+        A CPU event includes all that runs inside it. It also includes the device work that it
+        launches, unless it is a runtime call.
 
         Args:
             positions: positions in `capture.events`.
-            by: the factor; 0 removes the events, with the waits inside them.
+            by: the factor; 0 removes the events, and also the waits inside them.
 
         Raises:
             ConfigError: `by` is negative or too large.

@@ -62,7 +62,7 @@ def output_dir(config: ProfilerConfig) -> Path:
 
 
 def _folder_option() -> str:
-    """The name of the variable or option that sets the folder for captures, for error messages."""
+    """For error messages: the name of the variable or option that sets the folder for captures."""
     variable = files.CAPTURES_VARIABLE
     return (
         f"The environment variable {variable}" if variable in os.environ else "profiler.output_dir"

@@ -288,8 +288,8 @@ def _inversions(values: Sequence[float]) -> int:
 def _centres(rows: _Rows) -> list[float]:
     """The x position of each item's middle, as close to its neighbours as the row's order allows.
 
-    Each row is placed several times, because other rows move too. The placement depends in turn on
-    the neighbours above and on the neighbours below. The last placement depends on the neighbours
+    Each row is placed several times, because other rows move too. Placements by the neighbours
+    above alternate with placements by the neighbours below. The last placement is by the neighbours
     above, so that a line through several rows is straight. For an item without neighbours above,
     the neighbours below always count.
     """
