@@ -151,7 +151,8 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
 
     With `surely`, the result is True only for names such as `password`, whose values are always
     secrets, and False for names such as `key`. In a dotted name, each part is judged together with
-    the parts that follow. So `tokens.per_batch` is harmless, but `head.token` may be a secret.
+    the parts that follow. So `per` makes `tokens.per_batch` harmless, but `head` does not make
+    `head.token` harmless.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]

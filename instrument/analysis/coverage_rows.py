@@ -141,7 +141,7 @@ _RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
 
 
 def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:
-    """The names of the rows that every view needs (`_FILE`), and the names in the given groups."""
+    """The names of the rows in the given groups, and in `_FILE`, which every view needs."""
     chosen = {*_FILE, *(name for group in groups for name in group)}
     return tuple(name for name in ROWS if name in chosen)
 

@@ -205,7 +205,7 @@ def _in_steps(
 
 
 def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each point in time, how long the steps ran before it, summed over the steps."""
+    """For each point in time, how long each step ran before the point, summed over the steps."""
     times = np.concatenate([begun, ended])
     order = np.argsort(times, kind="stable")
     at_ns = times[order]

@@ -265,7 +265,7 @@ def _unknown(calls: Calls) -> Grouping:
 
 
 def shape_text(text: bytes) -> str:
-    """Shapes as torch prints them: a list of tensors is written as []."""
+    """Shapes as torch prints them. For a list of tensors, torch prints []."""
     shapes = decoded(text)
     if not isinstance(shapes, list):
         return str(shapes)

@@ -114,8 +114,8 @@ class OperatorTable(GroupableTable):
       that other threads allocate during the call.
 
     The row "[no launch]" is device work whose launch is not in the trace. Its CPU time is unknown.
-    Grouped by step or by device, this work has the step during which it ran, or the device on which
-    it ran.
+    Grouped by step, this work has the step during which it ran. Grouped by device, it has the
+    device on which it ran.
 
     `sort`, `head`, `where` and `select` return tables that can be grouped too. `by` then uses only
     the calls of the remaining rows, and sorts by the same column.

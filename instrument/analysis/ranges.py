@@ -441,7 +441,7 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """For each slice: CPU time, idle time of the devices, and memory that its thread allocated."""
+    """For each slice: CPU time, the devices' idle time, its thread's memory, and time in steps."""
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None

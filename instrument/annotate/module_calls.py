@@ -140,7 +140,8 @@ def unwrapped() -> Iterator[None]:
     """Restore torch's own `nn.Module.__call__` during the block.
 
     In stacks, torch recognises a call of a module by the code object of `nn.Module.__call__`. It
-    looks up this code object only once, when the process first records stacks.
+    looks up this code object only once, when the process first records stacks. The code object must
+    then be torch's own, and not that of a wrapper.
     """
     before: Callable[..., Any] = nn.Module.__call__
     _set_call(_unwrap(before))

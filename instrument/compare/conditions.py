@@ -237,8 +237,8 @@ def _clocks(was: Totals, now: Totals) -> Iterator[Unlike]:
     """Yield a difference if the median kernel is at least 3 % faster or slower after the change.
 
     Only kernels that run equally often on both sides are used. The factor of a kernel is its time
-    after the change, divided by its time before. The median of the factors, weighted by the times
-    before the change, decides.
+    after the change, divided by its time before. The median kernel is the one with the median
+    factor, weighted by the times before the change.
     """
     one, other = was.kernels, now.kernels
     steps = [max(len(side.steps_ns), 1) for side in (was, now)]

@@ -52,7 +52,7 @@ class _Sample(NamedTuple):
 
 
 def watch(process: subprocess.Popen[bytes]) -> MachineState:
-    """Wait until a process ends, and return the state of the machine during this time.
+    """Wait until a process ends, and return the state of the machine while the process ran.
 
     Clocks and temperatures are read after 1 s and then every 5 s, and once when the process ends.
     Cost of a reading: 1 ms of one CPU; with a GPU, up to 0.1 s.

@@ -3,8 +3,8 @@
 `_target_` is the import path of a class; built-in classes also have short names. Hydra builds the
 objects of a config, because its mappings may hold interpolations and nested `_target_` mappings.
 The command line and the export process use simple mappings, without interpolations and without
-nested mappings. `sink_of_class` builds sinks from simple mappings without Hydra, and calls only
-classes of sinks.
+nested mappings. `sink_of_class` builds a sink from a simple mapping. It does not need Hydra, and
+calls only classes of sinks.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class LaunchGaps:
 
     Attributes:
         start_ns: the start of each gap.
-        queued_ns: the time when the call that launches the next work has returned, but not later
-            than the end of the gap. For a gap after all device work, the end of the gap.
+        queued_ns: when the call that launches the next work returned. It is the end of the gap if
+            the call returned later, or if the gap is after all device work.
         call: the CPU call that launches the next work; -1 for a gap after all device work.
         wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
             interruptions that other findings cover.

@@ -420,7 +420,7 @@ def _failure(what: str, error: Exception) -> CaptureError:
 
 
 def _not_seen(codes: list[str]) -> list[str]:
-    """A sentence on the checks that need device work; [] if there are no such checks."""
+    """A list of one sentence on the checks that need device work; [] if `codes` is empty."""
     sentence = "Without device work, these problems do not occur or cannot be seen"
     return [f"{sentence}: {', '.join(codes)}."] if codes else []
 

@@ -1,9 +1,9 @@
 """Find steps that wait for Python's garbage collector.
 
-The check reads the events "Python GC" of the trace. torch records these events together with Python
-stacks if its experimental option `record_python_gc_info` is on. Without these events, the check
-reads the collector's time in `capture.json`, which shows how long the collector ran in the window,
-but not when.
+The check reads the events "Python GC" of the trace. torch records these events only if it records
+Python stacks and its experimental option `record_python_gc_info` is on. Without these events, the
+check reads the collector's time in `capture.json`, which shows how long the collector ran in the
+window, but not when.
 
 The collector visits every object that can be part of a cycle, and all threads wait for it. There is
 a finding if the collector takes at least 2 % of the time of the steps. If the trace has no

@@ -3,9 +3,9 @@
 The check compares the ranks of one window by their own work: the time of their steps without the
 waits in communication. A straggler is a rank with much more own work than the median rank: by more
 than three robust standard deviations, and by more than 10 %
-(`instrument.runs.rank_comparison.stragglers`). There is a finding if the other ranks wait in
-communication at least 3 % of the step longer than the straggler, unless the simulation saves less
-than 1 %.
+(`instrument.runs.rank_comparison.stragglers`). What counts is how much longer the other ranks wait
+in communication than the straggler. There is a finding if this difference is at least 3 % of the
+step, unless the simulation saves less than 1 %.
 
 The saving comes from a joint simulation in which all ranks have the same amount of work. It needs
 the traces of all ranks. With more than 32 ranks, or with traces at URLs, the saving is not known.

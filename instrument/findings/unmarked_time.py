@@ -1,4 +1,4 @@
-"""`unmarked-time`: time of the steps that lies in no range, so that no table can assign it.
+"""`unmarked-time`: time of the steps in no range. The table of ranges cannot explain this time.
 
 The time of a step is marked in three cases:
 

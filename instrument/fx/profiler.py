@@ -162,10 +162,10 @@ class NodeProfiler:
         )
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
-        """The graph, and an interpreter for calls with the signature of this call.
+        """The graph, and an interpreter for calls with the signature of `inputs`.
 
         The first call captures the graph. The first call with another signature raises GraphError
-        if the graph does not agree with the model for this call. Each signature has its own
+        if the graph does not agree with the model for these inputs. Each signature has its own
         interpreter, because an interpreter keeps the modules that the model had when the
         interpreter was made.
         """

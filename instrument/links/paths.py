@@ -104,7 +104,7 @@ class Paths:
         return np.where((path >= 0) & (path <= other) & (other < after[path]), path, above[path])
 
     def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
-        """Find the items that a sum over the outermost paths of a group counts twice.
+        """Find the items that are counted twice in a sum over the outermost paths of a group.
 
         This happens if the item's paths in `one` and in `other` lie at or below two different
         outermost paths of the group.

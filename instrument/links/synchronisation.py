@@ -397,7 +397,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies that block their call, and that ended before the call returned."""
+    """The rows of the copies that block a call and end before this call returns."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]
@@ -526,7 +526,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 def _ended_within(
     work: _Work, waits: _Waits, wait: Ints, accepts: Callable[[Ints], Flags] | None = None
 ) -> Ints:
-    """For each wait, the row of the work that ended last, in the last 30 µs of the waiting call.
+    """For each wait, the row of the last work that ended in the final 30 µs of the waiting call.
 
     The work must be queued before the call began, and `accepts` must accept the row. The result is
     -1 if there is no such row.

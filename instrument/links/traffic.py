@@ -166,7 +166,7 @@ def _dot_product(call: _Call) -> int:
 
 
 def _convolution(call: _Call) -> int:
-    """The bytes of a convolution: image, weight, bias, and output in the type of the image."""
+    """The bytes of image, weight, bias and output. The output has the type of the image."""
     output = elements(convolution_output(call.dims, call.arguments)) * call.size(0)
     return call.bytes(0) + call.bytes(1) + call.bytes(2) + output
 

@@ -217,7 +217,7 @@ def local_ranks() -> int | None:
 
 
 def hook_counts() -> dict[str, int | None]:
-    """Count torch's hooks of three kinds: global for all modules, on single modules, on parameters.
+    """Count three kinds of torch's hooks: for all modules, on single modules, and on parameters.
 
     Hooks on single modules and on parameters are counted only in instrumented models. Without an
     instrumented model, these two counts are None.

@@ -409,7 +409,7 @@ class RecordedWindow:
         """Write the trace as plain JSON, and the window's other files into the same folder.
 
         The other files are the memory snapshot, the execution trace and the memory categories. Call
-        this once: torch refuses a second export, and the recording is freed. Set `quickly` if the
+        this once: it frees the recording, and torch refuses a second export. Set `quickly` if the
         process is about to end: then the memory categories, which take long, are not written. Cost:
         holds the GIL for about 3.5 s per million events.
 

@@ -195,7 +195,7 @@ class TriggerRunner:
             trigger.count_window(number)
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """Return the first pending request whose trigger may get a window; discard the others."""
+        """Return the request of the first trigger that may get a window; discard all the others."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._triggers:
             if trigger.name in pending and trigger.may_record(number):

@@ -238,7 +238,7 @@ def paths_at(path: Path | str) -> Sequence[Path | str]:
     kind = kind_of(path)
     if kind is None:
         raise CaptureError(
-            f"There is nothing at {path}: give a run's folder, captures, or the traces of its "
+            f"There is nothing at {path}: give captures, a run's folder, or the traces of its "
             "ranks."
         )
     if kind == "file" or files.exists(path / METADATA_FILE):
@@ -259,9 +259,10 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
     The captures of a window have the same phase and first step, but may be in different folders.
     Captures of different runs can have the same phase and first step too. So a capture is compared
-    with only one window: the nearest in time of the windows without a capture of its rank. If some
-    of these windows have a capture in the same folder, only they are considered. If the capture
-    began more than `TOGETHER_S` before or after the window, it begins a new window.
+    with only one window. The windows that have no capture of its rank are candidates. If some
+    candidates have a capture in the same folder as this capture, the others are dropped. The
+    candidate that is nearest in time is used. If the capture began more than `TOGETHER_S` before or
+    after this window, the capture begins a new window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

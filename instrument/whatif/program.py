@@ -40,7 +40,7 @@ class _Arcs(NamedTuple):
     number: NDArray[np.int32]
 
     def reversed(self) -> _Arcs:
-        """The arcs not from the origin, in the opposite order, with source and target swapped."""
+        """All arcs but those from the origin, in reverse order, with source and target swapped."""
         own = self.source >= 0
         return _Arcs(*(each[own][::-1].copy() for each in (self.source, self.target, self.number)))
 

@@ -136,7 +136,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list of one sentence on the sinks that did not run, except inline sinks; [] if all ran."""
+    """A list of one sentence on the sinks that did not run, or []. Inline sinks do not count."""
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [

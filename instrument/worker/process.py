@@ -147,7 +147,7 @@ class Exporter:
             self._listener.join(_ENDING_S)
 
     def _left(self, *, until_sent: bool) -> list[str]:
-        """The names of the unfinished windows, and of the uploads if `until_sent`.
+        """The names of the unfinished windows; if `until_sent`, of the unfinished uploads too.
 
         If something is unfinished and the worker has ended, the worker is started again.
         """

@@ -32,7 +32,7 @@ class RunLock:
         self.handle: int | None = None
 
     def hold(self) -> bool:
-        """Take the lock if this process does not hold it yet; return whether it now holds it."""
+        """Take the lock unless this process holds it; return whether the process holds it now."""
         for _ in range(_TRIES if self.handle is None else 0):
             handle = _locked(self.path, os.O_CREAT)
             if handle is None:

@@ -240,9 +240,10 @@ def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, in
 def _first_in_step(
     spans: Sequence[tuple[int, int, str]], begin_ns: Ints, end_ns: Ints
 ) -> tuple[int, str] | None:
-    """The position of the step in which the first of `spans` begins, and the finding's code.
+    """The position of the step in which the first of `spans` begins, and the code of this span.
 
-    Spans that begin outside of all steps are skipped. None if all spans begin outside.
+    The code is that of a finding. Spans that begin outside of all steps are skipped. None if all
+    spans begin outside.
     """
     for start, _, code in spans:
         steps = np.flatnonzero((begin_ns <= start) & (start < end_ns))
