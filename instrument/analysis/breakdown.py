@@ -49,8 +49,8 @@ class Work:
         start_ns, end_ns: when the device events started and ended.
         call: the position in `Events` of the runtime or driver call that launched each device
             event; -1 if the trace does not have this call.
-        operator: the position in `Events` of the operator or annotation that the external id of
-            each device event names; -1 if it is not known. See `Launches`.
+        operator: for each device event, the position in `Events` of the operator or annotation
+            that the event's external id names; -1 if it is not known. See `Launches`.
     """
 
     event: Ints
@@ -182,7 +182,7 @@ def layers_of(work: Work) -> list[Intervals]:
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
     """For each column of `BREAKDOWN` except `idle_ns` and `total_ns`, a mask of its time segments.
 
-    `active` is `Timeline.active` of a timeline whose first layers are those of `layers_of`.
+    `active` belongs to a `Timeline` whose first layers are the result of `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {

@@ -498,7 +498,7 @@ def _step_row(
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:
-    """For each event, the memory from before the window that is still in use after the event.
+    """For each event, the memory allocated before the window and still in use after the event.
 
     The result is a lower bound if `allocated_bytes` was not recorded.
     """

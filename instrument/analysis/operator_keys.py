@@ -124,7 +124,7 @@ def by_input_shapes(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def by_input_types(links: Links, calls: Calls, _: int) -> Grouping:
-    """Input types in torch's words; None for all calls if the trace holds no input types."""
+    """Input types as torch names them; None for all calls if the trace holds no input types."""
     return _by_inputs(links, calls, links.events.types, _type_text)
 
 

@@ -316,8 +316,8 @@ def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints
 def _kept(call_tree: CallTree, name: Ints) -> Ints:
     """The nodes that remain when each node with the name of its parent is merged into the parent.
 
-    This is done only if the parent has no other child. torch does the same, but merges while it
-    still looks for pairs. Here, all pairs are found before the first merge. They are the same
+    A node is merged only if its parent has no other child. torch does the same, but merges while it
+    still looks for pairs. Here, all pairs are found before the first merge. Both ways find the same
     pairs, because a merged parent takes over the children of its child.
     """
     # A child directly follows its parent. If it is the only child, both have the same last

@@ -64,7 +64,8 @@ def stacks(
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
-            backward, on any thread, is returned. The range of a gradient accumulation is a guess.
+            backward, on any thread, is returned. Which gradient accumulations belong to the range
+            is a guess.
         threads: whether each path begins with its thread. If False, the times of equal paths on
             different threads are summed.
 
@@ -181,7 +182,7 @@ def _paths(
 ) -> tuple[list[tuple[str, ...]], Groups]:
     """Return the distinct paths of names, in the order of their first nodes, and the nodes of each.
 
-    The nodes are those of the whole call tree, grouped by their paths.
+    All nodes of the whole call tree are grouped by their paths.
     """
     call_tree, nearest = _without_ours(events, whole)
     code, names = intern(map(_plain, events.names))

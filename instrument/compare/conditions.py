@@ -58,8 +58,8 @@ class Conditions:
             value is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: for each coverage row that reports a loss in at least one capture, the row's lowest
-            share in these captures; None if one of these shares is not known.
+        losses: for each coverage row that is incomplete in a capture, the lowest share of the row
+            in any capture; None if the share of an incomplete row is not known.
         cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
             but had no CPU; 0 if it is not known.
     """

@@ -103,8 +103,8 @@ class Verdict(NamedTuple):
         result: "fail" if the condition is true, "pass" if it is false, else "undecided".
         before, after: the values of both sides; None if they are not known or not needed.
         reason: why the condition is undecided, and what to record; "" if it is decided.
-        ranges: if a condition on the whole step fails, the innermost ranges in which the counter is
-            higher than before; at most five.
+        ranges: if the condition is on a counter of the whole step and `result` is "fail", the
+            innermost ranges in which the counter is higher than before; at most five.
     """
 
     condition: Condition

@@ -30,7 +30,7 @@ class Increase(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that raises a counter: the outermost operator at or around a counted event.
+    """A call that increases a counter: the outermost operator at or around a counted event.
 
     Attributes:
         name: the name of the operator; if the event is in no operator, the event's name.

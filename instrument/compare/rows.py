@@ -191,7 +191,7 @@ def _table(
     sides: tuple[list[_Row | None], list[_Row | None]],
     quantities: Mapping[str, str],
 ) -> Table:
-    """The table with a row for each key; the row with the largest change of a time comes first."""
+    """The table with a row for each key. The row in which a time changed most comes first."""
     cells: dict[str, list[Any]] = {name: [*values] for name, values in labels.items()}
     recorded = [
         {name for row in side if row for name, value in row.items() if value is not None}

@@ -80,7 +80,10 @@ class _Layer(NamedTuple):
     code: Ints
 
     def inside(self, time_ns: Ints) -> tuple[Ints, Ints]:
-        """The sorted times inside the intervals, and the interval of each. Ends are excluded."""
+        """Find the sorted times that are inside intervals, and the interval of each such time.
+
+        Both results are indexes. The end of an interval is not inside the interval.
+        """
         first, after = (np.searchsorted(time_ns, side) for side in (self.start_ns, self.end_ns))
         counts = after - first
         place = np.arange(int(counts.sum()))

@@ -70,7 +70,7 @@ class Totals:
         shapes: the quantities of operators by name and input shapes; empty if no shapes were
             recorded.
         kernels: the quantities of kernels and copies, by name and kind.
-        contents: the direct contents of each range, by its path.
+        contents: the name, the parent and the operators of each range, by its path.
         counters: the counters of each range, by its path. A range includes the ranges inside it.
             The key None holds the counters of whole steps. See `instrument.compare.counters`.
         counted_steps: the number of steps that the counters count.

@@ -2,7 +2,7 @@
 
 The check looks for each softmax between two batched matrix products on the same thread, outside
 `scaled_dot_product_attention`. At most 12 other operators (scaling, mask, dropout, reshaping) may
-run between the first product and the softmax. The same holds between the softmax and the second
+run between the first product and the softmax, and at most 12 between the softmax and the second
 product. If shapes were recorded, the shapes must fit: the softmax has the rows and columns of the
 first product's result.
 
@@ -15,7 +15,7 @@ matrix of scores to memory. The matrix products stay. A fused backward would sav
 simulation does not change the backward.
 
 The check does not find attention that torch.compile has fused. It cannot tell whether a fused
-kernel supports the mask of the program, or other operators on the scores.
+kernel supports all that the program does with the scores, such as its mask.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
 def evidence_of_nodes(
     capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
 ) -> tuple[Evidence, ...]:
-    """Make one row of evidence for each name of the calls, the row with the highest cost first."""
+    """Make one row of evidence for each name of the nodes; the highest cost comes first."""
     events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
     text = ", ".join(filter(None, [what, detail]))

@@ -49,7 +49,7 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps in CPU events, or in the events' device work if that is larger.
+    """The share of the steps that CPU events or their device work take, whichever is larger.
 
     Overlapping times on several threads or streams count once.
     """

@@ -2,7 +2,8 @@
 
 The check compares the first finished step of the window with the median of the other steps. There
 must be at least three other steps. There is a finding if the first step takes at least twice this
-median, and at least 10 ms longer. A smaller difference does not disturb the measurement.
+median, and at least 10 ms more than the median. A smaller difference does not disturb the
+measurement.
 
 To find the cause, the check compares additional times. The additional time of an operator, for
 example, is its time in the first step, minus its median time in the other steps. The check first

@@ -134,9 +134,9 @@ def _loader(capture: Views) -> Loader | None:
 
 
 def _workers(capture: Views, present: int | None) -> int:
-    """The number of workers to try: the CPUs for each rank, but at most 16.
+    """The number of workers to try: the number of CPUs for each rank, but at most 16.
 
-    If the number of CPUs is not known: twice the current number of workers, but at least 4.
+    If the number of CPUs is not known, it is twice the current number of workers, but at least 4.
     """
     own = _cpus(capture)
     return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)

@@ -31,6 +31,7 @@ from instrument.findings.finding import (
     show_command,
 )
 from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.units import counted
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -81,7 +82,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     elif not len(found) and dynamo and dynamo.recompilations:
         yield Finding(
             code=CHECK.code,
-            title=f"torch.compile compiled {dynamo.recompilations} functions again in the window",
+            title="torch.compile compiled functions again "
+            f"{counted(dynamo.recompilations, 'time')} in the window",
             change=change,
             verify=show_command(capture, "--interruptions"),
             evidence=(Evidence("recompilation", dynamo.recompilations), *guards),

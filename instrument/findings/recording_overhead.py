@@ -1,10 +1,10 @@
 """`recording-overhead`: recording makes the steps so long that the times cannot be trusted.
 
-The check compares the median duration of the recorded steps with that of the steps before the
-window, which the session measures (`cost` in `capture.json`). There is a finding if recorded steps
-are at least 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds most to programs
-with many small operators, and can double a step of a millisecond. The share of small operators is
-then too large, and the share of long kernels too small.
+The check compares two median durations: of the recorded steps, and of the steps before the window.
+The session measures both and stores them in `capture.json` under `cost`. There is a finding if
+recorded steps are at least 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds most
+to programs with many small operators, and can double a step of a millisecond. The share of small
+operators is then too large, and the share of long kernels too small.
 
 No saving is simulated, because the steps before the window already show the step without recording.
 The check needs `capture.json` and at least 10 steps before the window.

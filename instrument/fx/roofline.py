@@ -23,14 +23,14 @@ def roofline(nodes: Table, machine: Machine) -> Table:
 
     - `bound_ns`: the shortest possible time of the node. It is the longer of two times: the time to
       compute `flops` at the machine's rate for the type of the result, and the time to move
-      `moved_bytes` at the machine's bandwidth. If a rate is not known, its time counts as 0. None
-      if both times are 0.
-    - `bound_by`: the longer of these two times, `compute` or `bandwidth`; `compute` if both are
-      equal. Operators without a formula for FLOPs (elementwise operators, norms, pooling) get
-      `bandwidth`, because they compute little for each byte. For operators that compute much, such
-      as an FFT or a custom kernel, `bandwidth` may be wrong, but `bound_ns` is still a lower limit
-      of their time. `bound_by` is None if the node has FLOPs and the rate for their type is not
-      known, or if the node has no FLOPs and moves no bytes.
+      `moved_bytes` at the machine's bandwidth. If a rate is not known, its time counts as 0.
+      `bound_ns` is None if both times are 0.
+    - `bound_by`: which of these two times is longer: `compute` or `bandwidth`. If both are equal,
+      it is `compute`. Operators without a formula for FLOPs (elementwise operators, norms, pooling)
+      get `bandwidth`, because they compute little for each byte. For operators that compute much,
+      such as an FFT or a custom kernel, `bandwidth` may be wrong, but `bound_ns` is still a lower
+      limit of their time. `bound_by` is None if the node has FLOPs and the rate for their type is
+      not known, or if the node has no FLOPs and moves no bytes.
     - `bound_share`: `bound_ns` divided by `median_ns`; 0.5 means that half the time would be
       enough. `bound_share` is above 1 if the data was in a cache.
     """
@@ -50,7 +50,7 @@ def dtypes(nodes: Table) -> list[str]:
 
 
 def dtype_of(row: Any) -> str | None:
-    """The first element type of a node's result that is in `machine.MEASURED`."""
+    """The first type in `machine.MEASURED` among the element types of a node's result."""
     given = (row.output_dtype or "").split(", ")
     return next((dtype for dtype in given if dtype in MEASURED), None)
 

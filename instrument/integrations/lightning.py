@@ -243,9 +243,9 @@ class InstrumentProfiler(_Parts):
     The profiler takes the arguments of `Session`. The ranges of `ProfilerCallback` keep their
     names, such as `training_step`. All other ranges have Lightning's names, such as
     `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
-    trainer. If the trainer already has a `ProfilerCallback`, this callback records, with its own
-    config. Unlike Lightning's profilers, this profiler prints no summary: the session's sinks write
-    the results.
+    trainer. If the trainer already has a `ProfilerCallback`, the profiler adds none, and the config
+    of the trainer's callback applies. Unlike Lightning's profilers, this profiler prints no
+    summary: the session's sinks write the results.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:

@@ -71,7 +71,7 @@ class CallTree:
 
     @cached_property
     def _node_of_event(self) -> Ints:
-        """The node of each event up to the last that has one, and the entry -1 for all others."""
+        """The node of each event up to the last event with a node; then -1 for all later events."""
         node = np.full(int(self.index.max(initial=-1)) + 2, -1)
         node[self.index] = np.arange(len(self))
         return node

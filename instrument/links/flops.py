@@ -223,7 +223,11 @@ def convolution_output(dims: Shapes, arguments: list[str]) -> list[int]:
 
 
 def _applications(points: list[int], weight: list[int]) -> int:
-    """The FLOPs to apply a filter [out, in / groups, …] at each point of [batch, channels, …]."""
+    """The FLOPs to apply a filter at each point of an image.
+
+    The shape of the filter is [out, in / groups, …]. The shape of the image is `points`: [batch,
+    channels, …].
+    """
     return 2 * points[0] * elements(points[2:]) * elements(weight)
 
 
@@ -267,9 +271,9 @@ def _attention_backward(dims: Shapes, _: list[str]) -> int:
 
 
 def _unmasked(events: Events, name: int, shapes: int, concrete: int, flops: int) -> int:
-    """The FLOPs of a call of attention without the products that its mask makes unnecessary.
+    """The FLOPs of an attention call; products that its mask makes unnecessary do not count.
 
-    `flops` is the count with these products. Without a causal mask, the result is `flops`. With a
+    `flops` is the number with all products. Without a causal mask, the result is `flops`. With a
     causal mask, row i of the scores needs only the first i columns (i counts from 1), as in
     torch.nn.functional.scaled_dot_product_attention.
     """

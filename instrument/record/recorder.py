@@ -389,8 +389,8 @@ class RecordedWindow:
       the region.
     - `module_types`: the classes of the submodules whose ranges opened.
     - `modules_not_seen`: the submodules whose ranges never opened, because they were not called or
-      are inside a compiled region. Modules that the user marked with `profiled` are listed only if
-      Dynamo has compiled a graph in this process.
+      are inside a compiled region. If Dynamo has compiled no graph in this process, modules that
+      the user marked with `profiled` are left out: no compiled region hides them.
     - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
       compilation may make the window slower.
     - `environment`: settings of the process, and events that can make the window slower; see

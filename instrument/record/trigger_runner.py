@@ -132,7 +132,8 @@ class TriggerRunner:
         Returns:
             The name of a trigger and its request; None if no window begins. If a window was
             announced to all ranks for the next step, this is the request for that window.
-            Otherwise it is the request of the first trigger that fires and may get a window.
+            Otherwise the result is None with a coordinator, which gets all new requests. Without
+            a coordinator, it is the first request whose trigger has windows left and no cooldown.
         """
         known = self._losses.after_step(number, loss)
         # the constructor of a NamedTuple takes twice as long

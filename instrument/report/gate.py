@@ -45,7 +45,7 @@ def as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _places(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield the path of each range whose counter increased, and a text with both values."""
+    """Yield the path of each range whose counter increased, and its values after and before."""
     text = amount_of(verdict.condition.name)
     for each in verdict.ranges:
         yield each.path, f"{text(each.after)}, before {text(each.before)}"

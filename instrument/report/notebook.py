@@ -125,7 +125,7 @@ def cost(capture: Views) -> str:
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
-    """Return the ranges that take most time and the ranges around these, in tree order.
+    """Return the ranges that take most time, and all ranges around them, in tree order.
 
     The time is device time, or CPU time if no device time was recorded. At most `rows` ranges are
     kept; one row sums all other ranges. Names are indented by depth. The last rows are those of the

@@ -2,10 +2,10 @@
 
 A piece is a part of the text that must end where an event ends. The layout of the text does not
 show the ends of events, because the layout differs between versions of torch. So `Pieces` guesses
-that a `}` before `, {` ends an event, and decoding checks this guess. A piece from the start of an
-event to such a `}`, put between brackets, is a JSON list if and only if the guess is right. If
-decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The smallest
-piece is decoded event by event, with a parser that accepts the errors that Kineto is known
+that a `}` before `, {` ends an event, and decoding checks this guess. The text from the start of an
+event to this `}` is put between brackets. The result is a JSON list if and only if the guess is
+right. If decoding fails, the guess or the text is wrong, and `Pieces` tries a smaller piece. The
+smallest piece is decoded event by event, with a parser that accepts the errors that Kineto is known
 to write: NaN, bad escapes, control characters, broken UTF-8, and arguments with a stray quotation
 mark. An event with such arguments loses only its arguments.
 """

@@ -205,7 +205,7 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of all arcs, without gaps and positive residues before the given rows."""
+    """The fixed times of all arcs. Gaps and positive residues before given rows are left out."""
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     # Launch arcs keep their usual delay, because the first device row still has to be launched.

@@ -113,7 +113,7 @@ class Scenario:
 
         If all steps together become shorter by 10 %, the saving is 10 % of the median step
         (`baseline_ns`). The saving differs a little from `baseline_ns` minus `step_ns`, because
-        these two medians may be those of different steps. The first step does not count, because
+        these two medians may belong to different steps. The first step does not count, because
         no work of an earlier step is queued on the device when the first step begins.
         """
         return self._saved(0, self.steps)
@@ -136,12 +136,12 @@ class Scenario:
 
     @property
     def low_ns(self) -> int:
-        """The saving of the variant that saves least, in nanoseconds; see `notes`."""
+        """The smallest saving of all `variants`, in nanoseconds; see `notes`."""
         return min(self._savings)
 
     @property
     def high_ns(self) -> int:
-        """The saving of the variant that saves most, in nanoseconds; see `notes`."""
+        """The largest saving of all `variants`, in nanoseconds; see `notes`."""
         return max(self._savings)
 
     @property

@@ -120,7 +120,7 @@ def test_one_step_does_not_tell_whether_it_is_compiled_again(tmp_path: Path) -> 
 def test_recompilations_that_only_the_session_counted(tmp_path: Path) -> None:
     capture = described(tmp_path, steps(4), dynamo={"recompilations": 2, "graphs": 2})
     (finding,) = check(capture, "recompilation")
-    assert finding.title == "torch.compile compiled 2 functions again in the window"
+    assert finding.title == "torch.compile compiled functions again 2 times in the window"
     assert finding.saving is None
     assert "TORCH_LOGS" in finding.change
 

@@ -56,7 +56,7 @@ class Frame:
     Attributes:
         path: the qualified name of the module; "" for the whole model.
         first, last: the boxes of the frame are `first` to `last` - 1.
-        children: what is directly in this frame: inner frames, and numbers of boxes.
+        children: what is directly in this frame: inner frames, and indexes of boxes.
         sources: the boxes outside the frame whose values enter it.
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the

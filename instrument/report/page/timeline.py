@@ -225,7 +225,7 @@ def _device(capture: Views) -> list[_Layer]:
 
 
 def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, int, str]]:
-    """The start and end of the longest event of each row of evidence, and the finding's code.
+    """For each row of evidence, the start and end of its longest event, and the finding's code.
 
     Rows of evidence from another capture are left out.
     """
