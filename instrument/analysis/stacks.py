@@ -102,8 +102,8 @@ def call_paths(
     True, the frames that torch before 1.12 wrote as text are part of the paths too.
 
     Raises:
-        CaptureError: the trace holds no such range, or `metric` is "device" and the trace holds no
-            device events.
+        CaptureError: the trace holds no such range, or `metrics` has "device" and the trace holds
+            no device events.
     """
     call_tree = links.call_tree
     belongs = None if range is None else _belonging(links.scopes, range)

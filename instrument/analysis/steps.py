@@ -177,8 +177,8 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
     """Find the gaps: the times in which no device works.
 
     `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
-    begins with the first span or device work and ends with the last, and includes the time between
-    spans.
+    begins at the earliest start of all spans and device work, and stops at their latest end. It
+    includes the time between spans.
     """
     start, until = work.busy
     begin = np.append(min(start_ns[0], work.start_ns.min(initial=start_ns[0])), until)
@@ -242,7 +242,7 @@ def _timeline(
     """Divide the time into segments, each of which is busy or has one cause of idle time.
 
     Returns the timeline, a mask of its busy segments, and a mask of segments for each cause. In a
-    busy segment, at least one device works. Segments outside of the searched time are in no mask.
+    busy segment, at least one device works. Segments that `gaps` does not search are in no mask.
     """
     begin, end, _, queued, known, syncing = gaps(events, work, start_ns, end_ns)
     layers = [

@@ -625,7 +625,7 @@ class Views:
 
     @cached_property
     def coverage(self) -> Table:
-        """What is missing from the capture, by the kind of the loss; see `analysis.coverage`."""
+        """A row for each kind of data that may be incomplete; see `analysis.coverage`."""
         from instrument.analysis.coverage import coverage
 
         return coverage(self)

@@ -76,7 +76,7 @@ class Block(NamedTuple):
         return [run.record for run in self.runs if run.label == label]
 
     def step_ns(self, label: Label) -> float:
-        """The mean of the step times of the two runs of one side, in ns."""
+        """The step time of one side, in ns: the mean of its two runs."""
         return float(np.mean([record.step_ns for record in self.side(label)]))
 
 

@@ -277,7 +277,7 @@ class Occurred:
 
     @cached_property
     def _collectives(self) -> Occurrences:
-        """The operators of process groups that start collectives.
+        """The c10d operators that start collectives.
 
         If the trace has no such operators, return the events that record collectives.
         """

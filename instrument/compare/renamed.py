@@ -54,7 +54,7 @@ def renamed(before: Totals, after: Totals) -> dict[str, str]:
 
 
 def _left_over(totals: Totals, other: Totals) -> list[str]:
-    """The first 300 ranges that ran in the steps and have no equal path on the other side."""
+    """The first 300 ranges that ran in the steps and whose path is missing on the other side."""
     ran = (path for path in totals.contents if path in totals.ranges)
     return [path for path in ran if path not in other.contents][:_MOST]
 

@@ -170,7 +170,7 @@ def _values(events: Events, event: int) -> list[Any]:
 
 
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
-    """The additions of the biases, and the sums and accumulations of the biases' gradients.
+    """Events that add the biases, sum the gradients of biases or accumulate these gradients.
 
     The backward node of a convolution is the node with the convolution's sequence number.
     """

@@ -1,8 +1,8 @@
 """A diagnosis as text, as JSON and as Markdown.
 
 Names of ranges, operators, kernels and files come from a trace, which may come from a stranger.
-Text and Markdown escape the unprintable characters of these names. In Markdown, the names cannot
-become markup either: links, mentions of people, emoji, formulas or HTML.
+Text and Markdown escape the unprintable characters of these names. In Markdown, the names also
+cannot become markup, such as links, mentions of people, emoji, formulas or HTML.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`exposed-communication`: the step waits for collectives that no computation hides.
 
-The check measures the time in the steps in which communication runs and no kernel computes. In a
-trace without device work, it measures the time in which collectives of gloo or MPI run, and no
-thread runs an operator. There is a finding if this time is at least 5 % of the time of the steps,
-unless the simulation saves less than 1 %. The simulation removes all communication, so overlap and
-smaller messages cannot save more than the saving shown.
+The check measures how long communication runs in the steps while no kernel computes. In a trace
+without device work, it measures how long collectives of gloo or MPI run while no thread runs an
+operator. There is a finding if this time is at least 5 % of the time of the steps, unless the
+simulation saves less than 1 %. The simulation removes all communication, so overlap and smaller
+messages cannot save more than the saving shown.
 
 The trace of one rank does not show which part of this time is the transfer of data, and which
 part is a wait for slower ranks. The check `stragglers` compares the ranks for this.

@@ -368,7 +368,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _hooks_left_out(graph: fx.Graph, model: nn.Module) -> str | None:
-    """If the graph leaves out the hooks of a submodule, say so as the end of a sentence."""
+    """If the graph leaves out a submodule's hooks, return the end of a sentence that says so."""
     called = {node.target for node in graph.nodes if node.op == "call_module"}
     for name, module in model.named_modules():
         if name and name not in called and any(True for _ in _hooks(module)):

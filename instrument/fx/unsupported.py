@@ -29,9 +29,9 @@ _COPIED = (dict, OrderedDict, defaultdict, list, tuple, torch.Size)
 
 
 def unsupported(model: nn.Module, inputs: Any) -> str | None:
-    """Why a graph cannot represent a call with these inputs, as the end of a sentence, or None.
+    """Why a graph cannot represent a call with these inputs; None if no reason is found.
 
-    The subject of the sentence is the model.
+    The text is the end of a sentence whose subject is the model.
     """
     other = next(_other_types(inputs), None)
     if other is not None:

@@ -16,11 +16,11 @@ torch/csrc/autograd/node.h):
   backward use the same two values (`generateForwardBackwardLink` in
   torch/csrc/profiler/collection.cpp).
 - The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
-  events have the thread ids of the operating system. So each forward thread is matched with the
-  thread whose operators fit its nodes best. An operator fits a node if both have the same sequence
-  number. It fits better if their names agree too, such as `aten::addmm` and `AddmmBackward0`. The
-  thread with the most agreeing names is chosen. If several threads have the same number of
-  agreeing names, the thread whose operators fit the most nodes is chosen.
+  events have the thread ids of the operating system. For the nodes of each forward thread, the
+  thread with the best fitting operators is chosen. An operator fits a node if both have the same
+  sequence number. It fits better if their names agree too, such as `aten::addmm` and
+  `AddmmBackward0`. The thread with the most agreeing names is chosen. If several threads have the
+  same number of agreeing names, the thread whose operators fit the most nodes is chosen.
 
 Three more rules:
 
@@ -177,7 +177,7 @@ def _recomputed(
     backward: Flags,
     name: Ints,
 ) -> Flags:
-    """A mask of the ranges that are part of a forward pass which a backward node repeats.
+    """A mask of the ranges that run again because a backward node repeats a forward pass.
 
     A range inside a backward node is in the mask if three conditions hold:
 

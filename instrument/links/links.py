@@ -128,12 +128,12 @@ class Links:
 
     @cached_property
     def own_ns(self) -> Ints:
-        """The part of `spent_ns` that is outside of the direct children of each node."""
+        """For each node, the part of `spent_ns` that is outside of its direct children."""
         return self.call_tree.own(self.spent_ns)
 
     @cached_property
     def counted_own_ns(self) -> Ints:
-        """The part of `counted_ns` that is outside of the direct children of each node."""
+        """For each node, the part of `counted_ns` that is outside of its direct children."""
         return self.call_tree.own(self.counted_ns) if len(self.steps) else self.own_ns
 
     @cached_property

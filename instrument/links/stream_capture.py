@@ -350,9 +350,9 @@ class CapturedNames:
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
         """Return the operators and ranges that launched the nodes of each CUDA graph.
 
-        The operators and ranges come from stream captures. A capture fits a graph if its launches
-        and the nodes of the graph have equal numbers, equal kinds and, where the kernels are known,
-        equal kernels. If several captures fit, only names that are the same in all of these
+        The operators and ranges come from stream captures. A capture fits a graph if it has one
+        launch for each node of the graph: a launch of the same kind and, where the kernel is known,
+        of the same kernel. If several captures fit, only names that are the same in all of these
         captures are returned.
 
         Pass all graphs of the trace in one call. A capture without kernel names can fit a graph

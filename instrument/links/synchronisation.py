@@ -429,7 +429,7 @@ def _device_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _stream_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from the last work of a stream to the stream synchronisation."""
+    """Edges from the last work of a stream to the call that waits for the stream."""
     stated, guessed = (waits.of_kind(STREAM, stated=known) for known in (True, False))
     start_ns = waits.start_ns[guessed]
 
@@ -451,7 +451,7 @@ def _stream_edges(work: _Work, waits: _Waits) -> _Edges:
 
 
 def _event_edges(work: _Work, waits: _Waits) -> _Edges:
-    """Edges from the last work before a CUDA event to the event synchronisation."""
+    """Edges from the last work before a CUDA event to the call that waits for the event."""
     stated, guessed = (waits.of_kind(EVENT, stated=known) for known in (True, False))
     row = np.concatenate(
         [

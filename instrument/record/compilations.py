@@ -93,7 +93,7 @@ def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:
 
 
 def _since(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """By how much each count has grown, without the counts that have not grown."""
+    """How much each count has grown; counts that have not grown are left out."""
     return {
         name: times - before.get(name, 0)
         for name, times in after.items()

@@ -133,8 +133,8 @@ class StepCounter:
             is the step with which this phase continues.
         began_at: the step number at the session's start.
         planned: the open window, or the next window if none is open. If the next window is not
-            known yet, an `Idle` with the step before which no window begins. None if no window is
-            left.
+            known yet, an `Idle`: no window begins before the step `Idle.until`. None if no window
+            is left.
         skipped: the last window that was skipped because its first step had passed; None if no
             window was skipped.
         next_event_step: the next step at whose start a window may begin, continue or end.

@@ -76,7 +76,7 @@ def merged(stacks: Sequence[Stack]) -> Frame:
 
 
 def _placed(root: Frame, scale: float) -> Iterator[tuple[Frame, float, int]]:
-    """Yield each frame to draw, its left edge and its level; a caller precedes its calls.
+    """Yield each frame to draw, its left edge and its level; callers come before called frames.
 
     The function is not recursive, because stacks may be deeper than Python's recursion limit.
     """

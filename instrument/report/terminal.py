@@ -227,8 +227,8 @@ def _blocks(columns: list[_Column], width: int) -> list[list[_Column]]:
 def _set_widths(columns: list[_Column], width: int) -> None:
     """Choose the width of each column, so that the columns use the width of the terminal.
 
-    The unused width goes to columns of text up to `_READABLE`, then to the bar of the last column
-    of shares, and then to columns of text again.
+    The unused width goes to columns of text until they are `_READABLE` wide, then to the bar of the
+    last column of shares, and then to columns of text again.
     """
     left = width - _needed(columns)
     for column in columns:

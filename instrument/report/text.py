@@ -125,7 +125,7 @@ _GROUPED_BY = {
 
 
 def check_sort(sort: str) -> str:
-    """Return the column of the operator table that a sort key names.
+    """Return the column by which a sort key sorts the operator table.
 
     The key is the name of the column, or torch's name for it, such as "self_cpu_time_total".
 

@@ -62,7 +62,7 @@ class Clock:
         return self.offset_ns + _gained_ns(self.drift_ppm or 0.0, time_ns - self.at_ns)
 
     def corrected_ns(self, times_ns: Ints) -> Ints:
-        """Convert times of this clock to the lowest rank's clock, clipped to ±`BEYOND_NS`."""
+        """Convert times of this clock to the lowest rank's clock; clip results to ±`BEYOND_NS`."""
         times_ns = np.clip(times_ns, -BEYOND_NS, BEYOND_NS)
         shifted = times_ns - self.offset_ns
         gained = np.rint((self.drift_ppm or 0.0) / 1e6 * (times_ns - self.at_ns))

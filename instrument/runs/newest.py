@@ -110,7 +110,7 @@ def newest_run(
 
 
 def left_out(older: Iterable[str]) -> str:
-    """Return the sentence on captures of older runs that are left out; `older` are their names."""
+    """Return a sentence on the left-out captures of older runs; `older` has the capture names."""
     names = [*map(printable, older)]
     are = "is" if len(names) == 1 else "are"
     return (

@@ -69,7 +69,7 @@ class Tracker(Sink):
         """Send one window to the tracker. This method may block and may raise any exception."""
 
     def end(self) -> None:
-        """End a run of the tracker that this sink started; called on the thread of `send`."""
+        """End the tracker's run if this sink started it; called on the thread of `send`."""
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Queue the window for the thread that sends.

@@ -120,7 +120,7 @@ def is_repeated(column: NDArray[Any]) -> bool:
 
 
 def taken(values: NDArray[Any], codes: Codes | Ints) -> NDArray[Any]:
-    """The value at each code. If `repeated` made `codes` or `values`, it makes the result too."""
+    """The value at each code; made by `repeated` if `codes` or `values` was made by `repeated`."""
     if is_repeated(codes):
         return repeated(values[codes[:1]], len(codes))
     if is_repeated(values):

@@ -5,8 +5,8 @@ does not understand the text, the text is decoded as JSON (`schema`). Events wit
 memory events become columns. All other events are only counted.
 
 Cost: with the compiled module, reading takes a third of the time that msgspec takes to decode the
-same text into typed objects; without it, twice that time. Peak memory is 1.3 times the size of the
-columns, which take 40 to 120 bytes for each event.
+same text into typed objects. Without the module, reading takes twice as long as msgspec. Peak
+memory is 1.3 times the size of the columns, which take 40 to 120 bytes for each event.
 
 Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
 Below 2**43 µs a float is exact to the nanosecond: half the distance between two floats is 0.488 ns.

@@ -103,7 +103,7 @@ class Kinds:
             append(self._parts, self._columns_of(new))
 
     def columns_at(self, rows: Columns) -> Columns:
-        """Return the columns of events, and remove the kinds that `add` has added.
+        """Return the columns of events. Afterwards, this object holds no kinds.
 
         `rows` holds the columns in which events of one kind differ, and the column `kind`: the
         index of each event's kind. The columns that `rows` lacks are made from the kinds.

@@ -117,7 +117,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
 def _write(path: Path, request: bytes) -> None:
     """Write a request into an existing file.
 
-    The request is written with one call, so that every reader sees the whole number.
+    The request is written with one call, so that no reader sees only a part of the number.
     """
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:

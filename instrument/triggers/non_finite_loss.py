@@ -16,7 +16,7 @@ class NonFiniteLoss(Trigger):
     """
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
-        """Create the state of one run; a first loss that is not finite fires the trigger too."""
+        """Create the state of one run. The trigger also fires if the first loss is not finite."""
         was_finite = True
 
         def fires(step: Step) -> str | None:

@@ -593,7 +593,7 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
 
 
 def _device_arcs(made: _Builder, launch_of: Ints, end_of: Ints, start_of: Ints) -> None:
-    """Add the arcs to each device event: from its launch, its own stream, and other streams."""
+    """Add arcs that lead to device events: from the launch, the same stream, and other streams."""
     events, work = made.events, made.work
     count = len(work.event)
     if not count:

@@ -53,9 +53,9 @@ _FAR = 2**62
 def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     """Return the parts of the critical path, the longest first; see `CRITICAL_PATH`.
 
-    The sum of all rows is the time from the end of the first step to the end of the last step, with
-    the time between steps. If there is only one step, the sum is the duration of this step. If no
-    step finished, the whole window counts as one step.
+    The sum of all rows is the time from the end of the first step to the end of the last step,
+    including the time between steps. If there is only one step, the sum is the duration of
+    this step. If no step finished, the whole window counts as one step.
     """
     weights = window.weights(costs)
     times = window.program.run(weights)

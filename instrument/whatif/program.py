@@ -157,7 +157,7 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 
 
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """The time of each moment, at least its `earliest`; a row for each value in `shares`."""
+    """The time of each moment, not before `earliest`; there is a row for each value in `shares`."""
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)
         found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))

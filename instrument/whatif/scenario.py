@@ -128,7 +128,7 @@ class Scenario:
         return [self.saving_ns, *others]
 
     def _saved(self, assumption: int, after: Sequence[int]) -> int:
-        """The saving of a step if `after` has the duration of each edited step; see `saving_ns`."""
+        """The saving per step; `after` has the steps' durations with the edits. See `saving_ns`."""
         before = self.window.recorded_steps(assumption)
         kept = counted(len(before))
         share = 1 - sum(after[kept]) / max(sum(before[kept]), 1)

@@ -71,8 +71,8 @@ class Window:
         """The costs without edits: an entry for each assumption.
 
         The first assumption is that all times are as recorded. The second is that all delays and
-        gaps have their usual lengths. The third is that the other ranks do not change; this
-        assumption is made only if there is one capture, and its rank communicates with others.
+        gaps have their usual lengths. The third is that the other ranks do not change. The
+        third is made only for a single capture whose rank communicates with other ranks.
         """
         found = [self.measured, self.typical]
         if len(self.models) == 1 and (self.models[0].work.kind == COMMUNICATION).any():

@@ -84,7 +84,7 @@ def graphs(
 
 
 def _modules(path: str, types: Mapping[str, str]) -> list[str]:
-    """The paths of a module and of the modules around it; those of unknown class are left out."""
+    """The paths of a module and the modules around it, without modules of unknown class."""
     around = accumulate(path.split("."), "{}.{}".format)
     return [each for each in around if each and each in types]
 

@@ -90,8 +90,8 @@ class View(NamedTuple):
     The content of an open module is drawn; a closed module is one box.
 
     `boxes` is the number of boxes; boxes of parameters do not count. In the last picture, all
-    modules are open and `every_node` is true. `legend` has pairs of a share of the time and the
-    opacity of the colour for this share.
+    modules are open and `every_node` is true. Each pair in `legend` holds a share of the time,
+    and the opacity of the colour for this share.
     """
 
     depth: int

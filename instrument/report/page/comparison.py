@@ -54,7 +54,7 @@ def section(before: Side, after: Side) -> dict[str, Any]:
       `name` and `sentence`.
     - `sentence`: what changed most, or why the sides are not compared.
     - `what`, `unlike`: as in `instrument diff --json`.
-    - `spread`: a sentence on the spread of the steps.
+    - `spread`: sentences on the median steps, and on how much the steps vary.
     - `step`: the first of `wholes` in `instrument diff --json`, without `parts`.
     - `parts`: the parts of the step that changed most, and a last entry that sums all other parts.
       The keys of an entry are `range`, `kind`, `before_ns`, `after_ns` and `change_ns`; `kind` is
