@@ -47,8 +47,8 @@ class Categories:
         device: the device, as in torch.
         time_ns: the times on the trace's own clock; the single time 0 if nothing changed.
         live_bytes: for each category, its memory at each time.
-        start_bytes: for each category, the memory from before the window that is used in the
-            window.
+        start_bytes: for each category, the memory that was allocated before the window and is used
+            in the window.
     """
 
     device: str

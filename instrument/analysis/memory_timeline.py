@@ -285,7 +285,7 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the value of `by` that gives owners to the largest part of memory at the peak.
+        """Return the value of `by` whose owners together hold the most memory at the peak.
 
         An owner is an operator, a range or a module. Only the memory of the `most` largest owners
         counts, because a plot shows only these.

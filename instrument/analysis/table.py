@@ -329,7 +329,7 @@ class GroupableTable(Table):
     """A table that can still be grouped after `sort`, `head`, `where` and `select`.
 
     `keys` holds a key for each row, such as an operator's name. Each row of the grouped table has a
-    key too, and stays only if this table has a row with the same key.
+    key too. Rows of the grouped table whose key is not in `keys` are left out.
     """
 
     def __init__(

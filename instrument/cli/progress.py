@@ -97,5 +97,5 @@ def files_being_read() -> list[OpenFile]:
 
 
 def _name(link: Path) -> str:
-    """Return the folder and name of an open file, or "a trace" if the system has no links."""
+    """Return the folder and name of an open file, or "a trace" if `link` is no symbolic link."""
     return printable("/".join(link.readlink().parts[-2:])) if link.is_symlink() else "a trace"

@@ -453,7 +453,7 @@ def _of_dynamo(found: Dynamo) -> dict[str, Count | None]:
 def with_compilations(counted: Counters, dynamo: dict[str, Any]) -> Counters:
     """Return the counters, with the numbers of graph breaks and recompilations from `dynamo`.
 
-    `dynamo` holds these numbers, such as those since the start of a test, with the keys of
-    `environment.dynamo` in `capture.json`.
+    `dynamo` has the keys of `environment.dynamo` in `capture.json`. The pytest plugin gives the
+    numbers since the start of the test.
     """
     return replace(counted, counts=counted.counts | _of_dynamo(Dynamo(**dynamo)))

@@ -145,13 +145,13 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 
 
 def _orders(low: int, high: int) -> list[int]:
-    """Count, for each value of the statistic of `is_higher`, the orders that have this value.
+    """Return a list: item k is the number of orders in which the statistic of `is_higher` is k.
 
     `low` and `high` are the sizes of the first and the second sample. The values of
-    both samples are sorted together; an order says to which sample each value belongs. The result
-    holds at index k the number of orders with the statistic k. If the highest value belongs to the
-    second sample, this value adds `low` to the statistic; otherwise it adds nothing. Cost: the
-    square of the product of the sizes.
+    both samples are sorted together; an order says to which sample each value belongs. If the
+    highest value belongs to the second sample, it is higher than all `low` values of the first
+    sample, so it adds `low` to the statistic. If the highest value belongs to the first sample, it
+    adds nothing. Cost: the square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):

@@ -245,7 +245,7 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Return the exposed communication on the CPU; it belongs to the range that is open there."""
+    """Return the exposed communication on the CPU, with the code `_ON_CPU` as its range."""
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 

@@ -84,7 +84,7 @@ def launch_gaps(capture: Views) -> LaunchGaps:
     """Find the gaps in which the devices wait for launches; see `LaunchGaps`.
 
     A gap that begins while the CPU waits for the device is left out, because its cause is that
-    wait. A gap whose launch is not in the trace is left out too.
+    wait. A gap is left out too if the launch of the next device event is not in the trace.
     """
     events, time = capture.events, measured(capture)
     found = gaps(events, capture.work, time.start_ns, time.end_ns)

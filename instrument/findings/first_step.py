@@ -99,9 +99,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
     """The cause of `more_ns`, the additional time of the first step.
 
-    It is the kind of interruption with the most additional time. If this time is less than 20 % of
-    `more_ns`, it is the operator, call or range with the most additional time. None if also that
-    time is less than 20 % of `more_ns`.
+    The first candidate is the kind of interruption with the most additional time. The second
+    candidate is the operator, call or range with the most additional time. The result is the first
+    candidate whose additional time is at least 20 % of `more_ns`; None if there is none.
     """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
@@ -157,7 +157,7 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """For each name, the time at index `rank` of its sorted times in the later steps."""
+        """For each name, sort the times in the later steps; return the time at index `rank`."""
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)
         found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]

@@ -70,7 +70,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 
 
 def _divided(capture: Views) -> tuple[Ints, float]:
-    """The operators that may be divided among threads, and the share of the steps that they take.
+    """The operators that may be divided among threads, and their share of the steps' time.
 
     These are the operators of torch whose own time on the CPU is 50 µs or longer, and that launch
     no device work.

@@ -94,9 +94,10 @@ def _inside(
 
 
 def _additions(capture: Views, fills: Ints) -> Ints:
-    """The additions that would not run if gradients were set to None instead of filled.
+    """The additions that would not run if gradients were set to None and not filled with zeros.
 
-    After n fills in a row, the first n additions count, but only those before the next fill.
+    After n fills in a row, the first n additions count. If the next fill comes earlier, only the
+    additions before the next fill count.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)

@@ -100,7 +100,7 @@ class NodeInterpreter(fx.Interpreter):
         return lambda *args, **kwargs: method(node.target, args, kwargs)
 
     def _owner(self, path: str, name: str) -> nn.Module:
-        """The module that holds an attribute: a module of the model, or else of `constants`."""
+        """Find the module that holds an attribute, in the model first and then in `constants`."""
         with suppress(AttributeError):
             owner = self.module.get_submodule(path)
             if hasattr(owner, name):

@@ -102,10 +102,10 @@ def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
 
 
 def changed(model: nn.Module, before: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
-    """The attributes that changed since `before`, a result of `attributes_of`.
+    """The attributes that changed after `attributes_of` returned `before`.
 
-    The values are the new value of a plain attribute, the new length of any other attribute, and
-    "deleted" for a deleted attribute.
+    For a plain attribute, the result holds the new value. For any other attribute, it holds the new
+    length, as in `attributes_of`. For a deleted attribute, it holds "deleted".
     """
     after = attributes_of(model)
     found: dict[tuple[int, str], Any] = dict.fromkeys(before.keys() - after.keys(), "deleted")

@@ -166,7 +166,7 @@ class CallTree:
         return found
 
     def at_or_inside(self, chosen: Flags) -> Flags:
-        """A mask of the chosen nodes and of the nodes that have one of them as an ancestor."""
+        """A mask of the chosen nodes and of all their descendants."""
         found: Flags = chosen | self.inside(chosen)
         return found
 

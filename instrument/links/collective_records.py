@@ -37,9 +37,9 @@ def records(events: Events) -> Flags:
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
     """Find the record and the annotation of the collective that launched each kernel.
 
-    If the external id of a kernel names a record, this is the record of the kernel. Otherwise, the
-    record around the call that launched the kernel is the record of the kernel. The annotation of a
-    kernel is the annotation around the same call.
+    If the external id of a kernel names a record, the kernel has this record. Otherwise, the kernel
+    has the record around the call that launched the kernel. The annotation of a kernel is always
+    the annotation around the call that launched the kernel.
 
     Args:
         events: the events of the trace.

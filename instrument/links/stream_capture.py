@@ -433,12 +433,12 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
 
     All graphs that one capture made run the same sequence of kernels. So n captures made graphs
     with at most n different sequences. If n captures fit graphs with more sequences, it is not
-    known which of these graphs they made.
+    known which of these graphs the captures made.
 
     Returns:
-        A number n for each `_Alike` whose captures fit graphs by order. Its first n captures fit
-            graphs with more than n different sequences of kernels. n is the largest such number,
-            or 0 if there is none.
+        For each `_Alike` whose captures fit graphs by order, the largest n with this property: the
+            first n captures of the `_Alike` fit graphs with more than n different sequences of
+            kernels. 0 if no n has this property.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

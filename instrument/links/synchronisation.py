@@ -41,8 +41,8 @@ inferred from times, and only where the times show one cause:
 - Work B waits for work A on another stream of the same device if all these conditions hold:
   - A thread called `cudaStreamWaitEvent` and then launched B. Nothing else was launched on B's
     stream in between.
-  - A was launched before this call of `cudaStreamWaitEvent`. If the trace has a call that recorded
-    a CUDA event before the `cudaStreamWaitEvent`, A was launched before the last such call.
+  - A was launched before this call of `cudaStreamWaitEvent`. If the trace has calls that record
+    CUDA events, there is such a call between the launch of A and the `cudaStreamWaitEvent`.
   - A ended at most 30 µs before B started.
   - A ended after B was launched, and after the previous work on B's stream ended.
 """
@@ -210,8 +210,8 @@ class _Latest:
     a stream or a device. A row is a piece of device work.
 
     A stream runs its work in the order of the launches, so its last work is the work that ends
-    last. The ends decide, not the start times of the launching calls: these times can be in another
-    order if several threads launch on one stream.
+    last. The search compares the ends of the work, not the starts of the launching calls. If
+    several threads launch on one stream, the calls can start in another order than the work runs.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
@@ -271,7 +271,7 @@ class _Work:
         self.by_end = np.argsort(self.end_ns, kind="stable")
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
-        """For each given stream and time, the first row that was launched from this time on.
+        """For each stream and time, the first row launched on the stream at the time or later.
 
         The result is -1 if no such row was launched.
         """

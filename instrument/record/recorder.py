@@ -261,7 +261,7 @@ class Recorder:
 
         Call this before the next recording. torch writes the end of a range into the recording in
         which the range began. If that recording is already freed and another recording runs, this
-        corrupts memory.
+        write corrupts memory.
         """
         self._step_range = None
         backends.release_outlived()

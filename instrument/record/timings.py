@@ -189,7 +189,7 @@ class DeviceTimes:
 
     - It begins before CUDA is in use.
     - It ends on another device.
-    - It ends on another stream, which reaches the end before the first stream reaches the start.
+    - It ends on another stream, and the device reaches the end before the start.
     - It begins or ends during a stream capture (of a CUDA graph).
     - It begins while 16,384 ranges wait for the device.
 

@@ -302,8 +302,8 @@ def _key(view: str) -> str:
 def sort_keys(sort: str | None, *, ranges: bool, operators: bool) -> tuple[str | None, str | None]:
     """Return the sort keys of the operators and of the ranges.
 
-    The result has `sort` for one of these two tables, and None for the other. If both tables have
-    this column, `sort` is the key of the operators.
+    The result has the column `sort` for one of these two tables, and None for the other. If both
+    tables have the column, it is the key of the operators.
 
     Raises:
         ConfigError: no table that is shown has such a column.

@@ -65,7 +65,7 @@ class Source:
     def after(self, rest: memoryview, size: int) -> bytes:
         """Return `rest` (the end of what was read) and up to `size` bytes that follow it.
 
-        At the end of the file, only `rest` is returned; otherwise, at least one more byte.
+        If the result is only `rest`, the file has ended.
 
         Raises:
             TraceError: see `chunks`.

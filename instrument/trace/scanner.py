@@ -88,7 +88,7 @@ class Taken(NamedTuple):
 
 
 class Kinds:
-    """The columns of the event kinds found since the last call of `columns_at`.
+    """The event kinds that were added since the last call of `columns_at`, as columns.
 
     `columns_of` converts decoded events to columns.
     """

@@ -17,7 +17,7 @@ later moment that waits for the source. There are these arcs:
   the same stream. This launch waits until the launch queue has a free place.
 - From the end of a thread's work to the end of another thread's wait for this work. The main thread
   waits while the thread of the autograd engine works. The main thread waits for another thread if
-  the main thread has no events while the other thread works, and its next event is just after this
+  the main thread has no events while the other thread works, and has its next event just after this
   work.
 - From the main thread to the start of another thread's work, if the other thread has paused before
   this work: the main thread has given it the work.
@@ -448,8 +448,8 @@ class _Waits:
     Attributes:
         moment: the moment at the end of the call.
         call: the call.
-        row: the device row that the call waits for: for its start if the launch queue is full, else
-            for its end.
+        row: the device row that the call waits for. A call that finds a full launch queue waits for
+            the start of the row. Any other call waits for the end of the row.
         lag_ns: the time from this start or end to the end of the call.
         usual_ns: the usual value of `lag_ns`.
     """
@@ -682,9 +682,9 @@ def _usual_delays(
 
     - For events with the same launching call as the previous event, as in a CUDA graph: the median
       of these events.
-    - For all other events: the median of those that were launched early enough. This means that the
-      previous event ended no sooner than the usual delay after the launch. Events whose launch is
-      not known count too.
+    - For all other events: the median of the events that were launched early enough. An event was
+      launched early enough if the time from its launch to the end of the previous event is at least
+      the usual delay. Events whose launch is not known count too.
 
     These medians leave out events that wait for another stream. If an event began before the
     previous event ended, its gap is negative and stays as recorded.

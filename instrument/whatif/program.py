@@ -105,9 +105,9 @@ class Program:
 
         The arc that reaches a moment last decides; if several reach it last, the first of them
         counts. An arc from the origin has no source, but it can decide too, for example if a batch
-        arrives from another process. Then this arc is on the path, but the path goes on at the
-        source of another arc: of all arcs with a source, the one that reaches the moment last.
-        `times` is the result of `run`.
+        arrives from another process. The path contains this arc, but goes on at the source of a
+        second arc. Of all arcs with a source, the second arc reaches the moment last. `times` is
+        the result of `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]

@@ -76,7 +76,8 @@ class _Neighbour(NamedTuple):
     """The item at the other end of a line between neighbouring rows.
 
     The line meets the other item at `other_x`, and the item at this end at `own_x`. Both are
-    distances in pixels to the right of the item's middle. `weight` is how strongly the line pulls.
+    distances in pixels to the right of the item's middle. The wanted position of an item is a mean
+    over its lines, and `weight` is the weight of this line.
     """
 
     other: int

@@ -101,8 +101,8 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     - `steps`: the number, start and duration of each finished step.
     - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
       This is the step in which the first row of evidence begins; rows that begin outside of all
-      steps are skipped. If no row begins in a step, this is the median step; for the median, the
-      first of several steps does not count.
+      steps are skipped. If no row begins in a step, this is the step with the median duration. If
+      there are several steps, the median leaves out the first step.
     - `first_code`: the code of the finding with this evidence; None for the median step.
     - `causes`: the names of idle slices, in the order of `_CAUSES`.
     - `end_ns`: the end of the last slice.
@@ -253,7 +253,7 @@ def _first_in_step(
 
 
 def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
-    """A layer of slices, one for each row of evidence; a slice is named by the finding's code."""
+    """One layer, with a slice for each row of evidence; the finding's code names the slice."""
     if not spans:
         return []
     start, end, codes = zip(*spans)
