@@ -625,7 +625,7 @@ class Views:
 
     @cached_property
     def coverage(self) -> Table:
-        """A row for each kind of data that may be incomplete; see `analysis.coverage`."""
+        """How much of each kind of data was recorded; see `analysis.coverage`."""
         from instrument.analysis.coverage import coverage
 
         return coverage(self)
