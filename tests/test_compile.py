@@ -281,5 +281,7 @@ def test_what_the_compiler_notes_in_a_window_are_no_ranges(tmp_path: Path) -> No
             compiled(X)
         session.step()
     (capture,) = session.captures
-    assert any("_data: compile_id=" in name for name in capture.events.names)
+    # torch 2.10 and older write no such event
+    noted = any("_data: compile_id=" in name for name in capture.events.names)
+    assert noted or torch.__version__ < (2, 13)
     assert capture.ranges.column("path") == ["around"]

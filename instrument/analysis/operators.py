@@ -117,8 +117,8 @@ class OperatorTable(GroupableTable):
     Grouped by step, this work has the step during which it ran. Grouped by device, it has the
     device on which it ran.
 
-    `sort`, `head`, `where` and `select` return tables that can be grouped too. `by` then uses only
-    the calls of the remaining rows, and sorts by the same column.
+    `sort`, `head`, `where` and `select` return tables that have the method `by` too. On such a
+    table, `by` groups only the calls of its rows, and sorts by the column of the last `sort`.
     """
 
     def __init__(self, links: Links, calls: Calls) -> None:

@@ -128,7 +128,7 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
-    """Return the nodes without this package's own frames, and the remaining node of each node.
+    """Return the nodes without this package's own frames, and each node's node among them.
 
     Two kinds of nodes are removed: this package's frames around the user's code, and all nodes
     inside a frame of this package's recording code. For a removed node, the nearest remaining node

@@ -96,9 +96,9 @@ class Difference:
 def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Difference:
     """Compare two captures, two runs, or their traces.
 
-    The steps of all windows of a run count. If a path is a folder with several runs, only its
-    newest run counts. If both sides have several ranks, each rank is also compared with the same
-    rank of the other side. Captures are read one after the other.
+    The steps of all windows of a run are compared together. If a path is a folder with several
+    runs, its newest run is used. If both sides have several ranks, each rank is also compared with
+    the same rank of the other side. Captures are read one after the other.
 
     Args:
         before: the side before the change. It is a capture, a run, or a path or URL. A path or URL

@@ -6,7 +6,8 @@ the threads that launch device work. Calls of HIP and of the driver API count to
 allocations of pinned memory. cudaFree also waits for the device.
 
 There is a finding if these calls occur in at least two steps and take at least 2 % of the time of
-the steps, unless the simulation without these calls saves less than 1 % of the step.
+the steps. Even then, there is no finding if the simulation without these calls saves less than 1 %
+of the step.
 
 The trace does not show why the allocator freed memory. Causes can be torch.cuda.empty_cache(),
 sizes that change from step to step, or too little memory.

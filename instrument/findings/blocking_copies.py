@@ -3,8 +3,8 @@
 The check looks at copies from the CPU to a device. It uses the calls that launch the copies, and
 the waiting calls inside the same operator, such as cudaStreamSynchronize inside aten::to. It
 measures how long these calls run while no kernel runs. There is a finding if this time is at least
-2 % of the time of the steps, unless the simulation saves less than 1 %. Many programs spend 1 % of
-the step this way, and can save little.
+2 % of the time of the steps. Even then, there is no finding if the simulation saves less than 1 %
+of the step. Many programs spend 1 % of the step this way, and can save little.
 
 There are two causes:
 

@@ -6,8 +6,8 @@ collection, allocations and the profiler does not count, because other findings 
 same reason, a gap does not count if the CPU waits for the device when the gap begins.
 
 The check names a cause: the operator or range with the most own time during the gaps, on the thread
-that launches the next work. There is a finding if the gaps take at least 5 % of the time of
-the steps, unless the simulation saves less than 1 %.
+that launches the next work. There is a finding if the gaps take at least 5 % of the time of the
+steps. Even then, there is no finding if the simulation saves less than 1 % of the step.
 
 The simulation removes the calls that return during the gaps and launch nothing. The saving is
 unknown if these calls take less than half of the time of the gaps. The rest of the time lies in

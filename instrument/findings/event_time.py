@@ -20,9 +20,9 @@ _MOST_NAMES = 10
 
 
 def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
-    """Return the simulation in which CPU events and their device work take `by` times as long.
+    """Return the simulation in which the time of CPU events and of their device work is multiplied.
 
-    The result is None if the capture cannot be simulated.
+    `by` is the factor. The result is None if the capture cannot be simulated.
     """
     return simulated(lambda: whatif.scale_events(events, by=by))
 

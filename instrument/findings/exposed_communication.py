@@ -2,9 +2,9 @@
 
 The check measures how long communication runs in the steps while no kernel computes. In a trace
 without device work, it measures how long collectives of gloo or MPI run while no thread runs an
-operator. There is a finding if this time is at least 5 % of the time of the steps, unless the
-simulation saves less than 1 %. The simulation removes all communication, so overlap and smaller
-messages cannot save more than the saving shown.
+operator. There is a finding if this time is at least 5 % of the time of the steps. Even then, there
+is no finding if the simulation saves less than 1 % of the step. The simulation removes all
+communication, so overlap and smaller messages cannot save more than the saving shown.
 
 The trace of one rank does not show which part of this time is the transfer of data, and which
 part is a wait for slower ranks. The check `stragglers` compares the ranks for this.

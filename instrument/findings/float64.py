@@ -4,7 +4,7 @@ A model that is float64 by accident is common: numpy's arrays are float64, and `
 keeps their type. The check reads the input types of operators (`record_shapes`). An operator counts
 if its first input is a float64 tensor. So an operator on a float32 tensor and a Python number, such
 as `x * 2.0`, does not count. There is a finding if such operators take at least 10 % of the time of
-the steps, unless the simulation saves less than 3 % of a step.
+the steps. Even then, there is no finding if the simulation saves less than 3 % of the step.
 
 The simulation lets these operators take half the time: float32 has half the bytes, and twice as
 many numbers fit into a register of the CPU. Operators on small tensors gain less than this.

@@ -6,8 +6,9 @@ allocations and the profiler does not count. Only gaps shorter than 1 ms count. 
 CPU does not only launch work: such gaps belong to the check `device-idle`.
 
 There is a finding if there are at least 20 such gaps and they take at least 5 % of the time of the
-steps, unless the simulation saves less than 1 %. In published traces, healthy programs spend up to
-3 % of the step in such gaps. Programs with too many small kernels spend 9 to 73 %.
+steps. Even then, there is no finding if the simulation saves less than 1 % of the step. In
+published traces, healthy programs spend up to 3 % of the step in such gaps. Programs with too many
+small kernels spend 9 to 73 %.
 
 The check cannot see which kernels could be replaced by larger ones. A gap on one device or stream
 does not count while another device or stream works.

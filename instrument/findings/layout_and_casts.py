@@ -1,7 +1,8 @@
 """`layout-and-casts`: copies that only change the layout or the type of tensors take time.
 
 The check looks for three kinds of work. There is a finding for each kind that takes at least the
-given share of the step, unless the simulation without this work saves less than 1 %:
+given share of the step. Even then, there is no finding if the simulation without this work saves
+less than 1 % of the step. The kinds are:
 
 - Layout, 5 %: kernels with which cuDNN and MIOpen convert between NCHW and NHWC before and after a
   convolution.

@@ -8,9 +8,9 @@ calls in the loop must be at most 50 µs. The layers of a model do not count as 
 patterns are longer, or the range of each layer has another name.
 
 There is a finding if such loops, with the short gaps between the operators, take at least 5 % of
-the time of the steps, unless the simulation saves less than 2 % of a step. In the simulation, one
-round does the work of all rounds. There is no saving if the device is busy during the whole loop,
-because the launches then cost nothing.
+the time of the steps. Even then, there is no finding if the simulation saves less than 2 % of the
+step. In the simulation, one round does the work of all rounds. There is no saving if the device is
+busy during the whole loop, because the launches then cost nothing.
 
 The check does not find loops whose rounds differ. It leaves out loops inside backward nodes: a loop
 in the backward follows from a loop in the forward, so one finding is enough.

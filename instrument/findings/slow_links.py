@@ -1,4 +1,4 @@
-"""`slow-links`: large messages between ranks move more slowly than any usual link allows.
+"""`slow-links`: large messages between ranks move more slowly than over a usual link.
 
 The check reads the bus bandwidth of collectives on devices with messages of at least 4 MiB. For
 such messages, latency hardly matters. Only the collective with the highest bandwidth counts,
@@ -10,8 +10,9 @@ because the others may have waited for slower ranks. Usual bandwidths are:
 
 So if the bandwidth is below 10 GB/s, the data takes a slower way. It goes, for example, through the
 memory of the CPU or over a slow network interface. There is a finding if the bandwidth is below
-10 GB/s and exposed communication takes at least 5 % of the time of the steps, unless the simulation
-saves less than 1 %. The simulation assumes a link with 12 GB/s.
+10 GB/s and exposed communication takes at least 5 % of the time of the steps. Even then, there is
+no finding if the simulation saves less than 1 % of the step. The simulation assumes a link with
+12 GB/s.
 
 The check cannot see which link the data took. If this rank always waits for another rank, the time
 of the fastest collective contains this wait too, so its bandwidth looks too low.

@@ -5,7 +5,7 @@ waits in communication. A straggler is a rank with much more own work than the m
 than three robust standard deviations, and by more than 10 %
 (`instrument.runs.rank_comparison.stragglers`). What counts is how much longer the other ranks wait
 in communication than the straggler. There is a finding if this difference is at least 3 % of the
-step, unless the simulation saves less than 1 %.
+step. Even then, there is no finding if the simulation saves less than 1 % of the step.
 
 The saving comes from a joint simulation in which all ranks have the same amount of work. It needs
 the traces of all ranks. With more than 32 ranks, or with traces at URLs, the saving is not known.

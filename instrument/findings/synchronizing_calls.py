@@ -6,9 +6,9 @@ idle until the CPU has launched more work. The check finds the runtime calls tha
 (`instrument.links.synchronisation`). It measures the device's idle times that begin inside such a
 call. An idle time counts until the next launch has returned.
 
-There is a finding if this idle time is at least 3 % of the time of the steps, unless the simulation
-without these waits saves less than 1 % of a step. What counts is the idle time after a wait, not
-the length of the wait.
+There is a finding if this idle time is at least 3 % of the time of the steps. Even then, there is
+no finding if the simulation without these waits saves less than 1 % of the step. What counts is the
+idle time after a wait, not the length of the wait.
 
 Copies to the device belong to the check `blocking-copies`. The check needs device work in the
 trace, and does not find waits inside other calls, such as `cudaFree`.

@@ -9,9 +9,9 @@ the steps:
 - Kernels that multiply matrices whose sizes are not aligned to 16 bytes, such as …_align1, 5 %.
 
 For the first two kinds, the device must multiply at least twice as fast in a lower precision
-(`instrument.analysis.peak_rates`). There is no finding if the simulation saves less than 1 %. The
-simulation lets the kernels take half the time. This is a cautious guess, because the peak rates
-differ by factors of 3 to 16.
+(`instrument.analysis.peak_rates`). There is no finding if the simulation saves less than
+1 % of the step. The simulation lets the kernels take half the time. This is a cautious guess,
+because the peak rates differ by factors of 3 to 16.
 
 The check cannot see whether the training still converges in a lower precision. It does not know the
 precision of kernels with other names, such as the kernels that Triton generates. Kernels of AMD are

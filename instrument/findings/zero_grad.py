@@ -9,9 +9,9 @@ The simulation removes the fills, and the additions in the nodes that accumulate
 removes only the additions of the first backward after the fills: one addition for each filled
 gradient. Later backward passes, as in gradient accumulation, must add.
 
-There is a finding if this work takes at least 1 % of the time of the steps, unless the simulation
-saves less than 0.5 %. It saves nothing if the device does this work while nothing waits for the
-device.
+There is a finding if this work takes at least 1 % of the time of the steps. Even then, there is no
+finding if the simulation saves less than 0.5 % of the step. The simulation saves nothing if the
+device does this work while nothing waits for the device.
 
 The check does not find `module.zero_grad(set_to_none=False)`, which opens no range. If one call
 fills all gradients, the trace does not show their number, so the additions are left out. The check

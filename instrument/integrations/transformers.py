@@ -112,8 +112,8 @@ class ProfilerCallback(TrainerCallback):
     ) -> Iterator[None]:
         """Enter a phase during `trainer.evaluation_loop`.
 
-        Outside of `train`, the session is not running. If the session records the phase, it is
-        started before the phase and stopped after the phase. Otherwise, this does nothing.
+        Outside of `train`, the session is not running. If it records this phase, it is started
+        before the phase and stopped afterwards. If it does not, the phase runs without it.
         """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:

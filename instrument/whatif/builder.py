@@ -277,7 +277,7 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event: in the call tree if the event has a node, else in the trace."""
+    """The thread of each event: that of its node in the call tree, or else that in the trace."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread

@@ -300,8 +300,8 @@ class Model:
     def _last(self) -> tuple[Ints, Ints, Ints]:
         """For each step, the ends of the device work that can finish last in the step.
 
-        Work A is left out if the next work on the stream of A belongs to the same step as A, and
-        always starts after A has ended.
+        Work that always ends before the next work of the same step and stream begins is left out,
+        because it cannot finish last.
 
         Returns:
             The ends, as moments sorted by step; the steps; and the index of each step's first end.

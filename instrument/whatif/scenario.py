@@ -214,7 +214,7 @@ class Scenario:
         thread: str | None = None,
         by: float,
     ) -> Scenario:
-        """Let a part of the program take `by` times as long.
+        """Multiply the time of a part of the program by a factor.
 
         Give exactly one of the four globs. The waits of the CPU are not multiplied: the duration of
         a wait follows from the work that the CPU waits for.

@@ -80,7 +80,7 @@ class Window:
         return tuple(found)
 
     def recorded_steps(self, assumption: int) -> list[int]:
-        """The duration of each step without edits; `assumption` is an index into `assumptions`."""
+        """The duration of each step, simulated with `assumptions[assumption]` and without edits."""
         if assumption not in self._recorded:
             self._recorded[assumption] = self.simulated(self.assumptions[assumption])
         return self._recorded[assumption]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from builders import SINGLE_PROCESS, WORKERS, annotation, call, capture, frame, kernel, span, step
+from installed import need_collections
 from torch.utils.data import DataLoader
 
 from instrument import Session
@@ -174,6 +175,7 @@ def test_the_loader_as_torch_records_it(tmp_path: Path, workers: int, name: str)
 
 
 def test_garbage_collections_are_those_that_python_reports(tmp_path: Path) -> None:
+    need_collections()
     reported = Counter[str]()
 
     def count(phase: str, _: dict[str, int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from installed import need_collections
 
 from findings.twins import (
     ATTEMPTS,
@@ -19,6 +20,8 @@ from findings.twins import (
 
 @pytest.mark.parametrize("twin", all_twins(), ids=str)
 def test_fires_on_the_problem_alone(twin: Twin, tmp_path: Path) -> None:
+    if "record_python_gc_info" in twin.options.get("experimental_config", {}):
+        need_collections()
     failure = ""
     for attempt in range(ATTEMPTS):
         both = recorded(twin, tmp_path / str(attempt))
