@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -94,7 +95,7 @@ def most_bytes() -> int:
     return int(given) if given else DEFAULT_BYTES
 
 
-def open_entry(name: str) -> IO[bytes]:
+def open_entry(name: str) -> BufferedReader:
     """Open an entry for reading, and set its time of use to now. The entry must be a file.
 
     Raises:

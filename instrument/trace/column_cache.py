@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +37,7 @@ _DTYPES: list[tuple[Any, type[np.generic]]] = [
 ]
 _WIDTHS = ("int8", "int16", "int32", "int64")
 _SAVED = (*_WIDTHS, "float32")
+_ALIGNMENT = 64  # of each column in memory, in bytes
 
 
 def _columns_of(kind: type[Any]) -> dict[str, type[np.generic]]:
@@ -135,11 +137,14 @@ def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
         sizes = [dtype.itemsize * count for dtype, count in zip(dtypes, counts)]
         if min(counts) < 0 or sum(sizes) != size - head_bytes:
             return None
-        checksum, columns = zlib.crc32(repr(head.rows).encode()), []
-        for dtype, count, kind in zip(dtypes, counts, [*_EVENTS.values(), *_MEMORY.values()]):
-            stored = np.fromfile(file, dtype, count)
+        checksum = zlib.crc32(repr(head.rows).encode())
+        columns = _allocated([*_EVENTS.values(), *_MEMORY.values()], counts)
+        for column, dtype, count in zip(columns, dtypes, counts):
+            stored = column if column.dtype == dtype else np.empty(count, dtype)
+            file.readinto(stored.data)  # a short read gives another checksum
             checksum = zlib.crc32(stored.data, checksum)
-            columns.append(stored.astype(kind, copy=False))
+            if stored is not column:
+                column[:] = stored
     if checksum != head.checksum:
         return None
     rows = [head.rows[0]] * len(_EVENTS) + [head.rows[1]] * len(_MEMORY)
@@ -151,6 +156,21 @@ def _load(entry: str, state: tuple[int, int, int]) -> Events | None:
     memory = Memory(**dict(zip(_MEMORY, columns[len(_EVENTS) :])))
     events = Events(memory=memory, **found)
     return events if _is_sound(events) else None
+
+
+def _allocated(dtypes: Sequence[Any], counts: Sequence[int]) -> list[NDArray[Any]]:
+    """Arrays of the given types and lengths, with undefined values.
+
+    All arrays share one allocation. NumPy lets the system use huge pages for a large allocation,
+    which makes the first use of the memory faster.
+    """
+    sizes = [np.dtype(dtype).itemsize * count for dtype, count in zip(dtypes, counts)]
+    ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()
+    memory = np.empty(ends[-1], np.uint8)
+    return [
+        memory[begin : begin + size].view(dtype)
+        for begin, size, dtype in zip([0, *ends], sizes, dtypes)
+    ]
 
 
 def _is_sound(events: Events) -> bool:
