@@ -284,4 +284,6 @@ def test_what_the_compiler_notes_in_a_window_are_no_ranges(tmp_path: Path) -> No
     # torch 2.10 and older write no such event
     noted = any("_data: compile_id=" in name for name in capture.events.names)
     assert noted or torch.__version__ < (2, 13)
-    assert capture.ranges.column("path") == ["around"]
+    # in torch 2.10 and older, the phases of a compilation are annotations, and so ranges
+    paths = [path for path in capture.ranges.column("path") if "(dynamo_timed)" not in path]
+    assert paths == ["around"]

@@ -87,10 +87,11 @@ def as_columns(table: Table, columns: Schema = ()) -> dict[str, Any]:
 
 
 def _column(name: str, cells: Sequence[Any], doc: str | None) -> dict[str, Any]:
+    unit = unit_of(name)
     return {
         "name": name,
         "title": heading(name),
-        "unit": unit_of(name),
+        "unit": unit,
         "doc": doc,
-        "is_text": is_text(cells),
+        "is_text": is_text(cells) and not unit,  # a column with a unit may have no values
     }

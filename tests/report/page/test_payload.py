@@ -29,6 +29,7 @@ from builders import (
     write_rank,
 )
 
+from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.errors import CaptureError
@@ -37,6 +38,7 @@ from instrument.findings.finding import Finding
 from instrument.findings.places import percent
 from instrument.report.page.page import page, payload
 from instrument.report.page.redacted import redacted
+from instrument.report.page.tables import as_columns
 from instrument.report.page.verdict import section
 
 US = 1000
@@ -266,6 +268,11 @@ def test_tables_hold_the_views(tmp_path: Path) -> None:
     assert all(column["doc"] for table in found.values() for column in table["columns"])
     assert all(any(cell is not None for cell in column) for column in operators.values())
     assert "copies" not in found
+
+
+def test_a_column_with_a_unit_is_aligned_as_numbers_even_without_values() -> None:
+    columns = as_columns(Table({"name": ["gemm"], "device_ns": [None]}))["columns"]
+    assert [column["is_text"] for column in columns] == [True, False]
 
 
 def test_a_run_holds_all_ranks(tmp_path: Path) -> None:
