@@ -183,7 +183,9 @@ def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]
     (capture,) = session.captures
     assert capture.folder is not None
     assert (capture.folder / "note.txt").read_text().startswith("given ")
-    assert json.loads((capture.folder / "capture.json").read_text())["sinks_inline"] == ["own"]
+    about = json.loads((capture.folder / "capture.json").read_text())
+    assert about["sinks_inline"] == ["own"]
+    assert about["scalars"], "so that sinks in the training process need not read the trace"
 
 
 def test_a_killed_exporter_costs_one_window_its_sinks_and_export_does_them_later(

@@ -68,6 +68,14 @@ def test_kernels_by_name_with_their_launches(tmp_path) -> None:
     assert tuple(nccl)[:9] == ("ncclDevKernel", "communication", 1, 3000, 3000, 3000, 3000, 0, 0)
 
 
+def test_launches_are_found_by_ids_that_are_far_apart(tmp_path) -> None:
+    ids = (1, 10**6, 10**12)
+    events = [call("cudaLaunchKernel", 10 * k, 5, each) for k, each in enumerate(ids)]
+    events += [kernel("gemm", 100 * k, 20, correlation=each) for k, each in enumerate((*ids, 7))]
+    (gemm,) = capture(tmp_path, events).kernels
+    assert (gemm.calls, gemm.launch_ns) == (4, 15_000)
+
+
 def test_an_occupancy_of_zero_is_none_estimated(tmp_path) -> None:
     events = [
         kernel("gemm", 0, 30, **launch_shape(8, 0.5, 0)),

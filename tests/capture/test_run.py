@@ -127,6 +127,7 @@ def test_the_rank_that_waits_least_is_the_straggler(tmp_path: Path, device: bool
         ([100, 100, 100, 100], []),
         ([100, 104, 96, 108], []),  # a tenth at least: 108 + 100 outside is 4 % above 200
         ([100, 140, 180, 220, 260, 320], []),  # they differ as much among themselves
+        ([100, 100, 100, 100, 110], []),  # as above, where the others do not differ at all
         ([100, 180], [1]),
         ([100, 180, 100, 180], [1, 3]),
         ([300, 100, 110, 120, 90, 800], [5, 0]),
