@@ -103,13 +103,13 @@ def interruptions(events: Events) -> Table:
     The row with the most CPU time comes first. A trace holds garbage collections only if it was
     recorded with Python stacks and torch's experimental option `record_python_gc_info`. A trace
     holds module loading only if the driver's calls were recorded, or if CUPTI reports module
-    loading as overhead. So a kind without a row may have run without being recorded.
+    loading as overhead. So if a kind has no row, it may have occurred without being recorded.
 
     Limit: the training thread does not wait for every interruption. For example, an allocation by
     the thread that pins memory may delay nothing.
 
-    Cost: tests each distinct name, passes over the categories of the events, and sorts the
-    interruptions and steps several times.
+    Cost: a test of each distinct name, a pass over the categories of all events, and several sorts
+    of the interruptions and steps.
     """
     kind = kinds_of(events)
     width = np.int32(len(KINDS))

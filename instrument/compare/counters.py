@@ -339,8 +339,7 @@ def counters(views: Views) -> Counters:
 
     Only the first 1,000 steps of a window are counted.
 
-    Cost: builds the call tree, then passes over the paths of the ranges once for each counter and
-    step.
+    Cost: building the call tree, and a pass over the paths of the ranges for each counter and step.
     """
     occurred = Occurred(views)
     counts: dict[str, Count | None] = {}

@@ -45,7 +45,10 @@ class RunLock:
         return self.handle is not None
 
     def release(self, *, done: bool) -> None:
-        """Release the lock; remove its file if all work is `done` or no worker holds the lock."""
+        """Release the lock. Its file is removed if all work is `done`.
+
+        The file is also removed if no other process, such as a worker, holds the lock.
+        """
         if self.handle is not None:
             self.forget()
             if done:
