@@ -87,9 +87,9 @@ def is_copy(name: str) -> bool:
 
 
 def is_launch(name: str) -> bool:
-    """Whether each runtime call of this name causes device work.
+    """Whether all runtime calls of this name cause device work.
 
-    False for memsets, because a memset of 0 bytes causes no device work.
+    Not all calls of memset do: a memset of 0 bytes causes none.
     """
     return launches_kernel(name) or is_graph_launch(name) or is_copy(name)
 
