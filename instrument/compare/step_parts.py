@@ -218,7 +218,7 @@ def _cuts(
     nodes need no cut. Returns the starts and the durations of the segments in ns.
     """
     tree = links.call_tree
-    threads = np.append(np.unique(layers[-1].code), _thread(links))
+    threads = np.append(distinct(layers[-1].code), _thread(links))
     nodes = np.flatnonzero(differs & np.isin(tree.thread, threads))
     start_ns = tree.start_ns[nodes]
     times = [span.start_ns, span.end_ns, start_ns, start_ns + links.spent_ns[nodes]]

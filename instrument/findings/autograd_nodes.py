@@ -12,6 +12,7 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.links.autograd import is_backward
+from instrument.links.groupby import distinct, isin
 from instrument.trace.events import Ints
 
 
@@ -27,7 +28,7 @@ def makers(capture: Views) -> Ints:
     # An operator made a node if the next operator of the thread has a higher number. The last
     # operator of a thread has no next operator.
     next_is_same_thread = np.append(thread[1:] == thread[:-1], False)
-    has_run = np.isin(number, ran(capture))
+    has_run = isin(number, ran(capture))
     found: Ints = numbered[is_last[: len(numbered)] & (next_is_same_thread | has_run)]
     return found
 
@@ -36,7 +37,7 @@ def ran(capture: Views) -> Ints:
     """The numbers of the nodes that ran in a backward pass within the window, sorted."""
     events = capture.events
     chosen = is_backward(events) & (events.sequence >= 0) & (events.forward_thread != 0)
-    return np.unique(events.sequence[chosen])
+    return distinct(events.sequence[chosen])
 
 
 def _numbered(capture: Views) -> Ints:

@@ -33,7 +33,7 @@ from instrument.findings.device_time import LEAST_SAVING, device_share, launched
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.links.groupby import Groups
+from instrument.links.groupby import Groups, isin
 from instrument.trace.events import OPERATOR, Ints, split_overload
 from instrument.units import counted
 
@@ -134,7 +134,7 @@ def _copying(capture: Views, names: frozenset[str]) -> Ints:
     nodes = nodes[measured(capture).holds(tree.start_ns[nodes]) >= 0]
     device, around = launched_by(capture, nodes)
     across = events.named(lambda name: _BETWEEN_DEVICES.search(name) is not None)
-    is_copy = np.isin(device, capture.work.event[capture.work.kind == COPY])
+    is_copy = isin(device, capture.work.event[capture.work.kind == COPY])
     moves = Groups(around, len(nodes)).number(across[device] & is_copy) > 0
     return nodes[~moves]
 

@@ -33,7 +33,7 @@ from instrument.findings.event_time import share_of, shortened
 from instrument.findings.finding import Check, Finding, NotRecorded
 from instrument.findings.places import common_place, evidence, measured, percent, range_codes
 from instrument.links.autograd import is_backward
-from instrument.links.groupby import Groups
+from instrument.links.groupby import Groups, isin
 from instrument.links.step_index import step_at
 from instrument.trace.events import Flags, Ints
 
@@ -54,13 +54,13 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         yield from _of_program(capture, whatif, made)
         return
     numbers = ran(capture)
-    if np.isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
+    if isin(numbers, events.sequence[made]).sum() < _LEAST_JOINED * len(numbers):
         raise NotRecorded(
             "the window contains the backward of an earlier forward, so the backward of the "
             "window's own forward may come later",
             "record more steps, with a larger profiler.active",
         )
-    has_run, counts = np.isin(events.sequence[made], numbers), _decided(capture, made)
+    has_run, counts = isin(events.sequence[made], numbers), _decided(capture, made)
     paths, path = links.scopes.paths, range_codes(capture, made)
     of_path, in_range = Groups(path, len(paths.names)), path >= 0
     one = np.ones(len(made), np.int64)

@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from instrument.links import loops
-from instrument.links.groupby import Groups
+from instrument.links.groupby import Groups, distinct, groupby
 from instrument.trace.columns import taken
 from instrument.trace.events import Codes, Events, Flags, Ints
 
@@ -324,7 +324,7 @@ def _levels(depth: Codes) -> Iterator[Ints]:
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
     """For each given thread and time, the last node that starts on the thread by this time."""
     found = np.full(len(time_ns), -1)
-    bounds = np.searchsorted(call_tree.thread, np.unique(call_tree.thread))
+    bounds = np.searchsorted(call_tree.thread, distinct(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):
         points = np.flatnonzero(thread == call_tree.thread[first])
         at = np.searchsorted(call_tree.start_ns[first:last], time_ns[points], side="right") - 1
@@ -341,12 +341,13 @@ def number_paths(call_tree: CallTree, name: Ints) -> tuple[Ints, Ints, Ints]:
     """
     path = np.full(len(call_tree), -1)
     parents, labels = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    count, width = 0, int(name.max(initial=0)) + 1
+    first, count, width = -1, 0, int(name.max(initial=0)) + 1
     for nodes in call_tree.levels():
-        above = np.where(call_tree.parent[nodes] >= 0, path[call_tree.parent[nodes]], -1)
-        distinct, code = np.unique((above + 1) * width + name[nodes], return_inverse=True)
-        path[nodes] = code + count
-        parents.append(distinct // width - 1)
-        labels.append(distinct % width)
-        count += len(distinct)
+        parent = call_tree.parent[nodes]
+        above = path[parent] if count else parent  # the paths of the level above, from `first` on
+        keys, paths = groupby((above - first) * width + name[nodes])
+        path[nodes] = paths.of + count
+        parents.append(keys // width + first)
+        labels.append(keys % width)
+        first, count = count, count + len(keys)
     return path, np.concatenate(parents), np.concatenate(labels)

@@ -255,7 +255,7 @@ class _Work:
         self.devices: dict[int | str, int] = {}
         self.streams: dict[Thread, int] = {}
         device_of = np.full(len(events.threads), -1)
-        for code in np.unique(self.stream).tolist():
+        for code in distinct(self.stream).tolist():
             device, stream = events.threads[code]
             device_of[code] = self.devices.setdefault(device, len(self.devices))
             self.streams[device, stream] = code

@@ -43,7 +43,7 @@ from instrument.analysis.breakdown import COMMUNICATION, Work
 from instrument.analysis.launch_queue import FULL_QUEUE
 from instrument.analysis.steps import is_loading, launching_step
 from instrument.links.autograd import is_backward
-from instrument.links.groupby import Groups, distinct, groupby
+from instrument.links.groupby import Groups, distinct, groupby, isin
 from instrument.links.intervals import Intervals, merged, within
 from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
@@ -339,7 +339,7 @@ def _hand_overs(made: _Builder) -> None:
         return
     threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
     main = int(np.argmax(np.bincount(threads)))
-    engines = np.unique(tree.thread[is_backward(made.events)[tree.index]])
+    engines = distinct(tree.thread[is_backward(made.events)[tree.index]])
     roots = np.flatnonzero(tree.parent < 0)
     of_thread = Groups(tree.thread[roots].astype(np.int64), len(made.events.threads)).rows()
     own = np.flatnonzero(tree.thread == main)
@@ -391,7 +391,7 @@ def _hand_over(
     pause_from = np.append(made.begin_ns, end[:-1])
     pauses = start - pause_from >= (1 if is_engine else _SHORTEST_SILENCE_NS)
     if is_engine:
-        pauses &= np.isin(start, begin)
+        pauses &= isin(start, begin)
     begins, pause_from = start[pauses], pause_from[pauses]
     asks = made.add(_BEGINS, np.full(len(begins), main), begins)
     works_from = made.add(_BEGINS, np.full(len(begins), other), begins)

@@ -53,6 +53,13 @@ def columns(events):
 EXPECTED = [("a", "cpu_op", 1500, 3750), ("b", "user_annotation", 2000, 3000)]
 
 
+def test_events_are_chosen_by_any_number_of_names(tmp_path) -> None:
+    names = "abcabcdefg"
+    events = read(tmp_path, [span(name, k, 1) for k, name in enumerate(names)])
+    for wanted in ("", "b", "xy", "ace", "abcdef"):
+        assert events.named(wanted.__contains__).tolist() == [name in wanted for name in names]
+
+
 @pytest.mark.parametrize(
     "form", ["object", "list", "gzip", "gzip under another name", "indented", "args first"]
 )

@@ -7,7 +7,7 @@ import pytest
 
 from instrument.analysis.operator_keys import Calls
 from instrument.links import loops
-from instrument.links.groupby import Groups, at, group_rows, groupby, intern
+from instrument.links.groupby import Groups, at, distinct, group_rows, groupby, intern, isin
 from instrument.links.intervals import begun_by
 from instrument.links.launches import find
 
@@ -32,6 +32,14 @@ def test_keys_may_be_dense_sparse_or_negative(keys: list[int]) -> None:
     assert groups.count == len(distinct)
     assert distinct[groups.of].tolist() == keys
     assert groups.size.tolist() == [keys.count(key) for key in sorted(set(keys))]
+
+
+@pytest.mark.parametrize("wanted", [[7, -1, 7, 2**40], [3], []], ids=str)
+def test_values_among_wanted_ones_are_found(wanted: list[int]) -> None:
+    values = [2**40, 0, 7, 8, -1, 7, -2, 2**41]
+    found = isin(np.array(values), np.array(wanted, np.int64))
+    assert found.tolist() == [value in wanted for value in values]
+    assert distinct(np.array(wanted, np.int64)).tolist() == sorted(set(wanted))
 
 
 def test_rows_are_grouped_by_several_columns() -> None:

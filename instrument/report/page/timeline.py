@@ -341,13 +341,13 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
     name, names = _names(tracks)
     path = np.full(len(event), -1)
     path[event >= 0] = range_codes(capture, event[event >= 0])
-    used, code = np.unique(np.append(path, -1), return_inverse=True)  # used[0] is -1
+    used, groups = groupby(np.append(path, -1) + 1)  # used[0] is 0, for no range
     paths = capture.links.scopes.paths
     return {
         "end_ns": int(end.max()) - events.begin_ns,
         "names": [text for text, _ in names],
         "kinds": [kind for _, kind in names],
-        "ranges": [paths.texts[k] for k in used[1:].tolist()],
+        "ranges": [paths.texts[k - 1] for k in used[1:].tolist()],
         "tracks": [
             {"name": each.name, "open": each.is_open, "rows": each.row_sizes} for each in tracks
         ],
@@ -355,7 +355,7 @@ def _columns(capture: Views, tracks: Sequence[_Track]) -> dict[str, Any]:
         "duration": (end - start).tolist(),
         "inner": inner.tolist(),
         "name": name.tolist(),
-        "range": (code[:-1] - 1).tolist(),
+        "range": (groups.of[:-1] - 1).tolist(),
         **_launches(capture, event),
     }
 
