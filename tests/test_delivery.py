@@ -40,6 +40,32 @@ def record(folder: Path, windows: int, **options: Any) -> Session:
     return session
 
 
+class InTurn:
+    """A sink that only the training process can run, because it holds the list of others."""
+
+    def __init__(self, turns: list[str], name: str, last: bool) -> None:
+        self.turns, self.name, self.last = turns, name, last
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        self.turns.append(self.name)
+
+
+def test_sinks_in_the_training_process_run_before_those_that_are_last(tmp_path: Path) -> None:
+    for first in ("a", "b"):  # neither the order of the names nor that of the sinks decides
+        turns: list[str] = []
+        sinks = {name: InTurn(turns, name, name == first) for name in "ab"}
+        record(tmp_path / first, 1, sinks=sinks)
+        assert turns == sorted("ab", key=first.__eq__)
+
+
+def test_a_window_in_which_no_step_ended_has_no_last_step(tmp_path: Path, log: Log) -> None:
+    with suppress(ValueError), Session(active=3, output_dir=str(tmp_path)) as session:
+        raise ValueError
+    (capture,) = session.captures
+    about = capture.metadata["window"]
+    assert (about["first_step"], about["last_step"], about["steps"]) == (0, None, 0)
+
+
 def on_disk(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -175,7 +175,8 @@ def test_the_recurrent_layers_of_a_device_are_counted_by_hand(tmp_path) -> None:
     forward = 2 * 3 * 2 * 24 * (5 + 6 + 6 + 6)  # steps and sequences times the four matrices
     names = ("_cudnn_rnn", "_cudnn_rnn_backward", "miopen_rnn", "miopen_rnn_backward")
     events = [
-        span(f"aten::{n}", 10 * k, 5, Input_Dims=[[3, 2, 5], weights]) for k, n in enumerate(names)
+        span(f"aten::{n}", 10 * k, 5, Input_Dims=[[3, 2, 5], weights, [], [2, 2, 6]])
+        for k, n in enumerate(names)
     ]
     assert [r.flops for r in capture(tmp_path, events).operators] == [forward, 2 * forward] * 2
 

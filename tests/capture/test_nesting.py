@@ -178,12 +178,13 @@ def test_the_innermost_interval_around_a_moment(tmp_path) -> None:
         tmp_path, [span("a", 0, 10), span("b", 2, 3), span("c", 20, 5), span("d", 3, 1, tid=2)]
     )
     call_tree = nest(events, np.ones(4, np.bool_))
-    moments = np.array([1, 2, 4, 7, 12, 22, 3, -5, 5, 10, 25]) * 1000
-    found = call_tree.node_at(np.array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], np.int32), moments)
+    moments = np.array([1, 2, 4, 7, 12, 22, 3, -5, 5, 10, 25, 3]) * 1000
+    thread = np.array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 7], np.int32)  # 7 has no intervals
+    found = call_tree.node_at(thread, moments)
     names = [
-        events.names[events.name[call_tree.index[node]]] if node >= 0 else None for node in found
+        events.names[events.name[call_tree.index[node]]] if node != -1 else None for node in found
     ]
-    assert names == ["a", "b", "b", "a", None, "c", "d", None, "b", "a", "c"], (
+    assert names == ["a", "b", "b", "a", None, "c", "d", None, "b", "a", "c", None], (
         "their ends belong to them"
     )
 
