@@ -1,17 +1,19 @@
 """The cost of the report page compared with reading its trace, and its size; run by `make bench`.
 
 The costs are measured on real traces from the folder INSTRUMENT_TRACES, and on a trace of a million events, which
-repeats one of them.
+repeats one of them. Reading and the page together are compared with `orjson.loads`, which only decodes the trace.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 
+import orjson
 from loguru import logger
 from rounds import Row, report
 from simulation import EVENTS, REPEATED, TRACES, repeated, timed
@@ -32,12 +34,19 @@ def opened(path: Path) -> Capture:
     return capture
 
 
+def decoded(path: Path) -> object:
+    """The trace as Python objects."""
+    data = path.read_bytes()
+    return orjson.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
 def costs(name: str, path: Path) -> tuple[list[Row], int]:
     """Return the costs of the diagnosis, the causal profile and the whole page, and the size of the page in bytes.
 
     The rounds measure the parts in turns. The causal profile is measured after the diagnosis of the same capture.
     """
-    times: dict[str, list[float]] = {"read": [], "diagnose": [], "profile": [], "page": []}
+    parts = ("read", "diagnose", "profile", "page", "decode")
+    times: dict[str, list[float]] = {part: [] for part in parts}
     pages: list[str] = []
     for _ in range(ROUNDS):
         times["read"].append(timed(lambda: reader.read(path)))
@@ -48,6 +57,7 @@ def costs(name: str, path: Path) -> tuple[list[Row], int]:
         times["page"].append(
             timed(lambda capture=capture: pages.append(page(payload([capture])).html))
         )
+        times["decode"].append(timed(lambda: decoded(path)))
     ns = {what: statistics.median(values) for what, values in times.items()}
     limits = {
         "page": ("the whole page", 1.0),
@@ -58,6 +68,8 @@ def costs(name: str, path: Path) -> tuple[list[Row], int]:
         Row(f"{name}: {what}", ns[part], "reading the trace", ns["read"], limit)
         for part, (what, limit) in limits.items()
     ]
+    whole_ns = ns["read"] + ns["page"]
+    rows.append(Row(f"{name}: reading and the page", whole_ns, "orjson.loads", ns["decode"], 1.0))
     return rows, len(pages[-1].encode())
 
 

@@ -2,10 +2,11 @@
 
 The cache holds the events of traces that were read before (as columns), captures that were fetched
 from URLs, and the measured rates of this machine (FLOP/s and memory bandwidth). An entry is a file
-or a folder. Entries are created and removed by a rename, so several processes may use the cache at
-once. The total size of all entries is at most 2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes; 0 turns the
-cache off. Above this limit, the least recently used entries are removed. A fetched capture stays
-for ten minutes after its last use, even above the limit, because a reader may still open its files.
+or a folder. A new entry gets its name only when its content is complete, and an entry is removed in
+one step, so several processes may use the cache at once. The total size of all entries is at most
+2 GiB, or `INSTRUMENT_CACHE_BYTES` bytes; 0 turns the cache off. Above this limit, the least
+recently used entries are removed. A fetched capture stays for ten minutes after its last use, even
+above the limit, because a reader may still open its files.
 
 The folder is used only if it belongs to this user and is not a link. Links in the folder are not
 followed. If reading or writing the cache raises OSError, callers work without the cache.

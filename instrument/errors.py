@@ -3,7 +3,7 @@
 InstrumentError
 ├── ConfigError      an option is wrong (also a ValueError)
 ├── CaptureError     a window cannot be recorded, or a capture cannot be written or opened
-├── GraphError       a model cannot be captured as a graph
+├── GraphError       torch cannot turn a model into an FX graph
 ├── TraceError       a trace file cannot be read
 └── MissingPackage   an optional package is not installed (also an ImportError)
 
@@ -30,7 +30,7 @@ class InstrumentError(Exception):
 
 
 class ConfigError(InstrumentError, ValueError):
-    """An option is wrong; raised when an object is built with the option, before the first step."""
+    """An option or an argument is wrong. Sessions check their options before the first step."""
 
 
 class CaptureError(InstrumentError):
@@ -38,7 +38,7 @@ class CaptureError(InstrumentError):
 
 
 class GraphError(InstrumentError):
-    """A model cannot be captured as a graph, or a graph does not fit a call of the model."""
+    """torch cannot turn a model into an FX graph, or the graph does not fit a call of the model."""
 
 
 class TraceError(InstrumentError):

@@ -69,9 +69,9 @@ class Pattern:
         """Move the matcher forward by one character.
 
         Returns:
-            Three values. The first is the states of the matcher after the character. The second is
-                "a" if the character is a letter, a digit or an underscore, else " ". The third is
-                whether a match ends before the character.
+            Three values. The first is the states of the matcher after the character. The second
+                stands for this character in the key of the next step: "a" for a letter, a digit or
+                an underscore, else " ". The third is whether a match ends before the character.
         """
         states, before, after = key
         reached: set[int] = set()

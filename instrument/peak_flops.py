@@ -1,4 +1,4 @@
-"""Check the option `peak_flops`, and list the precisions for which it can give peak FLOP/s."""
+"""Check the option `peak_flops`, and list the precisions that it accepts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_peak_flops(given: Any, option: str) -> float | dict[str, float] | None
     None stays None. `option` is the name of the option in error messages.
 
     Raises:
-        ConfigError: the value has another type, a number is 0, negative, infinite or NaN, or a
+        ConfigError: the value has another type, a number is 0, negative, above 1e24 or NaN, or a
             precision is unknown.
     """
     if given is None:
@@ -41,5 +41,5 @@ def _rate(given: Any, what: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float):
         raise ConfigError(f"{what}, but it must be {EXAMPLE}.")
     if not 0 < given <= _MOST:  # also false for NaN
-        raise ConfigError(f"{what}, but it must be above 0 and finite: give {EXAMPLE}.")
+        raise ConfigError(f"{what}, but it must be above 0 and at most {_MOST:g}: give {EXAMPLE}.")
     return float(given)

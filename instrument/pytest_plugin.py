@@ -231,7 +231,10 @@ def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
 
 
 def _failures(budget: Budget, measured: _Measured) -> list[str]:
-    """Return a sentence for each counter above its limit, and lines that list the new calls."""
+    """Return a sentence for each counter or share that breaks the budget.
+
+    After the sentence for a counter, lines list the calls behind the counter (see `what_is_new`).
+    """
     from instrument.compare.budget import excesses, what_is_new
     from instrument.compare.counters import Occurred
 

@@ -121,7 +121,10 @@ def redact_words(words: Iterable[str]) -> list[str]:
 
 
 def without_secrets(text: str, options: Any) -> str:
-    """Return a text without the values of secret options and without text that looks secret."""
+    """Hide in a text what looks secret, and the values of all options that may be secret.
+
+    `options` are those of a file system; see `public`.
+    """
     for secret in sorted(_leaves(options) - _leaves(public(options)), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return _redact_forms(text)
@@ -150,9 +153,9 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
     """Whether a value with this name may be a secret.
 
     With `surely`, the result is True only for names such as `password`, whose values are always
-    secrets, and False for names such as `key`. In a dotted name, each part is judged together with
-    the parts that follow. So `per` makes `tokens.per_batch` harmless, but `head` does not make
-    `head.token` harmless.
+    secrets, and False for names such as `key`. In a dotted name, a harmless word counts for its own
+    part and for the parts before it, but not for the parts after it. So `per` makes
+    `tokens.per_batch` harmless, but `head` does not make `head.token` harmless.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]
@@ -216,7 +219,10 @@ def _redact_forms(text: str) -> str:
 
 
 def _leaves(value: Any) -> set[str]:
-    """Return the values in nested options as texts; leave out texts of up to three characters."""
+    """Return the values in nested options as texts.
+
+    Texts of up to three characters are left out, because they also occur in harmless words.
+    """
     if isinstance(value, Mapping | list | tuple):
         return set().union(*map(_leaves, value.values() if isinstance(value, Mapping) else value))
     return {str(value)} if len(str(value)) > 3 else set()

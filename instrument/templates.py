@@ -22,8 +22,8 @@ def render(template: str, **values: Any) -> str:
     """Fill a template with values.
 
     Values are escaped for HTML, and unprintable characters are shown as escapes. A value with a
-    method `__html__` is not escaped: its HTML is inserted. Floats are coordinates, and are rounded
-    to three decimals.
+    method `__html__` is not escaped: its HTML is inserted. Floats are rounded to three decimals,
+    because templates use them as coordinates.
 
     Raises:
         jinja2.UndefinedError: the template uses a name that is not in `values`.

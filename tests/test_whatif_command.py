@@ -246,7 +246,7 @@ def test_an_option_for_what_the_capture_lacks_says_so(
         (["--remove", "kernel:*"], "No kernel matches '*': the capture has none"),
         (["--remove", "sync"], "No synchronizing call matches '*': the capture has none"),
         (["--overlap-copies"], "No copy matches '*': the capture has none"),
-        (["--workers", "4"], "No data loader works in the training process"),
+        (["--workers", "4"], "No data loader of this capture loads its batches"),
         (["--bandwidth", "2"], "The capture has no communication"),
         (["--balance"], "There are no collectives of several ranks in this scenario"),
         (["--graph-launch", "slow"], "The range slow launches no device work"),

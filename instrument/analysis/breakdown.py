@@ -50,7 +50,8 @@ class Work:
         call: the position in `Events` of the runtime or driver call that launched each device
             event; -1 if the trace does not have this call.
         operator: for each device event, the position in `Events` of the operator or annotation
-            that the event's external id names; -1 if it is not known. See `Launches`.
+            that the event's `External id` names; -1 if it is not known. Kineto writes this id on
+            device events and on their calls; see `instrument.links.launches`.
     """
 
     event: Ints
@@ -175,14 +176,15 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """The intervals of compute (with memsets), of communication and of copies, for `sweep`."""
+    """The layers for `sweep`: the intervals of compute (with memsets), communication and copies."""
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
-    """For each column of `BREAKDOWN` except `idle_ns` and `total_ns`, a mask of its time segments.
+    """For each column of `BREAKDOWN` except `idle_ns` and `total_ns`, a mask of its segments.
 
-    `active` belongs to a `Timeline` whose first layers are the result of `layers_of`.
+    A segment is a span of time in which the same layers are active. `active` is the attribute of a
+    `Timeline` whose first three layers are compute, communication and copies, as in `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {

@@ -142,7 +142,10 @@ def losses(capture: Views, names: Iterable[str] = rows.TABLES) -> list[dict[str,
 
 
 def range_advice(capture: Views) -> str:
-    """Return how to get more time into ranges, or that the environment disabled the ranges."""
+    """Return what the user can do, so that more of the program's time lies inside ranges.
+
+    If an environment variable disabled the ranges, return this reason instead.
+    """
     about = capture.about
     if about.annotations_disabled:
         return "INSTRUMENT_DISABLE was set in the environment."
@@ -230,7 +233,10 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls with device work of a kind that `profiler.activities` selects."""
+    """A mask of the calls whose device work should be in the trace, by `profiler.activities`.
+
+    This option can select kernels without copies, or copies without kernels.
+    """
     activities = capture.about.config.activities
     chosen: set[str] = set()
     for each in activities if isinstance(activities, list) else ():

@@ -100,8 +100,8 @@ ROWS = {
     ),
     JOINED: Row(
         "the part of the CPU time of the backward for which the forward operator is known. "
-        "Gradient accumulation has no forward operator, and counts as known. Left out if there is "
-        "no backward"
+        "AccumulateGrad nodes of autograd have no forward operator, and count as known. Left out "
+        "if there is no backward"
     ),
     OWNED: Row(
         "the part of the allocated bytes that was allocated in an operator or a range. Left out "

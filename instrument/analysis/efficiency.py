@@ -136,8 +136,8 @@ class _Calls:
             that other operators launched.
         dtypes: the distinct combinations of operand types, as text.
         precisions: the distinct precisions; None stands for an unknown precision.
-        rates: pairs of a device and its peak rates. The device is a number, which a trace stores as
-            the process number of the device's events.
+        rates: for each process number in the trace, the number and its device's peak rates. The
+            events of a device have the number of the device as their process number.
         cpu: the peak rates for calls whose `device` is `_NO_DEVICE`.
     """
 
@@ -320,8 +320,8 @@ def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
 def _one_device(launched: Groups, process: Ints) -> Ints:
     """For each call, the index of the device that it used; else `_SEVERAL` or `_NO_DEVICE`.
 
-    `launched` holds the device events, grouped by call. `process` is the device index of each
-    event.
+    `launched` holds the device events, grouped by call. `process` holds, for each
+    event, the index of its device in `_Calls.rates`.
     """
     first, last = launched.min(process), -launched.min(-process)
     device = np.where(first == last, first, _SEVERAL)
@@ -420,10 +420,10 @@ def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:
-    """A mask of the calls that repeat a forward pass.
+    """A mask of the calls that repeat a forward pass in the backward (activation checkpointing).
 
-    Such a call is inside a backward node, and autograd records the call; see
-    `instrument.links.autograd`.
+    Such a call lies in a backward node, and there in an operator that ran in grad mode (while
+    autograd records operations). In the rest of the backward, grad mode is usually off.
     """
     events, call_tree = links.events, links.call_tree
     backward = call_tree.nearest(is_backward(events)[call_tree.index])[node]

@@ -31,9 +31,13 @@ def launches(events: Events, work: Work) -> Table:
 
     The row with the most CPU time comes first. For launches that Holistic Trace Analysis (HTA)
     counts too, the sums, the delays and the short calls agree with HTA's function
-    `get_cuda_kernel_launch_stats`. HTA differs in three ways: it leaves out the last step; it
-    counts only cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and cudaMemsetAsync, one
-    launch for each correlation id; and it rounds times to microseconds.
+    `get_cuda_kernel_launch_stats`. HTA differs in four ways:
+    - It leaves out the last step.
+    - On NVIDIA GPUs, it counts only cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
+      cudaMemsetAsync.
+    - It counts one launch for each pair of a CPU call and a device event with the same correlation
+      id.
+    - It rounds times to microseconds.
 
     Limit: device work whose launch is not in the trace is not counted.
     """

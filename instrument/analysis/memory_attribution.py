@@ -42,7 +42,7 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
 
 
 def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
-    """The sum of `size` over the memory events during each node, on the thread of the node."""
+    """For each node, the sum of `size` over the memory events on its thread during the node."""
     total = np.zeros(len(call_tree), np.int64)
     for nodes, instants in _lanes(call_tree, memory):
         times, amounts = memory.time_ns[instants], size[instants]

@@ -45,7 +45,7 @@ class Categories:
 
     Attributes:
         device: the device, as in torch.
-        time_ns: the times on the trace's own clock; the single time 0 if nothing changed.
+        time_ns: the times on the trace's own clock. If nothing changed, there is one time, 0.
         live_bytes: for each category, its memory at each time.
         start_bytes: for each category, the memory that was allocated before the window and is used
             in the window.

@@ -129,7 +129,7 @@ def by_input_types(links: Links, calls: Calls, _: int) -> Grouping:
 
 
 def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes], str]) -> Grouping:
-    """Group by a column of `Events` that describes the inputs, and write its values with `text`."""
+    """Group by a column of `Events` that describes the inputs; `text` makes values readable."""
     if not (column >= 0).any():
         return _unknown(calls)
     used, groups = groupby(_of_event(column, calls, -1) + 1)

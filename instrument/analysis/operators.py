@@ -149,9 +149,9 @@ class OperatorTable(GroupableTable):
           numbers in the trace, such as "0", or "0,1" for two devices; None if no device ran work.
         - `range`: the path of the range to which the call belongs: the innermost range around the
           call on its thread. A range belongs to the range around it. A call of the backward, on any
-          thread, belongs to the range of its forward operator; for gradient accumulation, this
-          range is a guess. None if the call is outside of all ranges, or if its forward operator
-          was not recorded.
+          thread, belongs to the range of its forward operator. For autograd's AccumulateGrad
+          nodes, which add gradients to `.grad`, the range is a guess. None if the call is outside
+          of all ranges, or if its forward operator was not recorded.
 
         All cells of the column are None if the trace does not hold the property.
 
@@ -314,11 +314,11 @@ def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints
 
 
 def _kept(call_tree: CallTree, name: Ints) -> Ints:
-    """The nodes that remain when each node with the name of its parent is merged into the parent.
+    """The nodes that remain when each only child that has its parent's name joins the parent.
 
-    A node is merged only if its parent has no other child. torch does the same, but merges while it
-    still looks for pairs. Here, all pairs are found before the first merge. Both ways find the same
-    pairs, because a merged parent takes over the children of its child.
+    torch merges the same nodes, but it merges each pair of parent and child as soon as it finds the
+    pair. Here, all pairs are found before the first merge. Both ways find the same pairs, because a
+    merged parent takes over the children of its child.
     """
     # A child directly follows its parent. If it is the only child, both have the same last
     # descendant; no other node has the same last descendant as the node before it.

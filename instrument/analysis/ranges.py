@@ -66,15 +66,16 @@ RANGES: Schema = schema(
     forward_ns="the part of `cpu_ns` that is neither backward, recompute nor optimizer",
     backward_ns="time of the autograd nodes, on any thread, whose forward operator ran inside the "
     "range; None if the trace has no autograd nodes",
-    accumulate_ns="time of gradient accumulation. Its autograd nodes have no forward operator. So "
-    "their time counts for the range of the autograd node before them, which is a guess",
+    accumulate_ns="time of autograd's AccumulateGrad nodes, which add gradients to `.grad`. They "
+    "have no forward operator. So their time counts for the range of the autograd node before "
+    "them, which is a guess",
     recompute_ns="the part of `cpu_ns` in ranges that activation checkpointing opens again during "
     "the backward",
     optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without the forward and "
     "backward of a closure",
     device_ns="device time of the events that were launched inside the range or by its backward, "
-    "including gradient accumulation. Each event counts once. None if the trace has no device "
-    "events",
+    "including the AccumulateGrad nodes of `accumulate_ns`. Each event counts once. None if the "
+    "trace has no device events",
     device_ns_per_step="the part of `device_ns` that was launched in finished steps, divided by "
     "the number of finished steps",
     self_device_ns="device time of the events launched directly inside the range",
@@ -99,7 +100,7 @@ RANGES: Schema = schema(
 _QUANTITIES = names_of(RANGES)[4:]
 ATTRIBUTION: Schema = schema(
     path="the path of the range; (no range) for time outside of all ranges",
-    kind="backward, accumulate (gradient accumulation, whose range is a guess), optimizer, "
+    kind="backward, accumulate (AccumulateGrad nodes, whose range is a guess), optimizer, "
     "recompute, unattributed (backward nodes whose forward operator is not in the trace), or "
     "forward (all other time)",
     cpu_ns="CPU time; each nanosecond that a thread spent in CPU events is in exactly one row",
@@ -153,8 +154,8 @@ class RangeTable(GroupableTable):
     backward frees the memory that the forward kept, so a sum of both would hide how much memory the
     forward keeps. `Capture.memory.live("range")` counts memory of the backward too.
 
-    A range that is open at the end of the window counts until the end of the window. The copies of
-    ranges on the timelines of devices are left out.
+    A range that is open at the end of the window counts until the end of the window. Kineto
+    also repeats ranges as events on the timelines of devices. These events are left out.
     """
 
     def __init__(

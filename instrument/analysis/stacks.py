@@ -64,8 +64,8 @@ def stacks(
         metric: "cpu" for CPU self time, "device" for the time of the device events that the last
             frame launched.
         range: a range's name, or its path in the range tree. Only time inside this range and in its
-            backward, on any thread, is returned. Which gradient accumulations belong to the range
-            is a guess.
+            backward, on any thread, is returned. Which of autograd's AccumulateGrad nodes belong to
+            the range is a guess.
         threads: whether each path begins with its thread. If False, the times of equal paths on
             different threads are summed.
 
@@ -128,11 +128,13 @@ def _unlaunched_ns(links: Links) -> int:
 
 
 def _without_ours(events: Events, call_tree: CallTree) -> tuple[CallTree, Ints]:
-    """Return the nodes without this package's own frames, and each node's node among them.
+    """Remove this package's own frames from a call tree.
 
     Two kinds of nodes are removed: this package's frames around the user's code, and all nodes
-    inside a frame of this package's recording code. For a removed node, the nearest remaining node
-    around it is returned. The outermost node of a thread always remains.
+    inside a frame of this package's recording code. The outermost node of a thread always remains.
+
+    Returns two values: the remaining tree; and for each node of the given tree, its position in
+    the remaining tree. A removed node has the position of the nearest remaining node around it.
     """
     is_frame = events.among(PYTHON)
     machinery = (is_frame & events.named(_is_machinery))[call_tree.index]

@@ -174,7 +174,7 @@ class Gaps(NamedTuple):
 
 
 def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
-    """Find the gaps: the times in which no device works.
+    """Find the gaps: the times in which no device is busy.
 
     `start_ns` and `end_ns` are the starts and ends of spans of time, sorted by start. The search
     begins at the earliest start of all spans and device work, and stops at their latest end. It
@@ -193,7 +193,7 @@ def gaps(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> Gaps:
 def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
     """Return the idle time of the devices in each given span of time, split by cause.
 
-    A gap is a time in which no device works. A gap ends when a device event starts. The return of
+    A gap is a time in which no device is busy. A gap ends when a device event starts. The return of
     the CPU call that launched this event divides the gap into two parts. In the later part, the
     work is launched, and the device has not yet started it: this part is `gap_wait_ns`. In the
     earlier part, the device waits for the CPU. Each moment of the earlier part counts for the first
@@ -222,7 +222,7 @@ def waits(events: Events, work: Work, start_ns: Ints, end_ns: Ints) -> dict[str,
 
 
 def idle_stretches(events: Events, work: Work, start_ns: int, end_ns: int) -> dict[str, Intervals]:
-    """Return the intervals in which no device works, from `start_ns` to `end_ns`, by cause.
+    """Return the intervals in which no device is busy, from `start_ns` to `end_ns`, by cause.
 
     The keys of the result are the columns of `waits`. The intervals do not overlap, and together
     they are the whole idle time.

@@ -126,7 +126,7 @@ def callers(links: Links, call: Ints) -> tuple[Ints, Ints]:
 def outermost_operators(events: Events, tree: CallTree, nodes: Ints) -> Ints:
     """For each given operator node, the outermost operator around it inside the same range.
 
-    The result is -1 for nodes that are no operators, and for the node -1.
+    The result is -1 for a node that is not an operator, and for an unknown node (-1 in `nodes`).
     """
     return tree.top_of_chain(called_operators(events)[tree.index], nodes)
 

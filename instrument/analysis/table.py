@@ -378,7 +378,7 @@ class GroupableTable(Table):
 
 @lru_cache
 def _row(columns: tuple[str, ...]) -> Callable[..., Any]:
-    """The class of the rows of a table; making it takes longer than most tables."""
+    """The class of a table's rows, cached because it takes longer to make than most tables."""
     return namedtuple("Row", columns)
 
 
@@ -431,7 +431,7 @@ def known_columns(table: Table, names: Iterable[str] | None = None) -> list[str]
 
 
 def _abridged(table: Table) -> tuple[Table, list[str]]:
-    """The first rows of `known_columns`, and notes on the rows and columns that are left out."""
+    """The first rows, with only the `known_columns`, and notes on what is left out."""
     known = known_columns(table)
     unknown = [name for name in table.columns if name not in known]
     more, notes = len(table) - _SHOWN_ROWS, []

@@ -653,7 +653,9 @@ class Views:
 
 
 def kind_of(path: Path) -> Literal["folder", "file"] | None:
-    """Return whether a path is a folder or a file; None if nothing is there. Links are followed.
+    """Return whether a path is a folder or a file; None if nothing is there.
+
+    Symbolic links are followed.
 
     Raises:
         CaptureError: the path cannot be read.
@@ -673,8 +675,8 @@ def files_of(folder: Path) -> list[str]:
     """List the files that an upload of a capture sends, with capture.json last.
 
     So if a capture at a URL has a capture.json, all other files have arrived too. Four kinds of
-    files are left out: hidden files, links, column files that older versions kept beside the trace,
-    and the file that records the upload (`NOTE_FILE`).
+    files are left out: hidden files, symbolic links, column files that older versions kept beside
+    the trace, and the file that records the upload (`NOTE_FILE`).
     """
     from instrument.trace.capture_json import METADATA_FILE
 

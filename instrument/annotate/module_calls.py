@@ -100,7 +100,7 @@ def detach(modules: Iterable[nn.Module]) -> None:
 
 
 def _follow_arming() -> None:
-    """Refresh the wrapper whenever annotations are armed or disarmed."""
+    """Make `_refresh` run each time that annotations are armed or disarmed."""
     if _refresh not in backends.on_arming:
         backends.on_arming.append(_refresh)
 
@@ -180,10 +180,10 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 def skip_in_dynamo(function: Callable[..., Any]) -> None:
     """Make Dynamo skip `function` itself, but compile the functions that `function` calls.
 
-    Dynamo treats torch's own `nn.Module.__call__` in the same way. If Dynamo did not skip the
-    wrapper of `nn.Module.__call__`, it would compile module calls a second time after a graph
-    break, together with the wrapper. `torch.compiler.disable(recursive=False)` has the same effect,
-    but loads Dynamo, which takes two seconds.
+    Dynamo treats torch's own `nn.Module.__call__` in the same way. Otherwise, after a graph break,
+    Dynamo would also compile the wrapper of `nn.Module.__call__`, and the module call inside the
+    wrapper a second time. `torch.compiler.disable(recursive=False)` has the same effect, but loads
+    Dynamo, which takes two seconds.
     """
     dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     code = function.__code__

@@ -149,8 +149,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
     treat the result like the marked object. A call costs one check of a flag while nothing records,
     about 3 µs while a window records, and 0.5 µs with `profiler.timings`. With
     `INSTRUMENT_DISABLE=1` in the environment at import, `profiled` returns the object itself. A
-    range that `torch.compile` traces into a compiled region is not timed, because the compiled code
-    does not contain the range. The capture lists such ranges.
+    range inside code that `torch.compile` compiles is not timed, because the compiled code does not
+    open the range. The capture lists such ranges.
 
     Raises:
         ConfigError: the object cannot be marked, or the name is empty.

@@ -84,9 +84,10 @@ def percentage(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Return the comparison of A and B; print a line about each block on stderr.
+    """Return the comparison of A and B; print a line on stderr after each block.
 
-    If a run fails or is interrupted, the result of the finished blocks is printed before the error.
+    A block is two runs of A and two runs of B. If a run fails or is interrupted, the result of the
+    finished blocks is printed before the error.
 
     Raises:
         ConfigError: the arguments do not name two programs, or a program cannot be started.
@@ -121,7 +122,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that a cancelled CI job leaves no worktrees and no programs."""
+    """Treat SIGTERM like Ctrl-C, so that a cancelled CI job leaves no git worktree or program."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -154,7 +155,10 @@ def _last_lines(output: Path) -> str:
 
 @contextmanager
 def _programs(arguments: argparse.Namespace) -> Iterator[tuple[Program, Program]]:
-    """Yield the two programs that the arguments name. Worktrees are removed after the block."""
+    """Yield the two programs that the arguments name.
+
+    If they are two git revisions, their worktrees are removed at the end of the `with` block.
+    """
     from instrument.compare.ab import LABELS, Program
     from instrument.compare.revisions import python_path, worktrees
 

@@ -73,13 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    """Return the comparison as text, JSON or Markdown, with the exit status of the conditions.
+    """Return the comparison as text, JSON or Markdown, with the exit status of the command.
+
+    The two sides of the comparison are BEFORE and AFTER. The conditions are those of --fail-on;
+    they decide the exit status.
 
     Raises:
         CaptureError: a side has no capture, or the sides are too unlike to be compared.
         ConfigError: a condition cannot be parsed, or names an unknown counter or range. Or a side
             is a baseline, but no condition is given.
-        TraceError: the only trace of a side cannot be read.
+        TraceError: no trace of a side can be read.
     """
     from instrument.compare import gate
     from instrument.compare.baseline import is_baseline
@@ -103,7 +106,10 @@ def run(arguments: argparse.Namespace) -> Result:
 def _shown(
     arguments: argparse.Namespace, found: Difference | None, verdicts: Sequence[Verdict]
 ) -> str | Parts:
-    """Return the verdicts, and the comparison if there is one, as text, JSON or Markdown."""
+    """Return the verdicts on the conditions, and the comparison, as text, JSON or Markdown.
+
+    If a side is a baseline, `found` is None, and only the verdicts are shown.
+    """
     import json
 
     from instrument.report import diff, gate

@@ -22,11 +22,14 @@ from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:
-    """Return a table of a model's nodes, as the options ask, and remarks below the table.
+    """Return a table of the nodes of a model's torch.fx graph, and remarks below the table.
+
+    The options choose the rows and columns.
 
     Raises:
-        ConfigError: the model, an input or a column does not exist, or the page cannot be written.
-        GraphError: the model cannot be captured.
+        ConfigError: the model, an input, a column or the device does not exist, or the page of
+            --html cannot be written.
+        GraphError: the model cannot be captured as a graph.
     """
     device = _device(options.device)
     model = named_model(options.model).to(device).train(options.train)

@@ -1,4 +1,7 @@
-"""`instrument graph`: time a model node by node. The part with torch is `instrument.cli.fx`."""
+"""`instrument graph`: time each node of a model's torch.fx graph.
+
+The part with torch is `instrument.cli.fx`.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Parts:
-    """Return the table of the model's nodes.
+    """Return the table of the nodes of the model's torch.fx graph.
 
     Raises:
-        ConfigError: the model, an input or a column does not exist.
-        GraphError: the model cannot be captured.
+        ConfigError: the model, an input, a column or the device does not exist, or the page of
+            --html cannot be written.
+        GraphError: the model cannot be captured as a graph.
     """
     from instrument.cli.fx import report
 

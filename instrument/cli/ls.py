@@ -85,7 +85,10 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _row(place: Path | str, *, verdicts: bool) -> dict[str, Any]:
-    """Return the row of a capture; for an unreadable capture, the verdict is the error message."""
+    """Return the row of a capture, with the columns of `CAPTURES`.
+
+    The verdict says what slows the run most. For an unreadable capture, it is the error message.
+    """
     from instrument.capture import Capture
     from instrument.report.verdict import verdict
     from instrument.trace.capture_json import unix_time

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> str:
     Raises:
         CaptureError: there is no trace, another program uses the port, or the UI did not load the
             trace in time.
-        ConfigError: the capture has no such finding.
+        ConfigError: the capture does not have the finding that --finding names.
         TraceError: the trace cannot be read.
     """
     from instrument.report.perfetto import finding_view, serving, ui_address

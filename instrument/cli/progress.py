@@ -97,5 +97,8 @@ def files_being_read() -> list[OpenFile]:
 
 
 def _name(link: Path) -> str:
-    """Return the folder and name of an open file, or "a trace" if `link` is no symbolic link."""
+    """Return the folder and name of an open file; "a trace" if the system does not tell them.
+
+    On Linux, `link` is a symbolic link to the file. On other systems, it may be no link.
+    """
     return printable("/".join(link.readlink().parts[-2:])) if link.is_symlink() else "a trace"

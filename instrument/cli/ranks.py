@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
     Raises:
         CaptureError: there are no captures, or the window does not exist.
-        ConfigError: the table of ranges has no such column, there is no such table, or the file of
-            --trace cannot be written.
+        ConfigError: --sort or --columns names a column that the table of ranges does not have,
+            --csv names an unknown table, or the file of --trace cannot be written.
     """
     from instrument.report import ranks as text
     from instrument.runs import merge_traces

@@ -94,8 +94,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Return the tables that the options ask for, as text, JSON or CSV.
 
     Raises:
-        CaptureError: there is no capture, or the trace lacks the property of `--by`, such as input
-            shapes.
+        CaptureError: there is no capture, or the trace does not hold what `--by` groups by, such as
+            input shapes.
         ConfigError: an option names a column that does not exist, or an option is given for a table
             that is not shown.
         TraceError: the trace cannot be read.

@@ -151,7 +151,10 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
 
 def _unedited(paths: list[Path | str]) -> tuple[str, Scenario]:
-    """Return the name of a capture or of a window of ranks, and its scenario without edits."""
+    """Return a title for the simulated steps, and their simulation without edits.
+
+    One path gives the newest capture; several paths give all ranks of the newest window.
+    """
     if len(paths) == 1:
         capture = newest_capture(paths[0])
         return capture.name, capture.whatif

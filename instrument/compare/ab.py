@@ -185,7 +185,7 @@ class Quantity:
         path: the path of the range; None for the whole step.
         a_ns, b_ns: the median time over the runs of A, and over the runs of B.
         change: the change from A to B.
-        verdict: the verdict for this change.
+        verdict: "slower", "faster", "same" or "undecided"; see `Change.verdict`.
     """
 
     path: str | None

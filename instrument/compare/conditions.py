@@ -58,8 +58,8 @@ class Conditions:
             value is known.
         has_device: whether any capture holds device work.
         recorded: what was recorded in addition to the operators, such as "input shapes".
-        losses: for each coverage row that is incomplete in a capture, the lowest share of the row
-            in any capture; None if the share of an incomplete row is not known.
+        losses: for each row of `capture.coverage` that reports missing data, the lowest share of
+            the data that a capture holds; None if a share is not known.
         cpu_wait: the largest share of a window in which the thread of the steps was ready to run,
             but had no CPU; 0 if it is not known.
     """
@@ -221,7 +221,7 @@ def _programs(was: Totals, now: Totals) -> Iterator[Unlike]:
 
 
 def _calls(totals: Totals, rows: Rows) -> dict[Any, float]:
-    """For each key in `rows`, the number of its calls per step."""
+    """The calls per step of each operator in `rows`, by the operator's key in `rows`."""
     steps = max(len(totals.steps_ns), 1)
     return {key: (row["calls"] or 0) / steps for key, row in rows.items()}
 

@@ -201,7 +201,10 @@ class Occurred:
 
     @cached_property
     def calls(self) -> Occurrences:
-        """The outermost operators: no other operator calls them. Some are syncs or collectives."""
+        """The outermost operators: those that no other operator calls.
+
+        Unlike in the counter "operators", calls that are or contain syncs or collectives count.
+        """
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]
         return self._at(tree.index[dispatched & ~tree.inside(dispatched)])

@@ -111,7 +111,7 @@ def diff(before: Comparable, after: Comparable, *, force: bool = False) -> Diffe
     Raises:
         CaptureError: a side has no capture that can be read, or the sides are so unlike that a
             comparison would mislead.
-        TraceError: the only trace of a side cannot be read.
+        TraceError: no trace of a side can be read.
     """
     found = compare(load(before), load(after))
     if found.refusal and not force:

@@ -272,9 +272,11 @@ def _judge_counter(condition: Condition, before: Side, after: Side) -> Verdict:
 
 
 def _counted(condition: Condition, one: Side) -> Count | None:
-    """A counter of one side, over all windows of this side and all ranges that match.
+    """The counter that a condition judges, on one side.
 
-    The result is None if a window does not hold the counter.
+    The values of all matching ranges are added. Then the windows are joined: `total` is their sum,
+    `least` the lowest and `most` the highest value. If a window does not hold the counter, the
+    result is None.
     """
     found = [_in_window(condition, each) for each in one.counters]
     known = [count for count in found if count is not None]

@@ -104,7 +104,11 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
-    """A counter's value per step; None if it was not recorded, 0 if only this row lacks it."""
+    """The value of a counter for `COUNTERS_COMPARED`; None if the counter was not recorded.
+
+    `row` holds the counters of the whole step or of one range; None if the side lacks the range. A
+    recorded counter that is not in `row` is 0.
+    """
     whole = totals.counters.get(None, {})
     known = whole.get("collectives" if name.startswith(KIND) else name) is not None
     total = (row or {}).get(name)
@@ -161,8 +165,9 @@ def _aligned(
 ) -> tuple[list[Any], tuple[list[_Row | None], list[_Row | None]]]:
     """Return the keys of both sides, and the quantities of a mean step for each side.
 
-    The quantities of each side are a list in the order of the keys. If a side lacks a key, the
-    entry is None.
+    A key identifies a row of a table, such as the path of a range or the name of an operator. The
+    quantities of each side are a list in the order of the keys. If a side lacks a key, the entry is
+    None.
     """
     keys = [*(old | new)]
     sides = []

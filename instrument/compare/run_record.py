@@ -44,8 +44,8 @@ class RunRecord:
 def read_run(folder: Path) -> RunRecord:
     """Read the record of a run from its windows, or from its timings file if there are no windows.
 
-    Only training windows of the lowest rank are read, and of these only the windows with at least
-    two steps. Cost: all traces below the folder are read.
+    Only training windows of the lowest rank are read. Of these, only the windows with at least two
+    steps are used. Cost: the time to read the traces of these windows.
 
     Raises:
         CaptureError: no steps are recorded, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""One side of a comparison: the sums and the conditions of all its captures."""
+"""One side of a comparison: the summed quantities and the conditions of all its captures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Side:
 
     Attributes:
         name: the capture, run or path that the user gave, as text.
-        totals: the sums for each phase and rank, over all windows.
+        totals: for each phase and rank, the sums of all windows: the times, calls and other
+            quantities that `Totals` lists.
         conditions: the conditions of each phase.
         notes: a sentence for each capture that could not be read, and a sentence that names the
             captures of older runs.
@@ -42,7 +43,7 @@ class Side:
     private: set[str] = field(default_factory=set)
 
     def add(self, capture: Views) -> None:
-        """Add the sums and the conditions of one capture."""
+        """Add the totals and the conditions of one capture."""
         phase = phase_of(capture)
         own, place = totals(capture), (phase, rank_of(capture))
         self.totals[place] = added([self.totals[place], own]) if place in self.totals else own
@@ -51,7 +52,7 @@ class Side:
         self.private.update(private_words(capture))
 
     def of_phase(self, phase: str) -> dict[int | None, Totals]:
-        """The sums of one phase, by rank."""
+        """The totals of one phase, by rank."""
         return {rank: each for (name, rank), each in self.totals.items() if name == phase}
 
 
@@ -63,7 +64,7 @@ def load(given: Comparable) -> Side:
 
     Raises:
         CaptureError: there are no captures, or none can be read.
-        TraceError: the only trace cannot be read.
+        TraceError: no trace can be read.
     """
     if isinstance(given, Views):
         side = Side(given.name)

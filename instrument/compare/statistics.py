@@ -8,18 +8,22 @@ B, in the order A B B A or B A A B. The value of a run is the median of its step
 block is one log-ratio: the mean of log(B / A) over its two pairs of runs. A drift of the machine
 that is linear within a block cancels.
 
-The test is Wilcoxon's signed-rank test as a permutation test. If A and B do not differ, the
-log-ratio of each block is positive or negative with the same probability. This holds for any noise,
-because the order of each block is drawn at random. A pattern is one choice of a sign for each
-block. For up to 17 blocks, the test counts all patterns; for more blocks, 10,000 random patterns.
-The test uses ranks, so one disturbed block has a limited effect.
+The test is Wilcoxon's signed-rank test as a permutation test. Sort the n blocks by the absolute
+value of their log-ratios: the rank of a block is its place in this order, from 1 to n. Each
+rank gets the sign of its log-ratio. The statistic is the absolute value of the sum of these signed
+ranks, so one disturbed block has a limited effect.
+
+If A and B do not differ, the log-ratio of each block is positive or negative with the same
+probability. This holds for any noise, because the order of the runs in each block is drawn at
+random. A pattern is one choice of a sign for each block. The test computes the statistic for all
+patterns, or, if there are more than 17 blocks, for 10,000 random patterns.
 
 Several quantities are compared at once: the step and its ranges. A pattern changes the sign of a
 block for all quantities together. The largest statistic of all quantities is found for each
 pattern. The statistic of each quantity is compared with these largest statistics (Westfall and
 Young, Resampling-Based Multiple Testing, 1993). So of 100 comparisons of a program with itself, on
-average at most 5 report any change. For each quantity, the n blocks have the ranks 1 to n; equal
-values get different ranks. So each quantity has the same chance of the largest statistic.
+average at most 5 report any change. Each quantity has its own ranks from 1 to n, and equal values
+get different ranks. So each quantity has the same chance of the largest statistic.
 
 The estimate of the change is that of Hodges and Lehmann: the median of the means of all pairs of
 blocks. The interval inverts the test: it contains the changes that the test would not reject. In
@@ -147,11 +151,11 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 def _orders(low: int, high: int) -> list[int]:
     """Return a list: item k is the number of orders in which the statistic of `is_higher` is k.
 
-    `low` and `high` are the sizes of the first and the second sample. The values of
-    both samples are sorted together; an order says to which sample each value belongs. If the
-    highest value belongs to the second sample, it is higher than all `low` values of the first
-    sample, so it adds `low` to the statistic. If the highest value belongs to the first sample, it
-    adds nothing. Cost: the square of the product of the sizes.
+    `low` is the size of the first sample, `those` in `is_higher`. `high` is the size of the second
+    sample, `these`. The values of both samples are sorted together; an order says to which sample
+    each value belongs. If the highest value belongs to the second sample, it is higher than all
+    `low` values of the first sample, so it adds `low` to the statistic. If the highest value
+    belongs to the first sample, it adds nothing. Cost: the square of the product of the sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):

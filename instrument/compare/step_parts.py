@@ -7,12 +7,12 @@ If several kinds apply at a moment, the first one in this list counts:
   groups communicate on the CPU, and no thread runs another operator.
 - copy: a copy runs on a device.
 - waiting for data: the thread of the step waits for a batch.
-- launch: the CPU is in a call that launches device work, or the device has not yet begun work that
-  is already launched.
+- launch: the thread of the step or of the autograd engine is in a call that launches device work,
+  or the device has not yet begun work that is already launched.
 - other CPU: the thread of the step or of the autograd engine is in an operator or a range. A
   runtime call that does not wait for the device counts too.
-- idle: everything else. For example, the CPU waits for the device although no device works, or the
-  trace shows nothing.
+- idle: everything else. For example, the CPU waits for the device although no device is busy, or
+  the trace shows nothing.
 
 The kind decides for which range the moment counts:
 
@@ -70,8 +70,9 @@ _NO_LAUNCH, _ON_CPU = -2, -3
 class _Layer(NamedTuple):
     """Intervals of one kind of time. The intervals do not overlap, and are sorted by start.
 
-    `code` holds the range of each interval: an index into the paths of the ranges, or one of the
-    negative codes above. For the result of `_engine`, `code` holds the thread of each interval.
+    `code` holds the range of each interval: an index into the paths of the ranges, or -1 for no
+    range, `_NO_LAUNCH` or `_ON_CPU`. Only in the result of `_engine`, `code` holds the thread of
+    each interval.
     """
 
     kind: int
@@ -80,9 +81,10 @@ class _Layer(NamedTuple):
     code: Ints
 
     def inside(self, time_ns: Ints) -> tuple[Ints, Ints]:
-        """Find the sorted times that are inside intervals, and the interval of each such time.
+        """Find the times that are inside intervals; `time_ns` is sorted.
 
-        Both results are indexes. The end of an interval is not inside the interval.
+        Returns two arrays with one entry for each time found: the time's index in `time_ns`, and
+        the index of its interval. The end of an interval is not inside the interval.
         """
         first, after = (np.searchsorted(time_ns, side) for side in (self.start_ns, self.end_ns))
         counts = after - first
@@ -192,9 +194,10 @@ def _segments(capture: Views, span: Measured) -> _Segments:
 
 
 def compared_steps(capture: Views) -> Measured:
-    """The steps to compare: those of `measured`, without overlaps.
+    """The steps to compare: all finished steps except the first, without overlaps.
 
-    If a step begins before the previous step ends, the previous step is cut at that time.
+    `Measured` describes the exceptions. If a step begins before the previous step ends, the
+    previous step is cut at that time.
     """
     span = measured(capture)
     return replace(span, end_ns=np.minimum(span.end_ns, np.append(span.start_ns[1:], _LATEST)))
@@ -245,7 +248,10 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Return the exposed communication on the CPU, with the code `_ON_CPU` as its range."""
+    """Return the exposed communication on the CPU.
+
+    Its code is `_ON_CPU`: the time counts for the range in which the CPU is meanwhile.
+    """
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
@@ -267,7 +273,7 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 def _launches(capture: Views, span: Measured) -> list[_Layer]:
     """Return two layers: calls that launch work, and delays between such a call and the work.
 
-    A delay counts only if no device works.
+    A delay counts only if no device is busy. A trace without device work has no such layers.
     """
     events, links, work = capture.events, capture.links, capture.work
     if not len(work.event):
@@ -330,7 +336,7 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
     """The innermost node at each time on the thread; -1 for none.
 
-    Unlike in `CallTree.node_at`, a node does not run any more at the time of its end.
+    At the time of its end, a node has ended; in `CallTree.node_at`, it still runs then.
     """
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():

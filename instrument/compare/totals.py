@@ -60,9 +60,13 @@ class Contents:
 class Totals:
     """Sums over the compared steps of one or several captures.
 
+    `compared_steps` chooses the steps: usually all finished steps except the first. A quantity is
+    a number that is summed, such as the number of calls, a time or bytes.
+
     Attributes:
         captures: the names of the captures.
-        what: "step", or "recording" if a capture has no finished steps.
+        what: "step" if the sums are over steps. If a capture has no finished steps, its whole
+            recording is summed, and this is "recording".
         steps_ns: the duration of each step.
         parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
         ranges: the quantities of each range, by its path.
@@ -73,7 +77,7 @@ class Totals:
         contents: the name, the parent and the operators of each range, by its path.
         counters: the counters of each range, by its path. A range includes the ranges inside it.
             The key None holds the counters of whole steps. See `instrument.compare.counters`.
-        counted_steps: the number of steps that the counters count.
+        counted_steps: the number of steps over which `counters` are summed.
     """
 
     captures: tuple[str, ...]
@@ -90,7 +94,7 @@ class Totals:
 
 
 def totals(capture: Views) -> Totals:
-    """Return the sums over the compared steps of a capture.
+    """Return the sums over the compared steps of a capture; see `Totals`.
 
     Raises:
         CaptureError: the capture holds no trace.

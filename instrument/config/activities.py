@@ -25,7 +25,7 @@ _CONFLICTS = (
 
 
 class Config(Protocol):
-    """The options that `conflict` always reads; `_CONFLICTS` names the other options."""
+    """The options that `conflict` reads, besides the options that `_CONFLICTS` names."""
 
     activities: Activities | None
     experimental_config: dict[str, Any]

@@ -104,7 +104,7 @@ def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
 
     The result is None if there is no such window, or if only triggers request windows. The result
     is `Idle` if the schedule is a function and the searched steps contain no window. The result
-    depends only on the schedule and on `step`, so step numbers may jump.
+    depends only on the schedule and on `step`, not on earlier calls.
     """
     if triggers_alone(schedule):
         return None
@@ -165,7 +165,8 @@ def triggers_ask(schedule: Schedule) -> bool:
 def triggers_alone(schedule: Schedule) -> bool:
     """Whether all windows are requested by triggers.
 
-    True if a trigger may request a window, and no option says which steps, or how many, to record.
+    True if a trigger may request a window, `active` is None, and no option in `_WINDOW_OPTIONS` is
+    given.
     """
     return schedule.active is None and _window_option(schedule) is None and triggers_ask(schedule)
 
@@ -230,7 +231,7 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step, beginning with `step`, whose action is not RECORD.
+    """The first step at or after `step` whose action is not RECORD.
 
     After `_LONGEST` steps the search ends, and the result is `step + _LONGEST`.
     """

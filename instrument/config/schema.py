@@ -1,4 +1,4 @@
-"""`ProfilerConfig` holds all options; options that torch has too keep torch's names."""
+"""`ProfilerConfig` holds all options. An option that torch also has keeps torch's name."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class TimingsConfig(BaseModel):
     Attributes:
         every: after how many training steps a summary is appended to the timings file.
         device: also time ranges on the CUDA device, if there is one.
-        modules: also time the submodules of `instrument_model`, on every step. If False, these
-            submodules have ranges only in windows.
+        modules: also time the submodules to which `instrument_model` gives ranges, in every step.
+            If False, these submodules have ranges only in windows.
         tensorboard: also write each summary as TensorBoard scalars.
     """
 

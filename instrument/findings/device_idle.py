@@ -1,9 +1,9 @@
 """`device-idle`: the device is idle for a long time, while the CPU does work other than launching.
 
-The check looks at gaps of at least 1 ms in which no device works. A gap counts from its start until
-the call that launches the next work has returned. The time of the data loader, compilation, garbage
-collection, allocations and the profiler does not count, because other findings cover it. For the
-same reason, a gap does not count if the CPU waits for the device when the gap begins.
+The check looks at gaps of at least 1 ms in which all devices are idle. A gap counts from its start
+until the call that launches the next work has returned. The time of the data loader, compilation,
+garbage collection, allocations and the profiler does not count, because other findings cover it.
+For the same reason, a gap does not count if the CPU waits for the device when the gap begins.
 
 The check names a cause: the operator or range with the most own time during the gaps, on the thread
 that launches the next work. There is a finding if the gaps take at least 5 % of the time of the
@@ -157,9 +157,9 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 
 
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each node of the call tree, its time in the gaps of its thread; see `_threads`.
+    """For each node of the call tree, its time in the gaps after which its thread launches work.
 
-    Cost: sweeps over all gaps, then over the gaps and the nodes of each thread.
+    Cost: one pass over all gaps, and for each thread one pass over its gaps and nodes.
     """
     tree = capture.links.call_tree
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])

@@ -41,12 +41,12 @@ class LaunchGaps:
 
     Attributes:
         start_ns: the start of each gap.
-        queued_ns: when the call that launches the next work returned. It is the end of the gap if
-            the call returned later, or if the gap is after all device work.
+        queued_ns: when the call that launches the next work returned, but at most the end of the
+            gap. For a gap after all device work, it is the end of the gap.
         call: the CPU call that launches the next work; -1 for a gap after all device work.
         wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
             interruptions that other findings cover.
-        waiting: the intervals that `wait_ns` measures. The result of `only` still has the intervals
+        waiting: the intervals that `wait_ns` measures. `only` selects gaps, but keeps the intervals
             of all gaps.
     """
 

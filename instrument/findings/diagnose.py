@@ -104,13 +104,13 @@ class Diagnosis:
         captures: the names of the captures.
         findings: the problems, the largest saving first; those with an unknown saving come last.
         passed: the codes of the checks that could run on all captures and found nothing.
-        not_checked: sentences on the checks that could not run. There is one sentence for each
-            thing to record, with the codes of the checks that need it. If no capture has device
-            work, one sentence lists the checks that need device work.
+        not_checked: sentences on what was not checked, and why. If the captures lack something,
+            a sentence says how to record it, and names the checks that need it. If no capture has
+            device work, one sentence lists the checks that need device work.
         notes: sentences on how far the savings can be trusted.
         step_ns: the median recorded step. Of several captures, the longest median counts. None if
             no step could be simulated.
-        unexplained: the share of the time in which device work began late for an unknown reason. Of
+        unexplained: the share of the window in which device work was late for an unknown reason. Of
             several captures, the largest share counts. None if no step could be simulated.
     """
 
@@ -144,8 +144,8 @@ def diagnose(
     """Run the checks on the captures of a run: one capture, or several windows and ranks.
 
     If there are captures of several runs, only the newest run is diagnosed, and `not_checked` says
-    which captures were left out. The events of a capture leave memory after its checks, unless
-    a finding of the capture has a saving, or the caller keeps the capture.
+    which captures were left out. After its checks, the events of a capture stay in memory only if
+    one of its findings has a saving, or if the caller keeps the capture.
 
     Args:
         captures: one capture, or several.
@@ -179,7 +179,8 @@ def diagnose_all(
     - If a check fails with an unexpected error, the check counts as not checked. The other checks
       run.
     - If the simulation fails, the findings have no savings.
-    - If the summary of a rank fails, this rank is not compared.
+    - If the data for the comparison of ranks cannot be computed for a rank, this rank is not
+      compared.
 
     The arguments and the errors are those of `diagnose`.
     """
@@ -393,7 +394,7 @@ class _Seen:
 
 
 class _Refused:
-    """The scenario of a capture that cannot be simulated: each edit raises the reason."""
+    """Replaces `capture.whatif` if the simulation failed. Each use raises that error again."""
 
     def __init__(self, error: CaptureError) -> None:
         self._error = error

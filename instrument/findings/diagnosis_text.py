@@ -265,7 +265,7 @@ def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
 
 
 def _few(sentences: Sequence[str]) -> str:
-    """Join the sentences that fit, in order, and say how many are left out."""
+    """Join the sentences that fit into `_MARKDOWN_LIST` bytes, and say how many are left out."""
     shown: list[str] = []
     for sentence in sentences:
         text = escaped(_cut(sentence))

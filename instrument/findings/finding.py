@@ -103,8 +103,9 @@ class Check(NamedTuple):
 
     Attributes:
         code: the code of the findings, as in `Finding`.
-        find: yields the findings of one capture. Its arguments are the capture and the capture's
-            scenario without edits. It raises `NotRecorded` if the capture lacks what it needs.
+        find: yields the findings of one capture. Its arguments are the capture and
+            `capture.whatif`, the simulation without edits. It raises `NotRecorded` if the capture
+            lacks what it needs.
         needs_device_work: whether only a trace with device work can show the problem. In a trace
             without device work, such a check never counts as passed.
     """

@@ -99,9 +99,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
 def _cause(capture: Views, more_ns: float) -> _Cause | None:
     """The cause of `more_ns`, the additional time of the first step.
 
-    The first candidate is the kind of interruption with the most additional time. The second
-    candidate is the operator, call or range with the most additional time. The result is the first
-    candidate whose additional time is at least 20 % of `more_ns`; None if there is none.
+    It is the kind of interruption with the most additional time, if this is at least 20 % of
+    `more_ns`. Otherwise, it is the operator, call or range with the most additional time, under the
+    same condition. None if neither has so much.
     """
     for causes in (_kinds, _names):
         found = max(causes(capture), key=lambda cause: cause.more_ns, default=None)
@@ -123,7 +123,7 @@ def _kinds(capture: Views) -> Iterator[_Cause]:
 
 
 def _names(capture: Views) -> Iterator[_Cause]:
-    """For each name of an operator, call or range, its own additional time in the first step."""
+    """For each name of an operator, call or range, the additional self time in the first step."""
     events, steps, tree = capture.events, capture.links.steps, capture.links.call_tree
     step = step_at(events, steps, tree.start_ns)
     chosen = np.flatnonzero((step >= 0) & ~np.isin(tree.index, steps))

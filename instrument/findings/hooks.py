@@ -81,7 +81,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _count(capture: Views) -> int | None:
-    """How many hooks there are; None if some of the counts are not known."""
+    """How many hooks there are; None if the number of hooks on modules is not known."""
     environment = capture.about.environment
     hooks = None if environment is None else environment.hooks
     if hooks is None or hooks.every_module is None or hooks.modules is None:

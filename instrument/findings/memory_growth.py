@@ -6,9 +6,9 @@ it may allocate memory that stays, such as the state of an optimizer. At least t
 needed: if batches differ in size, memory may grow for a step or two. The median step must add at
 least 256 KiB, because 100,000 such steps add 24 GiB.
 
-The evidence lists the operators whose memory was allocated after the first step and is still in use
-at the end of the last step. The last row of the evidence is the owner of the most memory at the
-peak.
+The evidence lists the operators whose memory in use at the end of the last step is larger than at
+the end of the first step. The last row of the evidence names what holds the most memory at the
+peak, such as an operator, a range or a module.
 
 No saving is simulated: growing memory does not slow the steps, but in the end the run fails.
 

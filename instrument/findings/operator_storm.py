@@ -213,10 +213,10 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
     """Simulate the step as if one round of each loop did the work of all rounds.
 
-    The first `_CALL_NS` of a call are overhead, which only one round keeps. If the median call
-    takes longer, the rest of its time is work, which stays for all rounds. If the loops take at
-    least half of their range, the whole range is scaled: its backward and the time between the
-    calls become shorter too. Otherwise, only the calls become shorter.
+    Of the median call, up to `_CALL_NS` are overhead, and the rest is work. All rounds keep the
+    work, but only one round keeps the overhead. If the loops take at least half of their range, the
+    whole range is scaled: its backward and the time between the calls become shorter too.
+    Otherwise, only the calls become shorter.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

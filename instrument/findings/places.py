@@ -125,10 +125,11 @@ def range_of(capture: Views, event: int) -> str | None:
 
 
 def nodes_of(links: Links, events: Ints) -> Ints:
-    """For each event, its node of the call tree; -1 for none.
+    """For each event, the node of the call tree that it belongs to; -1 for none.
 
-    An event without a node has the innermost node around it. Runtime calls and device events have
-    the node of the operator or range that called or launched them.
+    An operator or a range is a node itself. A runtime call or a device event belongs to the
+    operator or range that called or launched it. Any other event that is not a node belongs to the
+    innermost node around it.
     """
     table, tree = links.events, links.call_tree
     if not len(tree) or not len(events):
@@ -304,7 +305,7 @@ def users_source(frame: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The time that counts as 100 % in titles: all finished steps except the first.
+    """The time that counts as 100 % in the titles of findings: all finished steps except the first.
 
     The first step contains work that happens only once. The first step counts only if the window
     has no other step.

@@ -3,8 +3,8 @@
 The check compares two median durations: of the recorded steps, and of the steps before the window.
 The session measures both and stores them in `capture.json` under `cost`. There is a finding if
 recorded steps are at least 30 % longer. On the CPU, recording usually adds 2 to 22 %. It adds most
-to programs with many small operators, and can double a step of a millisecond. The share of small
-operators is then too large, and the share of long kernels too small.
+to programs with many small operators, and can double a step of a millisecond. The capture of such a
+program shows too large a share for small operators, and too small a share for long kernels.
 
 No saving is simulated, because the steps before the window already show the step without recording.
 The check needs `capture.json` and at least 10 steps before the window.

@@ -9,10 +9,10 @@ because the others may have waited for slower ranks. Usual bandwidths are:
 - Networks for training: 12 to 50 GB/s for each device.
 
 So if the bandwidth is below 10 GB/s, the data takes a slower way. It goes, for example, through the
-memory of the CPU or over a slow network interface. There is a finding if the bandwidth is below
-10 GB/s and exposed communication takes at least 5 % of the time of the steps. Even then, there is
-no finding if the simulation saves less than 1 % of the step. The simulation assumes a link with
-12 GB/s.
+memory of the CPU or over a slow network interface. Communication is exposed while no kernel
+computes. There is a finding if the bandwidth is below 10 GB/s and exposed communication takes at
+least 5 % of the time of the steps. Even then, there is no finding if the simulation saves less than
+1 % of the step. The simulation assumes a link with 12 GB/s.
 
 The check cannot see which link the data took. If this rank always waits for another rank, the time
 of the fastest collective contains this wait too, so its bandwidth looks too low.
@@ -73,7 +73,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         return
     yield Finding(
         code="slow-links",
-        title=f"The fastest {fastest.kind} of more than {size(_LARGE_BYTES)} reaches only "
+        title=f"The fastest {fastest.kind} of at least {size(_LARGE_BYTES)} reaches only "
         f"{rate(speed)} bus bandwidth among {fastest.group_size} ranks; {percent(share)} of the "
         f"{time.what} is exposed communication",
         change="Find the path that the data takes: run with NCCL_DEBUG=INFO and look for the "

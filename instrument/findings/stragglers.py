@@ -2,7 +2,8 @@
 
 The check compares the ranks of one window by their own work: the time of their steps without the
 waits in communication. A straggler is a rank with much more own work than the median rank: by more
-than three robust standard deviations, and by more than 10 %
+than three standard deviations, and by more than 10 %. The standard deviation is estimated from the
+median distance to the median rank, so that stragglers hardly change it
 (`instrument.runs.rank_comparison.stragglers`). What counts is how much longer the other ranks wait
 in communication than the straggler. There is a finding if this difference is at least 3 % of the
 step. Even then, there is no finding if the simulation saves less than 1 % of the step.

@@ -180,7 +180,7 @@ def _rows(capture: Views, calls: Ints, idle_ns: Ints) -> tuple[Evidence, ...]:
 def _operators(capture: Views, calls: Ints) -> tuple[list[str], Ints]:
     """The name of the outermost operator around each call; "" for none.
 
-    Operators outside the innermost range around the call do not count.
+    An operator counts only if it lies inside the innermost range or backward node around the call.
 
     Returns:
         The distinct names, and for each call the index of the name.

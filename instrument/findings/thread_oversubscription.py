@@ -3,8 +3,9 @@
 The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
 have them. Each process of the job on this machine has `intra_op` threads for large operators, and
 the worker processes of its loaders. There is a finding if all these threads and workers are at
-least 1.25 times as many as the CPUs, unless the advice would reduce none of them. The threads of
-one operator wait for each other, so a thread without a CPU stops all of them.
+least 1.25 times as many as the CPUs. Even then, there is no finding if no lower number of threads,
+workers or processes can be advised. The threads of one operator wait for each other, so a thread
+without a CPU stops all of them.
 
 Threads without work do not compete for CPUs. So the `intra_op` threads count only if long operators
 take at least 5 % of the steps. If they take less, each process counts as one thread, plus its
@@ -86,7 +87,7 @@ def _divided(capture: Views) -> tuple[Ints, float]:
 
 
 def _workers(environment: Environment) -> int:
-    """The number of loader workers in the phase that has the most of them."""
+    """The most loader workers that a process has in one phase, such as train or validation."""
     of_phase: dict[str | None, int] = {}
     for loader in environment.loaders or ():
         of_phase[loader.phase] = of_phase.get(loader.phase, 0) + (loader.workers or 0)

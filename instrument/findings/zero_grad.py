@@ -10,8 +10,8 @@ removes only the additions of the first backward after the fills: one addition f
 gradient. Later backward passes, as in gradient accumulation, must add.
 
 There is a finding if this work takes at least 1 % of the time of the steps. Even then, there is no
-finding if the simulation saves less than 0.5 % of the step. The simulation saves nothing if the
-device does this work while nothing waits for the device.
+finding if the simulation saves less than 0.5 % of the step. The simulation saves nothing if a step
+without this work only waits longer for something else, such as the loader.
 
 The check does not find `module.zero_grad(set_to_none=False)`, which opens no range. If one call
 fills all gradients, the trace does not show their number, so the additions are left out. The check
@@ -84,7 +84,7 @@ def _inside(
 ) -> Ints:
     """The outermost events that `is_wanted` accepts by name, sorted by start.
 
-    Events outside of all events that `is_around` accepts are left out.
+    Only events inside an event that `is_around` accepts by name are included.
     """
     events, tree = capture.events, capture.links.call_tree
     around = tree.at_or_inside(events.named(is_around)[tree.index])

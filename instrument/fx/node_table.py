@@ -34,7 +34,7 @@ class NodeTable(Table):
     - `inputs`: the names of the nodes whose values this node takes, separated by commas.
     - `calls`: the number of timed runs.
     - `mean_ns median_ns p95_ns`: the mean, median and 95th percentile of the node's time over these
-      runs. The median and the percentile are by nearest rank.
+      runs. The median and the percentile are without interpolation (nearest rank).
     - `share`: `median_ns` divided by the sum of `median_ns` over all nodes. So the time between
       nodes does not count.
     - `output_shape output_dtype output_bytes`: the shapes, types and bytes of the tensors that the

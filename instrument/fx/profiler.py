@@ -164,10 +164,11 @@ class NodeProfiler:
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
         """The graph, and an interpreter for calls with the signature of `inputs`.
 
-        The first call captures the graph. The first call with another signature raises GraphError
-        if the graph does not agree with the model for these inputs. Each signature has its own
-        interpreter, because an interpreter keeps the modules that the model had when the
-        interpreter was made.
+        A signature is a key of what the graph depends on, such as the shapes of the inputs
+        (`graph_capture.signature`). The first call captures the graph. The first call with another
+        signature raises GraphError if the graph does not agree with the model for these inputs.
+        Each signature has its own interpreter, because an interpreter keeps the modules that the
+        model had when the interpreter was made.
         """
         key, captured = signature(self._model, inputs), self._captured
         if captured is None:

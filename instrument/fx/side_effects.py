@@ -104,8 +104,9 @@ def attributes_of(model: nn.Module) -> dict[tuple[int, str], Any]:
 def changed(model: nn.Module, before: dict[tuple[int, str], Any]) -> dict[tuple[int, str], Any]:
     """The attributes that changed after `attributes_of` returned `before`.
 
-    For a plain attribute, the result holds the new value. For any other attribute, it holds the new
-    length, as in `attributes_of`. For a deleted attribute, it holds "deleted".
+    For an attribute that is now a number, a string, a flag or None, the result holds the new value.
+    For any other attribute, it holds the new length, as in `attributes_of`. For a deleted
+    attribute, it holds "deleted".
     """
     after = attributes_of(model)
     found: dict[tuple[int, str], Any] = dict.fromkeys(before.keys() - after.keys(), "deleted")

@@ -38,7 +38,9 @@ def attach(
         engine: the engine to attach to.
         config: as for `Session`, or a session. If a second engine runs inside the first, pass the
             session of the first engine: `attach(evaluator, session, phase="validation")`.
-        phase: the phase of the session while this engine runs.
+        phase: what the engine does: `train`, `validation`, `test` or `predict`. An engine with the
+            phase `train` starts and stops the session. The runs of other engines are recorded only
+            while the session runs. The steps of each phase are counted separately.
         model: a model whose submodules get ranges.
         options: as for `Session`.
 
@@ -93,7 +95,11 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine; the session (for `train`) or the phase begins and ends with the run."""
+        """Run the engine.
+
+        For the phase `train`, the session starts and stops with the run. For any other phase, the
+        phase begins and ends with the run, if the session is running.
+        """
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)

@@ -112,8 +112,9 @@ class ProfilerCallback(TrainerCallback):
     ) -> Iterator[None]:
         """Enter a phase during `trainer.evaluation_loop`.
 
-        Outside of `train`, the session is not running. If it records this phase, it is started
-        before the phase and stopped afterwards. If it does not, the phase runs without it.
+        Outside of `train`, the session is not running. If `profiler.phases` holds the phase, the
+        session starts before the phase and stops afterwards. If not, the evaluation runs without
+        the session.
         """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:

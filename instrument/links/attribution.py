@@ -81,7 +81,10 @@ def attributed_work(links: Links) -> AttributedWork:
     node_of_scope = links.call_tree.nodes_of(scopes.nodes.index)
 
     def own(total_ns: Ints) -> Ints:
-        """The own time of each scope, followed by the time outside all scopes."""
+        """The own time of each scope, followed by the time outside all scopes.
+
+        `total_ns` is the time of each node of the call tree, with the nodes inside it.
+        """
         of_scopes = total_ns[node_of_scope]
         outside = total_ns[roots].sum() - of_scopes[scopes.nodes.parent < 0].sum()
         return np.append(scopes.nodes.own(of_scopes), outside)

@@ -15,12 +15,13 @@ torch/csrc/autograd/node.h):
   event of the node (`Node::operator()` in the same file). torch's own arrows from forward to
   backward use the same two values (`generateForwardBackwardLink` in
   torch/csrc/profiler/collection.cpp).
-- The forward thread is torch's own thread number (`RecordFunction::currentThreadId`), but the
-  events have the thread ids of the operating system. For the nodes of each forward thread, the
-  thread with the best fitting operators is chosen. An operator fits a node if both have the same
-  sequence number. It fits better if their names agree too, such as `aten::addmm` and
-  `AddmmBackward0`. The thread with the most agreeing names is chosen. If several threads have the
-  same number of agreeing names, the thread whose operators fit the most nodes is chosen.
+- torch writes the forward thread as torch's own thread number
+  (`RecordFunction::currentThreadId`), but operators have the thread ids of the operating system. So
+  for each thread number, the thread id that fits best is chosen. An operator with this thread id
+  fits a node with this thread number if both have the same sequence number. It fits better if their
+  names agree too, such as `aten::addmm` and `AddmmBackward0`. The thread id with the most agreeing
+  names is chosen. If several thread ids have equally many agreeing names, the one whose operators
+  fit the most nodes is chosen.
 
 Three more rules:
 
@@ -192,7 +193,7 @@ def _recomputed(
         events: the events of the trace.
         call_tree: the whole call tree.
         recording: a mask of the nodes that are operators and ran in grad mode.
-        scopes: the call tree of the scopes alone.
+        scopes: the call tree of the scopes (ranges and backward nodes) alone.
         innermost: the innermost scope at or above each node of `call_tree`.
         backward: a mask of the scopes that are backward nodes.
         name: for each scope, a number that stands for its name.
@@ -226,7 +227,7 @@ def _owners(
     innermost: Ints,
     backward: Flags,
 ) -> tuple[Ints, Flags]:
-    """For each scope, its owner: the range that its own time belongs to.
+    """For each scope (a range or a backward node), its owner: the range that its time belongs to.
 
     A range is its own owner. The owner of a backward node is the innermost range around its forward
     operator. If that operator itself ran inside another backward node, as for a second derivative,
@@ -273,9 +274,10 @@ def _target_accumulations(
 ) -> None:
     """Set `target` for the nodes that accumulate a gradient.
 
-    The target of a scope is another scope with the same owner. The target of a node that
-    accumulates a gradient is the last backward node before this node on the same thread, or
-    `unknown` if there is none.
+    The owner of a scope is the range that its time belongs to (`_owners`). The target of a scope is
+    a scope with the same owner. The target of a node that accumulates a gradient is the last
+    backward node of another kind before this node on the same thread, or `unknown` if there is
+    none.
     """
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))
@@ -321,22 +323,22 @@ def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
 def _best_matches(
     events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
 ) -> list[tuple[Ints, Ints]]:
-    """Choose the thread of the trace for each forward thread.
+    """Choose the thread id of the operating system for each of torch's forward thread numbers.
 
-    Each pair of a forward thread and a thread of the trace is a candidate. In a pair, each backward
-    node of the forward thread is matched with the last operator on the other thread that has the
-    same sequence number. Each thread is in at most one chosen pair. Pairs are chosen in this order:
+    Each pair of a thread number and a thread id is a candidate. In a pair, each backward node with
+    this number is matched with the last operator with this id that has the same sequence number.
+    Each number and each id is in at most one chosen pair. Pairs are chosen in this order:
 
     1. The pairs with the most nodes whose name agrees with the name of their operator (`_stems`).
     2. Of these, the pairs with the most nodes that have an operator.
-    3. Of these, the pair whose threads began first. torch numbers its threads in the same order: a
-       thread gets its number when it first records something.
+    3. Of these, the pair with the lowest number, and then with the thread that began first. torch
+       numbers threads in the same order: a thread gets its number when it first records something.
 
     Args:
         events: the events of the trace.
         nodes: the backward nodes, as positions among the events.
-        candidates: for each pair, two arrays. The first has the backward nodes with this forward
-            thread, as indices into `nodes`. The second has the operator of each of these nodes, or
+        candidates: for each pair, two arrays. The first has the backward nodes with this thread
+            number, as indices into `nodes`. The second has the operator of each of these nodes, or
             -1 if there is none.
 
     Returns:

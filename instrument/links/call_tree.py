@@ -39,7 +39,7 @@ class CallTree:
     children, and the descendants of a node come directly after the node.
 
     Attributes:
-        index: the position of each node among the events.
+        index: for each node, the position of its event among the events of the trace.
         thread, start_ns, end_ns: the thread, the start and the end of each node's event.
         parent: the parent of each node; -1 for a root.
         depth: the number of ancestors of each node; 0 for a root.
@@ -65,13 +65,16 @@ class CallTree:
     def nodes_of(self, events: Ints) -> Ints:
         """The node of each event; -1 for an event without a node.
 
-        `events` holds positions among the events. A position of -1 gives the node -1.
+        `events` holds positions among the events of the trace. A position of -1 gives the node -1.
         """
         return self._node_of_event[np.minimum(events, len(self._node_of_event) - 1)]
 
     @cached_property
     def _node_of_event(self) -> Ints:
-        """The node of each event up to the last event with a node; then -1 for all later events."""
+        """The node of each event, up to the last event with a node.
+
+        One more entry at the end, with the value -1, stands for all later events.
+        """
         node = np.full(int(self.index.max(initial=-1)) + 2, -1)
         node[self.index] = np.arange(len(self))
         return node
@@ -84,8 +87,9 @@ class CallTree:
     def ends_before_overlap(self) -> Ints:
         """The end of each node, or the start of its next sibling if this start is earlier.
 
-        Siblings overlap if coroutines take turns. With these ends, each nanosecond of a thread
-        counts once, for the sibling that started later.
+        Siblings can overlap if they belong to coroutines that take turns on a thread. With these
+        ends, each nanosecond of a thread counts once, for the sibling that started later. If a node
+        gets an earlier end, its descendants end at this time at the latest.
         """
         one, other = self.overlapping_siblings
         if not len(one):
@@ -171,10 +175,10 @@ class CallTree:
         return found
 
     def top_of_chain(self, chosen: Flags, nodes: Ints) -> Ints:
-        """For each given node, the highest node that is reached through chosen parents only.
+        """For each given node, the highest node of its chain of chosen nodes.
 
-        If the parent of a chosen node is not chosen, the result is the node itself. The result is
-        -1 for nodes that are not chosen, and for the node -1.
+        The chain goes up from the node, from parent to parent, and ends before the first parent
+        that is not chosen. The result is -1 for nodes that are not chosen, and for the node -1.
         """
         goes_up = chosen & np.append(chosen, False)[self.parent]
         top = np.where(chosen, self.nearest(~goes_up), -1)
@@ -322,7 +326,7 @@ def _levels(depth: Codes) -> Iterator[Ints]:
 
 
 def _last_starting_by(call_tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """For each given thread and time, the last node that starts on the thread by this time."""
+    """For each given thread and time, the thread's last node that starts at or before the time."""
     found = np.full(len(time_ns), -1)
     bounds = np.searchsorted(call_tree.thread, distinct(call_tree.thread))
     for first, last in zip(bounds, [*bounds[1:], len(call_tree)]):

@@ -3,7 +3,8 @@
 All device events of a replay have the same correlation as the call that launched the graph. This
 holds on CUDA (`correlationId` of CUPTI's activity records) and on ROCm. If such a device event has
 an External id, this id is equal to the External id of that call. From CUDA 12, Kineto also writes
-on each device event the ids of the graph and of the node. On ROCm, Kineto does not write these ids.
+on each device event the id of the graph and the id of the graph's node. On ROCm, Kineto does not
+write these ids. In this module, a node is a node of a CUDA graph, not of the call tree.
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ def has_rule(name: str) -> bool:
 def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -> Flags:
     """A mask of the operators for which no FLOPs are counted.
 
-    FLOPs are counted for an operator if the operator itself, an operator that it calls or an
-    operator that calls it has FLOPs. Of nested operators, the mask has only the outermost.
-    `own` is the result of `node_flops`.
+    FLOPs are counted for an operator if it has FLOPs itself, or if an operator above or below it in
+    the call tree has FLOPs. Of nested operators that are not counted, the mask has only the
+    outermost. `own` is the result of `node_flops`.
     """
     operator = events.among(OPERATOR)[call_tree.index] & ~events.named(is_step)[call_tree.index]
     counted = np.zeros(len(call_tree), np.bool_) if own is None else own != UNKNOWN
@@ -142,7 +142,7 @@ def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
 
 
 def evaluated(rule: Callable[..., int], *arguments: Any) -> int:
-    """The result of a rule; `UNKNOWN` if it fails for these arguments or is out of range."""
+    """The result of a rule; `UNKNOWN` if the rule fails or the result is negative or too large."""
     try:
         count = rule(*arguments)
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
@@ -234,8 +234,8 @@ def _applications(points: list[int], weight: list[int]) -> int:
 def _convolution_backward(dims: Shapes, arguments: list[str]) -> int:
     """The FLOPs of the backward pass of a convolution, as in torch's conv_backward_flop.
 
-    The FLOPs of the forward pass count once for each gradient that is computed. `output_mask` says
-    which of the gradients of input and weight are computed.
+    The FLOPs of the forward pass count once for each gradient that is computed. The argument
+    `output_mask` of the operator says which of the gradients of input and weight are computed.
     """
     gradient, image, weight = dims[:3]
     gradients = arguments[10].strip("[]").split(", ")[:2].count("True")  # `output_mask`

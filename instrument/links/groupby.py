@@ -56,8 +56,8 @@ def group_rows(*columns: Ints | Codes | Flags) -> Groups:
 def distinct(values: Ints | Codes) -> Ints:
     """The distinct values, in increasing order.
 
-    Cost: a sort that takes linear time for a few sorted columns one after the other, which most
-    values are. Since NumPy 2.3, `np.unique` uses a hash table, which takes more than ten times as
+    Cost: a sort. It takes linear time if `values` consists of a few parts, each of them sorted, as
+    is usual. Since NumPy 2.3, `np.unique` uses a hash table, which takes more than ten times as
     long for a million different values. It also loads `numpy.ma`, which takes 15 ms.
     """
     ordered = np.sort(values[:1] if is_repeated(values) else values, kind="stable")

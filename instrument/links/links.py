@@ -91,7 +91,10 @@ class Links:
         return self._launching_nodes(calls, self.named_operators[calls])
 
     def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
-        """The node around each call, or else the node of the operator that launched the call."""
+        """For each call, the nearest node around it that is no call.
+
+        If there is none, the result is the node of the call's operator in `operator`, or -1.
+        """
         if not len(call):
             return call  # many traces of CPUs have no calls
         around = self._not_calls[self.call_tree.nodes_of(call)]

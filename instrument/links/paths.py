@@ -19,10 +19,12 @@ LONGEST_PATH, _KEPT = 2000, 980
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The distinct paths. A parent comes before its children; siblings are sorted by first start.
+    """The distinct paths. A parent comes before its children.
 
-    Cost: a sum over the tree is linear in the number of paths plus the number of summed items. If
-    items have two paths, the cost also grows with the depth of these paths.
+    Siblings are sorted by the start of their first node in the call tree.
+
+    Cost: a sum over the tree is linear in the number of paths plus the number of summed items. For
+    items with two paths (see `summed`), the cost also grows with the depth of these paths.
 
     Attributes:
         above: the parent of each path; -1 for a root.
@@ -157,7 +159,7 @@ def paths_of(call_tree: CallTree, name: Ints, names: list[str]) -> tuple[Paths, 
 def _tree_order(above: Ints, call_tree: CallTree, path: Ints) -> tuple[list[int], list[int]]:
     """The paths in tree order, and the depth of each path.
 
-    Parents come before their children; siblings are sorted by first start.
+    Parents come before their children. Siblings are sorted by the start of their first node.
     """
     first = np.full(len(above), np.iinfo(np.int64).max)
     np.minimum.at(first, path, call_tree.start_ns)
@@ -198,8 +200,8 @@ def _texts(above: Ints, names: list[str]) -> list[str]:
 def _shortened(path: str) -> str:
     """Replace the middle of a path by a hash if the path has more than `LONGEST_PATH` characters.
 
-    If `path` begins with a shortened text of its parent, this text contains a hash of the parent's
-    whole path. So the new hash depends on all names of `path`.
+    `path` begins with the text of its parent. If this text is shortened too, it contains a hash of
+    the parent's whole path. So the new hash depends on all names of the whole path.
     """
     if len(path) <= LONGEST_PATH:
         return path

@@ -247,10 +247,9 @@ class _Alike:
     """Stream captures that fit the same graphs, sorted by `since_ns` (see `add`).
 
     Attributes:
-        keys: None if the order of the launches is known. Each capture then has one operator and one
-            range for each launch. If the order is not known, `keys` holds the sorted distinct keys
-            of the launches (see `_Key`). Each capture then has one operator and one range for each
-            key.
+        keys: None if the order of the launches is known. `add` then gets one operator and one range
+            for each launch. If the order is not known, `keys` holds the sorted distinct keys of the
+            launches (see `_Key`). `add` then gets one operator and one range for each key.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -386,7 +385,7 @@ class CapturedNames:
         return found
 
     def _levels(self, nodes: GraphNodes, sequence: _Sequence) -> _Levels:
-        """The captures that fit a graph, grouped by the way in which they fit, the best way first.
+        """The captures that fit a graph, grouped by how they fit (see `_Levels`).
 
         Captures that ended after the graph was launched are included.
         """
@@ -436,9 +435,9 @@ def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Al
     known which of these graphs the captures made.
 
     Returns:
-        For each `_Alike` whose captures fit graphs by order, the largest n with this property: the
-            first n captures of the `_Alike` fit graphs with more than n different sequences of
-            kernels. 0 if no n has this property.
+        For each `_Alike` whose captures fit graphs by order, a number n: its first n captures fit
+            graphs with more than n different sequences of kernels. If several numbers have this
+            property, n is the largest of them. If no number has it, n is 0.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

@@ -23,7 +23,7 @@ set (`handleCudaSyncActivity` in libkineto/src/CuptiActivityProfiler.cpp):
   stream before the CUDA event was recorded. HTA's critical path uses the same rule.
 - If the call waits for a stream, the `cuda_sync` event names the stream. The edge starts at the
   last work that was launched on this stream before the wait began.
-- If the call waits for a device, there is such an edge for each stream of the device.
+- If the call waits for a device, the rule for streams holds for each stream of the device.
 - `cudaEventQuery` has a `cuda_sync` event too, but does not wait, so it has no edge.
 
 Without `cuda_sync` events, a call names neither its stream nor its CUDA event. An edge is then
@@ -177,7 +177,10 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
 class _Index:
-    """Looks up, in a group of rows, the last row before a time or the first row at or after it."""
+    """Looks up the last row of a group before a time, or the first row at or after the time.
+
+    A row is a piece of device work or a wait. A group is a device, a stream or a thread.
+    """
 
     def __init__(self, group: Ints, time_ns: Ints) -> None:
         self._order = np.lexsort((time_ns, group))
@@ -204,10 +207,10 @@ class _Index:
 
 
 class _Latest:
-    """Looks up which work of a stream or a device is the last to end.
+    """Looks up the work of a stream or device that ends last, of all work queued before a time.
 
-    All work that was queued before a given time counts, including work that ends later. A group is
-    a stream or a device. A row is a piece of device work.
+    Work that ends after this time counts too. A group is a stream or a device. A row is a
+    piece of device work.
 
     A stream runs its work in the order of the launches, so its last work is the work that ends
     last. The search compares the ends of the work, not the starts of the launching calls. If
@@ -236,8 +239,9 @@ class _Latest:
 class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
-    If the launch of some work is not in the trace, `queued_ns` is a guess. It is a time before the
-    trace begins if the work is in the mask of `ran_first`, else the start of the work.
+    `queued_ns` is the start of the call that launched the work. If this call is not in the trace,
+    `queued_ns` is a guess. It is a time before the trace begins if the work is in the mask of
+    `ran_first`, else the start of the work.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -385,7 +389,10 @@ def _cuda_syncs(events: Events) -> tuple[Ints, Ints]:
 
 
 def _place(thread: Thread, work: _Work) -> tuple[int, int]:
-    """The numbers of a device and of a stream; -1 for a device or stream on which no work ran."""
+    """The numbers of the device and of the stream to which a `cuda_sync` event belongs.
+
+    A number is -1 if no work ran on the device or the stream. `thread` is the thread of the event.
+    """
     device, stream = thread
     if isinstance(stream, int) and stream >= _ROW_OF_SYNC:
         stream -= _ROW_OF_SYNC
@@ -543,9 +550,9 @@ def _ended_within(
 def _forward(work: _Work, wait: Ints, row: Ints, end_ns: Ints, recorded: Flags) -> _Edges:
     """The edges from device work to the calls that wait for this work.
 
-    An edge is left out if its work is -1, or if the work ended after the call returned. If
-    the trace states the edge, the work may end at most `_SKEW_NS` after the call returned,
-    because the clocks of CPU and device can differ.
+    An edge is left out if no work is known (its row is -1), or if the work ended after the call
+    returned. If the trace states the edge, the work may end at most `_SKEW_NS` after the call
+    returned, because the clocks of CPU and device can differ.
     """
     until_ns = end_ns[wait] + np.where(recorded, _SKEW_NS, 0)
     kept = (row >= 0) & (np.append(work.end_ns, 0)[row] <= until_ns)

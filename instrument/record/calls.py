@@ -42,7 +42,7 @@ class RecordedCalls:
 
     The first call starts the session, unless the session is already running. A session
     started by the first call stops after its last window. If a window of such a session has no
-    planned end, the window ends with the first call.
+    planned end, the window ends when the first call ends.
 
     Calls in all threads and asynchronous tasks are counted. So a step lasts from the end of one
     call to the end of the next call, even if the next call runs on another thread. Two kinds of

@@ -106,7 +106,11 @@ def _unique_graphs(counts: DynamoCounts) -> int:
 
 
 def shortened(reasons: Mapping[str, int]) -> dict[str, int]:
-    """Keep the most frequent reasons, and cut each reason to a short line without secrets."""
+    """Keep the most frequent reasons, and make each reason a short line without secrets.
+
+    A reason is the cause of a graph break, or a guard that failed. The counts of all other reasons
+    are added up under one key.
+    """
     counted = Counter[str]()
     for reason, times in reasons.items():
         # redacted before the cut, because `redact` would not recognize half of a token

@@ -25,7 +25,8 @@ class Limits:
 
     `StepLoop` calls `reached` at the end of each step, and ends the window if `reached` returns a
     reason. If no step ends, as in a server without requests, a thread ends the window at twice the
-    limit. To end the window, the thread calls `end` with this object and the reason.
+    memory limit or at twice the time limit, but at least one second after the time limit. To end
+    the window, the thread calls `end` with this object and the reason.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:

@@ -38,7 +38,7 @@ class Loaders:
             self._open.pop(iteration, None)
 
     def add(self, loader: Any, phase: str) -> None:
-        """Record that a trainer iterates over `loader` from now on.
+        """Record that a trainer, such as Lightning's, iterates over `loader` from now on.
 
         `loader` replaces the trainer's earlier loader of the same phase.
         """

@@ -97,7 +97,8 @@ def _git(folder: Path) -> dict[str, Any] | None:
 def _run_git(folder: Path, *arguments: str) -> str:
     """Run git in a folder and return its output.
 
-    Options of the command keep git from running programs that the repository's config names.
+    The config of a repository may name programs that git runs. Options of our git command prevent
+    this.
 
     Raises:
         OSError, subprocess.SubprocessError, UnicodeError: git or the repository is missing, or git

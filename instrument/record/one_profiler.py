@@ -39,7 +39,7 @@ def current_owner() -> Recorder | None:
 
 
 def abandon(owner: Recorder) -> None:
-    """Remember that `owner` left the profiler on, because this thread cannot stop the profiler."""
+    """Remember that `owner` could not stop the profiler on this thread, and left it on."""
     global abandoned
     abandoned = owner
     atexit.register(stop_abandoned)  # otherwise torch would crash at exit

@@ -95,7 +95,7 @@ class Recorder:
         Args:
             config: the options of the window.
             activities: what to record, such as cpu and cuda.
-            emitting: the backend with which annotations open their ranges.
+            emitting: the functions that record the ranges of the program with torch, NVTX or ITT.
             folder: where torch writes the execution trace while it records.
             run: the id of the run; the name of the execution trace holds it.
         """
@@ -389,8 +389,8 @@ class RecordedWindow:
       the region.
     - `module_types`: the classes of the submodules whose ranges opened.
     - `modules_not_seen`: the submodules whose ranges never opened, because they were not called or
-      are inside a compiled region. If Dynamo has compiled no graph in this process, modules that
-      the user marked with `profiled` are left out: no compiled region hides them.
+      are inside a compiled region. Modules that the user marked with `profiled` are listed only if
+      Dynamo has compiled a graph in this process: only then can a compiled region hide them.
     - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
       compilation may make the window slower.
     - `environment`: settings of the process, and events that can make the window slower; see
@@ -519,8 +519,9 @@ def import_early() -> None:
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
     """Check options that only torch can check, by recording an empty window.
 
-    The window is recorded only if `experimental_config` or types of an activity are given. It takes
-    about 1 ms. The first window of a process takes another 1 s, because Kineto initializes.
+    The window is recorded only if the config has an `experimental_config`, or limits an activity to
+    some types of events. It takes about 1 ms. The first window of a process takes another 1 s,
+    because Kineto initializes.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -562,7 +563,7 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """Yield `path` if Kineto can open it, and otherwise a temporary path.
+    """Yield `path` if torch can open it (see `_PLAIN_PATH`), and otherwise a temporary path.
 
     A trace at the temporary path is moved to `path` when the block ends.
     """

@@ -292,8 +292,9 @@ class Session:
     def stop(self) -> None:
         """End the session, and save the open window.
 
-        If the open window has a planned end, its capture is labelled truncated. A second call of
-        `stop` does nothing.
+        If the schedule or a trigger plans a later end for this window, its capture is labelled
+        truncated. A window without a finished step is dropped, except if `step` was never called.
+        A second call of `stop` does nothing.
         """
         self._stop(None)
 

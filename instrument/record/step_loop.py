@@ -133,8 +133,8 @@ class StepCounter:
             is the step with which this phase continues.
         began_at: the step number at the session's start.
         planned: the open window, or the next window if none is open. If the next window is not
-            known yet, an `Idle`: no window begins before the step `Idle.until`. None if no window
-            is left.
+            known yet, an `Idle`, whose `until` is the earliest step at which a window may begin.
+            None if no window is left.
         skipped: the last window that was skipped because its first step had passed; None if no
             window was skipped.
         next_event_step: the next step at whose start a window may begin, continue or end.
@@ -183,7 +183,10 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip planned windows that begin before `step`, such as after a new `step_number`."""
+        """Skip planned windows that begin before `step`.
+
+        There are such windows if, for example, the user has set a new `step_number`.
+        """
         planned = self.planned
         if (
             planned is None
@@ -216,7 +219,7 @@ class Run:
 
     Attributes:
         activities: what is recorded, such as cpu and cuda.
-        emitting: the backend with which annotations open their ranges in windows.
+        emitting: the functions that record the program's ranges in windows (torch, NVTX, ITT).
         capture_queue: receives the saved windows.
         metadata: the part of `capture.json` that all windows of the run share.
         triggers: calls the triggers; None if the config has no triggers.
@@ -234,10 +237,10 @@ class Run:
 class StepLoop:
     """Counts the steps of a run, and begins, continues and ends windows between two steps.
 
-    Any thread may call `step`, and a thread of `Limits` may end a window. So all code that changes
-    a window holds `lock`. If recording fails, the window is lost, and `_guarded` logs the error
-    once in a run. The error never reaches the caller. A step outside windows costs one comparison
-    and one reading of the clock.
+    Any thread may call `step`. Another thread watches the limits of a window (its time and memory),
+    and may end the window. So all code that changes a window holds `lock`. If recording fails, the
+    window is lost, and `_guarded` logs the error once in a run. The error never reaches the caller.
+    A step outside windows costs one comparison and one reading of the clock.
 
     Attributes:
         lock: held by the thread that begins, continues or ends a window.
@@ -352,7 +355,10 @@ class StepLoop:
             run.timings.begin_step()
 
     def close_batch(self, counter: StepCounter) -> None:
-        """End the step of the last batch from `session.steps`, with the loss of that step."""
+        """End the step of the newest batch from `session.steps`, if this step is still open.
+
+        The triggers get the loss that the user passed for this batch.
+        """
         if counter.batch_open:
             counter.batch_open = False
             loss, counter.loss = counter.loss, None
@@ -437,7 +443,8 @@ class StepLoop:
     def deliver(self, reason: str | None) -> None:
         """Wait until the captures are finished and uploaded.
 
-        The config sets the longest time to wait.
+        The config sets the longest time to wait. `reason` says why the run ended early, or is None;
+        after an early end, the wait is shorter.
         """
         if self.run is not None:
             self._guarded(self.run.capture_queue.close, reason)
@@ -540,7 +547,8 @@ class StepLoop:
     def _end_step(self, counter: StepCounter) -> None:
         """End the range of the step.
 
-        Also end the window if this was the window's last step, or if a limit is reached.
+        Also end the window if this was the window's last step, or if the window has reached its
+        limit of time or memory.
         """
         recorder, window = self.recorder, counter.planned
         if recorder is None or self.owner is not counter:
@@ -554,7 +562,9 @@ class StepLoop:
             self._end_window(reason)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
-        """Begin the next step of the current phase; begin its warm-up or recording if planned.
+        """Begin the next step of the current phase.
+
+        Also begin or continue the warm-up or the recording that is planned for this step.
 
         `requested` is a trigger's name and its request; None if no trigger requests a window. A
         requested window takes precedence over the windows of the schedule.
@@ -754,7 +764,10 @@ class StepLoop:
         return metadata
 
     def _end_within_step(self, limits: Limits, reason: str) -> None:
-        """End a window in which no step ends; called by the thread of `limits`."""
+        """End a window that has passed its limits while no step ended.
+
+        `limits` calls this method on its own thread.
+        """
         with self.lock:
             if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
                 self._guarded(self._end_window, reason)
@@ -764,9 +777,10 @@ class StepLoop:
 
         Args:
             reason: why the run or phase ends early; None if it does not end early.
-            ended: the reason to use if `reason` is None and the window has a planned end. But if
-                no step has ended since the start, the reason is that `session.step` was never
-                called.
+            ended: words for the end of the run or phase, such as "the run ended". If `reason` is
+                None and the window was planned to end later, `capture.json` gives these words as
+                the reason. But if no step has ended since the start, it says that `session.step`
+                was never called.
         """
         counter, recorder = self.owner, self.recorder
         window = counter.window
@@ -809,8 +823,9 @@ class StepLoop:
     def _drop_window(self, recorder: Recorder | None) -> None:
         """Stop recording without saving.
 
-        `recorder` is the loop's recorder. After an error, `recorder` is the loop's recorder from
-        before the error, or None.
+        `recorder` is the loop's recorder, or None. After an error in an action, it is the recorder
+        that the loop had before the action, because the action may have removed it from the loop
+        without stopping it.
         """
         if recorder is None or self.recorder is not None:
             recorder, self.recorder = self.recorder, None

@@ -81,8 +81,8 @@ def usable_activities(wanted: Activities | None) -> list[str]:
 def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
     """Convert activities to the form that torch takes.
 
-    An activity becomes a member of `ProfilerActivity`. If types of the activity are chosen, it
-    becomes a mapping from the member to the types.
+    An activity becomes a member of `ProfilerActivity`. If the user chose types of events for the
+    activity, it becomes a mapping from the member to these types.
     """
     members = ProfilerActivity.__members__
     return [

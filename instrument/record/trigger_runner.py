@@ -65,8 +65,8 @@ class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
     With a `coordinator`, a window that one rank's trigger requests is recorded on all recording
-    ranks. The window begins at the step that the leading rank announces. The options `cooldown` and
-    `max_windows` then apply to all recording ranks together.
+    ranks. The lowest recording rank is the leading rank: it announces the step at which the window
+    begins. The options `cooldown` and `max_windows` then apply to all recording ranks together.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class TriggerRunner:
             recorded: whether a window is open or warming up. If so, no other window can begin.
 
         Returns:
-            The name of a trigger and its request; None if no window begins. If a window was
-            announced to all ranks for the next step, this is the request for that window.
-            Otherwise the result is None with a coordinator, which gets all new requests. Without
-            a coordinator, it is the first request whose trigger has windows left and no cooldown.
+            The name of a trigger and its request; None if no window begins. A window that was
+            announced to all ranks for the next step comes first. Without a coordinator, the next
+            choice is the first new request whose trigger has windows left and no cooldown. With a
+            coordinator, a new request begins no window yet, because it is sent to the leading rank.
         """
         known = self._losses.after_step(number, loss)
         # the constructor of a NamedTuple takes twice as long

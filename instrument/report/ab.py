@@ -31,7 +31,10 @@ _MACHINE = {
 
 
 def progress(number: int, blocks: int, block: Block) -> str:
-    """Return a line about a finished block: a step's time in A and B, and other programs' load."""
+    """Return a line about a finished block, which is four runs: two of A and two of B.
+
+    The line shows the time of a step in A and in B, and the load by other programs.
+    """
     text = durations_like(block.step_ns("A"))
     foreign = [run.machine.foreign_cpus for run in block.runs]
     known = [each for each in foreign if each is not None]
@@ -41,7 +44,10 @@ def progress(number: int, blocks: int, block: Block) -> str:
 
 
 def parts(a: Program, b: Program, comparison: Comparison) -> list[str | Section]:
-    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine."""
+    """Return a comparison as text and tables: verdict, ranges, counters, state of the machine.
+
+    A counter is a number per step that does not depend on speed, such as the number of kernels.
+    """
     found: list[str | Section] = [
         "\n".join(f"{each.label}: {printable(each.name)}" for each in (a, b)),
         _verdict(comparison),
@@ -166,7 +172,7 @@ def _one_sided(comparison: Comparison) -> str:
 
 
 def _counters(counters: Sequence[CounterValues]) -> str:
-    """Return a line for each counter that differs or varies, and the names of equal counters."""
+    """Return a line for each counter whose values are not all equal, and a list of the others."""
     if not counters:
         return "Counters: none, because the runs recorded no window."
     lines = []
@@ -189,7 +195,7 @@ def _values(counter: str, values: tuple[int, int]) -> str:
 
 
 def _machine(comparison: Comparison) -> str:
-    """Return a line for each known quantity of the machine, with its values in A and in B."""
+    """Return a line for each quantity in `_MACHINE` that is known in A and in B, with values."""
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
         sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]

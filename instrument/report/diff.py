@@ -69,7 +69,7 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
         found: the comparison.
         rows: the maximum number of rows in each table.
         by: the only table to show below the parts of the step. None shows the operators, the
-            kernels and the counters.
+            kernels and the counters (numbers per step that do not depend on speed).
     """
     has_kernels = len(found.kernels) > 0
     usual: tuple[By, ...] = ("operator", "kernel") if has_kernels else ("operator",)
@@ -231,7 +231,7 @@ def _rounded(step: Whole, rows: int) -> Table:
 
 
 def _unit(step: Whole) -> int:
-    """Return the value in ns of the last digit that `durations_like` shows for the step."""
+    """Return the unit to which the times are rounded, in ns: the last digit that the text shows."""
     digits = len(str(max(step.before_ns, step.after_ns)))
     return int(10 ** max(digits - _DIGITS, 0))
 
@@ -319,9 +319,10 @@ def statuses(table: Table) -> list[str]:
 
 
 def main_time(table: Table) -> str:
-    """Return the name of the time that a table shows, such as "self_cpu_ns".
+    """Return the name of the time that a report shows for a table, such as "self_cpu_ns".
 
-    The table of ranges shows "step_ns". Other tables show the time that changed most in total.
+    For the table of ranges, this is "step_ns". For other tables, it is the time with the largest
+    sum of absolute changes over all rows.
     """
     if "change_step_ns" in table.columns:
         return "step_ns"

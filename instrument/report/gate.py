@@ -10,7 +10,10 @@ from instrument.prose import code, escaped, wrapped
 
 
 def as_text(verdicts: Sequence[Verdict]) -> str:
-    """Return a line for each verdict, followed by the ranges in which the counter increased."""
+    """Return a line for each verdict.
+
+    If a condition on a counter fails, the ranges in which this counter increased follow.
+    """
     lines: list[str] = []
     for verdict in verdicts:
         lines += wrapped(str(verdict), indent="    ")
@@ -45,7 +48,10 @@ def as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _places(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Yield the path of each range whose counter increased, and its values after and before."""
+    """Yield the path of each range in which the verdict's counter increased.
+
+    With each path comes a text with the values of the counter after and before the change.
+    """
     text = amount_of(verdict.condition.name)
     for each in verdict.ranges:
         yield each.path, f"{text(each.after)}, before {text(each.before)}"

@@ -25,8 +25,8 @@ _RANGE_COLUMNS = (
     "name", "calls", "cpu_ns", "cpu_ns_per_step", "share", "device_share", "self_total_ns",
     "total_ns", "forward_ns", "backward_ns", "device_ns",
 )  # fmt: skip
-# The kinds of rows in the operator table that are no operators: ranges, steps, marks and waits for
-# data.
+# The kinds of rows in the operator table that are no operators: ranges, steps, moments (from
+# `instrument.mark`) and waits for data.
 _NO_OPERATORS = frozenset({"range", "step", "mark", "loader"})
 # Columns that can be summed over ranges or operators, because each nanosecond counts only once.
 OWN_COLUMNS = ("self_cpu_ns", "self_total_ns", "self_device_ns", "share", "device_share")
@@ -147,7 +147,8 @@ def leading(operators: Table, sort: str, rows: int) -> Table:
     """Return the operators with the largest values of a column, and rows that sum all the rest.
 
     One row sums the operators that are left out. Another row sums the time outside of operators:
-    the self time of ranges, steps, marks and waits for data. So the shares of all rows add up to 1.
+    the self time of ranges, steps, moments (from `instrument.mark`) and waits for data. So the
+    shares of all rows add up to 1.
     """
     ordered = without_ranges(operators).sort(sort)
     shown, outside = ordered.head(rows), operators.where(lambda row: row.kind in _NO_OPERATORS)
@@ -402,7 +403,7 @@ def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
 
 
 def without_ranges(operators: Table) -> Table:
-    """Return the operator table without its rows for ranges, steps, marks and waits for data."""
+    """Return the operator table without the rows that are no operators, such as ranges."""
     return operators.where(lambda row: row.kind not in _NO_OPERATORS)
 
 

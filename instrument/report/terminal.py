@@ -195,7 +195,10 @@ def _least_bar(columns: Sequence[_Column]) -> int:
 def _narrowed(
     columns: list[_Column], width: int, section: Section
 ) -> tuple[list[list[_Column]], list[str]]:
-    """Return one block with the columns that fit in a line, and the names of other columns."""
+    """Return the columns that fit in a line, and the names of the columns that are left out.
+
+    The columns are in a list of one block, because `_blocks` returns a list of blocks.
+    """
     names = [column.name for column in columns]
     of_cpu = ["share"] if "device_share" in names and section.of_cost else []
     first = [*dict.fromkeys([*_LEAST_MISSED, *section.missable, *of_cpu])]

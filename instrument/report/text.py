@@ -176,7 +176,8 @@ def render(capture: Views, **options: Any) -> str:
 def _findings(capture: Views) -> str:
     """Return the findings that save most, as text.
 
-    The finding on unmarked time is left out, because a sentence above the operators reports it.
+    The finding on unmarked time (time in no range) is left out. If at least half of the time is
+    unmarked, a sentence above the operators reports it; `instrument diagnose` also reports less.
     """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose

@@ -19,8 +19,8 @@ def verdict(diagnosis: Diagnosis) -> str:
     """Return what slows a run most: the title of the largest finding, without a full stop.
 
     A finding counts if it saves at least 3 % of a step, or if its saving is not known. If no
-    finding counts, a sentence says so. If a finding's saving is not known, but its share of the
-    step is larger than the largest saving, the result has the titles of both findings. Titles may
+    finding counts, a sentence says so. Among the findings with an unknown saving, one can have a
+    share of the step that is larger than the largest saving. Then its title is added. Titles may
     hold names from a trace: escape the result for the place where it is shown.
     """
     counting = [finding for finding in diagnosis.findings if _counts(finding)]

@@ -1,4 +1,8 @@
-"""A scenario as text and as JSON: the step, the savings, the critical path, the slack."""
+"""A scenario as text and as JSON: the step, the savings, the critical path, the slack.
+
+A scenario is the simulation of a window with some edits or without edits. Its causal profile says
+how much shorter a step is if one range, operator or kernel is faster.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +206,7 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """Return the critical path with a row for each short name, the longest time first."""
+    """Return the path with one row for each kind, short name and rank, the longest time first."""
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
         key = row.kind, _short(row.kind, row.name), row.rank

@@ -85,10 +85,10 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     lowest rank both recorded a collective, their clocks show two times for its end. From the
     differences between such times, three values are computed:
 
-    - `offset_ns` is the median difference.
-    - `drift_ppm` is the median slope between any two differences (Theil and Sen). It is computed
-      from at least eight collectives, and must at least halve `uncertainty_ns`; otherwise it is
-      None.
+    - `offset_ns` is the median difference. If a drift is used, its effect is subtracted first.
+    - `drift_ppm` is the median slope between any two differences (Theil and Sen). It is None with
+      fewer than eight collectives. It is also None if `uncertainty_ns` without a drift is less than
+      twice as large as with the drift.
     - `uncertainty_ns` is the median distance of the differences from the line that offset and
       drift describe. With only one collective, `uncertainty_ns` is None.
 

@@ -52,7 +52,7 @@ def match(summaries: Sequence[RankSummary]) -> MatchedCollectives:
       group, kind and sequence number. All ranks of a process group count its collectives in the
       same order. Coalesced collectives have the same number, and match in order of start.
     - Without sequence numbers, records match if they have the same name, process group, kind, step
-      and ordinal.
+      and ordinal. The ordinal counts the collectives of the same name and ranks in a step.
 
     If the process groups were not recorded, all ranks are treated as one process group.
 

@@ -286,7 +286,7 @@ def _most_above(summaries: Sequence[RankSummary]) -> dict[int | None, tuple[str,
 
     This is the range whose self time, on the CPU or on the device, is furthest above the median of
     all ranks. For each rank, the result has the range's path, and the difference from the median in
-    ns. Ranges of collectives are left out.
+    ns. Ranges that a process group records, such as "nccl:all_reduce", are left out.
     """
     cells = _Cells.of(summaries)
     ours = np.array([not is_collective(path.rpartition("/")[2]) for path in cells.paths], np.bool_)[

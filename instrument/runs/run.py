@@ -258,11 +258,11 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
     The captures of a window have the same phase and first step, but may be in different folders.
-    Captures of different runs can have the same phase and first step too. So a capture is compared
-    with only one window. The windows that have no capture of its rank are candidates. If some
+    Captures of different runs can have the same phase and first step too. So only one window is
+    tried for each capture. The windows that have no capture of its rank are candidates. If some
     candidates have a capture in the same folder as this capture, the others are dropped. The
-    candidate that is nearest in time is used. If the capture began more than `TOGETHER_S` before or
-    after this window, the capture begins a new window.
+    candidate that is nearest in time is tried: the capture belongs to it if the two began at most
+    `TOGETHER_S` apart. Otherwise, or without candidates, the capture begins a new window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

@@ -104,7 +104,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """Return, for each line of a timings file, the summary since the previous line, by range.
+    """For each line of a timings file, return each range's calls and times since the last line.
 
     Raises:
         CaptureError: the file cannot be read.

@@ -49,7 +49,7 @@ class Sink(Options):
 
     @classmethod
     def display_name(cls) -> str:
-        """The name in error messages."""
+        """The name of the sink in messages, such as "The mlflow sink"."""
         return f"The {cls.sink_name} sink"
 
     @property

@@ -39,8 +39,8 @@ class Parquet(Sink):
     A file gets its final name once it is complete. Writing the same run, rank and window again
     replaces the file.
 
-    The file contains no flows and no thread labels. Arguments of events are left out, except for
-    arguments that have a column.
+    The file contains no flows (the arrows between events) and no thread labels. Arguments of events
+    are left out, except for arguments that have a column.
 
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 

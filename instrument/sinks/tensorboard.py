@@ -120,7 +120,7 @@ def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
 
 
 def _report(capture: Capture) -> Iterator[Any]:
-    """Yield the verdict, the range tree and the parts of a step, as values of a summary."""
+    """Yield the verdict, the range tree and the parts of a step, for TensorBoard's `Summary`."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
     # In Markdown, indented lines are code, and code has no markup.

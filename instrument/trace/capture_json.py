@@ -86,7 +86,7 @@ class InRegion(Struct):
 
 
 class Threads(Struct):
-    """The numbers of torch's threads, of CPUs, and of processes of the job.
+    """How many threads torch uses, and how many CPUs and processes of the job there are.
 
     `cpus` is the number of CPUs that the process may use: the number of CPUs in its affinity. If
     the CPU quota of its cgroup, rounded up, is smaller, `cpus` is this rounded quota. `local_ranks`
@@ -103,10 +103,10 @@ class Dynamo(Struct):
     """What torch.compile did within the window.
 
     `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
-    function again, because a guard has failed. `failed_guards` says how often each guard failed. If
-    a function has n earlier compilations, each of them has a failed guard, so one recompilation
-    counts for n guards. A count is None if the program reset torch.compile's counter within the
-    window, or if torch has no such counter.
+    function again, because a guard has failed. `failed_guards` says how often each guard failed. A
+    recompilation needs a failed guard in every earlier compilation of the function. So it counts
+    for n guards if the function was compiled n times before. A count is None if the program reset
+    torch.compile's counter within the window, or if torch has no such counter.
     """
 
     graphs: Count | None = None

@@ -222,8 +222,8 @@ class Events:
     Iterating and indexing give rows of type `Event`. Each row takes about 5 µs; computing with the
     columns is much faster.
 
-    The columns do not hold flows and thread labels. An argument of an event is kept only if it has
-    a column here or a field in `Details`.
+    The columns do not hold flows (the arrows between events) and thread labels. An argument of an
+    event is kept only if it has a column here or a field in `Details`.
 
     A column whose values are all equal may be a read-only array that takes no memory for each event
     (its stride is 0).

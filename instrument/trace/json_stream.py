@@ -46,7 +46,10 @@ _FORGIVING = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
 
 
 class _Document(msgspec.Struct):
-    """The keys of a trace document that are read; `traceEvents` is always empty here."""
+    """The keys that are read from the JSON object of a trace.
+
+    The events are read separately, so `traceEvents` is always empty here.
+    """
 
     traceEvents: list[Any]  # noqa: N815 - the format's own name
     baseTimeNanoseconds: Any = None  # noqa: N815
@@ -143,7 +146,7 @@ class Pieces:
             self._at = 0
 
     def _open(self) -> bool:
-        """Advance to the first event; return whether the document is a bare list."""
+        """Advance to the first event; return whether the text is a list without an outer object."""
         self._fill(1)
         while not self._at_end and self._text.isspace():
             self._at = len(self._text)
@@ -187,7 +190,7 @@ class Pieces:
         return False
 
     def _read_document(self, text: bytes) -> bool:
-        """Read the keys of a document; return False if the text is not a document."""
+        """Read the keys in `_Document`; return False if the text is not a valid JSON object."""
         try:
             document = msgspec.json.decode(text, type=_Document)
         except BAD:
@@ -368,11 +371,11 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _piece_end(text: bytes, begin: int, end: int) -> int:
-    """Guess the end of the last event between two positions; another event must follow it.
+    """Between two positions, guess the end of the last event that another event follows.
 
-    The guess is the position after the last `}` before `, {`. Without such a position, the
-    result is the end of the first event, which may be the last one of the trace; -1 if this event
-    does not end before `end`.
+    The guess is the position after the last `}` before `, {`. Without such a position, the result
+    is the end of the event at `begin`, which may be the last event of the trace. The result is -1
+    if this event does not end before `end`.
     """
     at = text.rfind(b"{", begin, end)
     while at > begin:
@@ -400,7 +403,8 @@ def _event_end(text: bytes, begin: int, end: int) -> int:
     """The position after the event at `begin`; -1 if the event does not end before `end`.
 
     A stray quotation mark makes the brackets after it look like a part of a string. The event would
-    then seem to include later events. So an event that is not JSON ends before Kineto's next event.
+    then seem to include later events. So an event that is not valid JSON ends at the latest
+    where Kineto's next event seems to begin.
     """
     found = _object_end(text, begin, end)
     following = _NEXT_EVENT.search(text, begin, found if found >= 0 else end)

@@ -9,8 +9,8 @@ same text into typed objects. Without the module, reading takes twice as long as
 memory is 1.3 times the size of the columns, which take 40 to 120 bytes for each event.
 
 Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
-Below 2**43 µs a float is exact to the nanosecond: half the distance between two floats is 0.488 ns.
-For larger times, the decimal text is read a second time.
+Below 2**43 µs a float is exact to the nanosecond: half the distance between two neighbouring floats
+is 0.488 ns. For larger times, the decimal text is read a second time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from instrument.trace.schema import Args, Begin, Complete, End, Instant, coerced
 
 
 def read(path: Path) -> Events:
-    """Read the events of a trace file, plain or gzip, whose JSON is an object or a bare list.
+    """Read the events of a trace file, plain or gzip, whose JSON is an object or a list of events.
 
     A truncated file is read up to its last complete event, and `Events.cut_short` is true. An event
     that ends before it begins gets the duration 0 and counts as not finished. An event whose times

@@ -62,11 +62,12 @@ _MOST_BYTES = 1 << 25
 
 
 class Scanned(NamedTuple):
-    """The result of `Scanner.scan`, without the events that `Scanner.take` returns later.
+    """What `Scanner.scan` returns for a piece; `Scanner.take` returns the piece's events later.
 
     Attributes:
-        recorded: the number of all events.
-        halves: the separate starts and ends of events.
+        recorded: the number of all events in the piece.
+        halves: the starts and ends of events whose start and end are two entries of the file.
+            `take` does not return these events.
         is_full: whether `Scanner.take` must be called before the next piece is scanned.
     """
 
@@ -88,9 +89,10 @@ class Taken(NamedTuple):
 
 
 class Kinds:
-    """The event kinds that were added since the last call of `columns_at`, as columns.
+    """The kinds of events that were added since the last call of `columns_at`, as columns.
 
-    `columns_of` converts decoded events to columns.
+    A kind holds values that many events share (see the module). `columns_of` converts decoded
+    events to columns.
     """
 
     def __init__(self, columns_of: Callable[[list[Any]], Columns]) -> None:
@@ -103,7 +105,7 @@ class Kinds:
             append(self._parts, self._columns_of(new))
 
     def columns_at(self, rows: Columns) -> Columns:
-        """Return the columns of events. Afterwards, this object holds no kinds.
+        """Return the columns of events, and forget all kinds that were added.
 
         `rows` holds the columns in which events of one kind differ, and the column `kind`: the
         index of each event's kind. The columns that `rows` lacks are made from the kinds.

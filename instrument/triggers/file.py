@@ -1,4 +1,4 @@
-"""Requests a window when a file is touched, or when another process calls `ask`."""
+"""Requests a window after a file is touched, or after `instrument trigger` is run."""
 
 from __future__ import annotations
 

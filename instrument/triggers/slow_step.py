@@ -17,9 +17,9 @@ class SlowStep(Trigger):
 
     The median is that of the last `over` steps outside windows. The step must also exceed the
     median by more than `excess_ms`, because the durations of very short steps vary by large
-    factors. The trigger fires only after it has measured `after` steps outside windows (or `over`
-    steps, if `over` is smaller). The window begins after the slow step, so the window shows the
-    cause only if later steps are slow too.
+    factors. The trigger fires only after it has measured `after` steps outside windows. If `over`
+    is smaller than `after`, `over` steps are enough. The window begins after the slow step, so the
+    window shows the cause only if later steps are slow too.
     """
 
     factor: float = Field(3.0, gt=1)
@@ -62,8 +62,8 @@ class SlowStep(Trigger):
 def _lower_bound(times: list[int]) -> tuple[int, int]:
     """Return a lower bound of the median in ns, and for how many steps this bound is valid.
 
-    A step moves the median by at most one place in the sorted times. The bound saves time: the
-    times are sorted only every few steps, and after steps that may be slow.
+    A step moves the median by at most one place in the sorted times. With this bound, the
+    trigger sorts the times only every few steps, and after steps that may be slow.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1

@@ -3,8 +3,9 @@
 A moment is a point in time: the start or the end of an event. A thread has moments only where it
 launches work, where a wait ends, where a batch arrives, where another thread takes over, and where
 a step begins or ends. Each device event has a moment at its end. A device event also has a moment
-at its start if another moment waits for this start. An arc leads from a moment, the source, to a
-later moment that waits for the source. There are these arcs:
+at its start if another moment waits for this start. A device row is the row of a device event in
+the table `Work`. An arc leads from a moment, the source, to a later moment that waits for the
+source. There are these arcs:
 
 - From each CPU moment to the next CPU moment on its thread, with the CPU time between the two
   (`cpu_time`).
@@ -112,7 +113,7 @@ class _Builder:
         self.waits: list[tuple[Ints, Ints, Ints]] = []
 
     def add(self, phase: int | Ints, thread: Ints, time_ns: Ints, call: Ints | None = None) -> Ints:
-        """Add CPU moments, and return their numbers."""
+        """Add CPU moments with these columns of `Moments`, and return their indices."""
         self.threads.append(thread.astype(np.int64))
         self.times.append(time_ns)
         self.phases.append(np.broadcast_to(np.asarray(phase), len(thread)))
@@ -130,7 +131,10 @@ class _Builder:
         event: Ints | int = -1,
         typical_ns: Ints | int | None = None,
     ) -> None:
-        """Add arcs. In `Model.typical`, their fixed time is `typical_ns`, by default `fixed_ns`."""
+        """Add arcs with these columns of `Arcs`.
+
+        If `typical_ns` is given, it replaces `fixed_ns` in `Model.typical`.
+        """
         columns = np.broadcast_arrays(target, source, kind, fixed_ns, row, event)
         self.arcs.append(tuple(np.asarray(each, np.int64) for each in columns))
         typical = fixed_ns if typical_ns is None else typical_ns
@@ -151,7 +155,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
     Args:
         links: the relations of the trace.
         work: the device work of the trace.
-        meets: the device rows of collectives in which other ranks of the window take part; see
+        meets: the collectives in which other ranks of the window take part, as rows of `work`; see
             `window`. Each of these rows gets a moment at its start.
 
     Cost: a few hundred array operations on the launches, the waits, the device events and the call
@@ -242,7 +246,7 @@ def _finish(made: _Builder, moments: Moments, has_steps: bool, step_of: Ints) ->
 
 
 def _built(made: _Builder, moments: Moments, order: Ints) -> tuple[Program, Arcs]:
-    """Make the program and its arcs.
+    """Make the `Program` of a model, and the columns of its arcs.
 
     If the clocks of CPU and device differ, some arcs contradict the recorded times. Such arcs are
     left out. If all arcs to a moment are left out, the moment happens at the recorded time.
@@ -277,7 +281,7 @@ def _residues(found: Model) -> Ints:
 
 
 def _threads(links: Links) -> Ints:
-    """The thread of each event: that of its node in the call tree, or else that in the trace."""
+    """The thread of each event: for a node, its thread in the call tree, else that in the trace."""
     thread = links.events.thread.astype(np.int64)
     thread[links.call_tree.index] = links.call_tree.thread
     return thread
@@ -291,7 +295,7 @@ def _steps(made: _Builder) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints], Ints, 
 
         1. The thread and the time of each step's start.
         2. The thread and the time of each step's end.
-        3. For each device row, the step that launched this row; -1 if no step did.
+        3. For each device row, the step that launched this work; -1 if no step did.
         4. Whether a step finished.
     """
     events, links = made.events, made.links
@@ -556,7 +560,9 @@ def _unknown_wait_ns(made: _Builder) -> int:
 
 
 def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
-    """Return the edges from `row` to `wait`, and more edges to device synchronisations.
+    """Add edges to device synchronisations, and return all edges.
+
+    An edge says that the wait `wait[k]` (see `Synchronisations`) is for the device row `row[k]`.
 
     Two device synchronisations can follow each other without new work on a stream in between. The
     trace then has an edge from the stream's last work to the first synchronisation only. This
@@ -680,9 +686,9 @@ def _usual_delays(
     The gap is the time from the end of the previous event on the stream to the start of the event.
     Each stream has two usual gaps:
 
-    - For events with the same launching call as the previous event, as in a CUDA graph: the median
-      of these events.
-    - For all other events: the median of the events that were launched early enough. An event was
+    - For events that were launched by the same call as the previous event, as in a CUDA graph: the
+      median gap of these events.
+    - For all other events: the median gap of those that were launched early enough. An event was
       launched early enough if the time from its launch to the end of the previous event is at least
       the usual delay. Events whose launch is not known count too.
 

@@ -45,7 +45,12 @@ CAUSAL_PROFILE: Schema = schema(
 
 
 class _Part(NamedTuple):
-    """The CPU time and the device rows of a range, operator or kernel on one rank."""
+    """The CPU time and the device work of a range, operator or kernel on one rank.
+
+    Attributes:
+        cpu: the CPU time, as intervals on the axis of `cpu_time`.
+        rows: a mask of the rows of `Model.work`.
+    """
 
     cpu: Intervals
     rows: Flags
@@ -98,7 +103,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
     return Table.of(CAUSAL_PROFILE, cells)
 
 
-# The times of a range, operator or kernel on all ranks; the key is the index of the rank's model.
+# The parts of a range, operator or kernel on some ranks; the key is the index of the rank's model.
 _Chosen = dict[int, _Part]
 
 
@@ -106,7 +111,7 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
     """On each rank, find the ranges, operators and kernels that take the most time.
 
     The key is the kind ("range", "operator" or "kernel") and the name. The value holds the
-    time on each rank on which the name was found.
+    CPU time and the device work on each rank on which the name is among the largest.
     """
     found: dict[tuple[str, str], _Chosen] = {}
     for rank, model in enumerate(window.models):
@@ -117,7 +122,7 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
 
 
 def _bounds(model: Model) -> Ints:
-    """For each thread, the starts and the ends of all steps, as positions on the axis."""
+    """For each thread, the starts and ends of all steps, as positions on the axis of `cpu_time`."""
     moments, axis = model.moments, model.axis
     threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))
     bounds = moments.time_ns[np.stack([moments.step_start, moments.step_end])] + axis.begin_ns
@@ -129,8 +134,8 @@ def _spent(
 ) -> tuple[int, int | None]:
     """The CPU time and the device time of a range, operator or kernel, after edits.
 
-    Both are averages over the steps and the ranks. The device time is None if no rank has device
-    work.
+    Both are averages over the steps, and over the ranks in `chosen`. The device time is None if no
+    rank has device work.
     """
     cpu = device = 0
     for rank, own in chosen.items():

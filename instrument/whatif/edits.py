@@ -1,9 +1,11 @@
 """The edits: each function takes the costs of a scenario, and returns the costs after the edit.
 
-An edit multiplies CPU time by a factor, changes the duration of device work, or removes the arcs of
-waits. If the effect of an edit is uncertain, the edit has two forms. The expected form gives the
-estimate of the saving. The modest form assumes a smaller effect, and gives a lower estimate.
-A selection holds the CPU time and the device work to change (`instrument.whatif.selection`).
+The costs are the times from which the steps are simulated (`instrument.whatif.model.Costs`). An
+edit multiplies CPU time by a factor, changes the duration of device work, or removes waits.
+
+If the effect of an edit is uncertain, the edit has two forms. The expected form gives the estimate
+of the saving. The modest form assumes a smaller effect, and gives a lower estimate. A selection
+holds the CPU time and the device work to change (`instrument.whatif.selection`).
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ def scale(model: Model, costs: Costs, chosen: Selection, *, by: float) -> Costs:
 def _with_durations(model: Model, costs: Costs, device_ns: Ints) -> Costs:
     """Replace the durations of device work.
 
-    If the scenario assumes that the other ranks do not change (`others_stay`), each collective has
-    an earliest end. If the duration of a collective changes, its earliest end moves by this change.
+    In a scenario in which the other ranks do not change (`others_stay`), a collective cannot end
+    before a given time. If the duration of a collective changes, this time moves by the change.
     """
     meets, row = model.ranks_arcs
     fixed_ns, binds = costs.fixed_ns.copy(), costs.fixed_ns[meets] != NEVER
@@ -205,7 +207,10 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of all arcs. Gaps and positive residues before given rows are left out."""
+    """The fixed times of all arcs (`Arcs.fixed_ns`), without the gaps before some device rows.
+
+    `rows` selects these rows. Their delay after the launch is at most the usual delay.
+    """
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))
     # Launch arcs keep their usual delay, because the first device row still has to be launched.

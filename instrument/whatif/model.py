@@ -112,7 +112,7 @@ class Costs:
     """The times of a scenario, from which `Model.weights` computes the weights of the arcs.
 
     Attributes:
-        cpu: for each edit, intervals on the axis, and the factor for the CPU time in them.
+        cpu: for each edit, intervals on `Model.axis`, and the factor for the CPU time in them.
         device_ns: the duration of each device row.
         fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
         added_ns: for each CPU moment, the CPU time to add directly before this moment.
@@ -130,7 +130,7 @@ class Model:
 
     Attributes:
         links, work: the relations and the device work of the capture.
-        axis: the CPU time of the threads.
+        axis: the axis of `cpu_time`, on which the times of all threads follow each other.
         moments, arcs: see `Moments` and `Arcs`.
         program: the arcs in order.
         residue_ns: for each device row, how much later it started than its arcs explain; negative
@@ -156,7 +156,7 @@ class Model:
 
     @cached_property
     def lasting(self) -> Ints:
-        """For each arc, the device row whose duration the arc adds; -1 if there is none."""
+        """For each arc, the device row whose duration is part of the arc's weight; -1 for none."""
         row = self.arcs.row
         ends = np.append(self.moments.end_of, -1)[row] == self.arcs.target
         return np.where(ends, row, -1)
@@ -174,7 +174,10 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs: no residues, and each wait has the usual time from cause to end."""
+        """The usual costs, without residues.
+
+        Each wait ends the usual time after the moment for which it waits.
+        """
         return self._costs(self._typical_ns)
 
     def _costs(self, fixed_ns: Ints) -> Costs:
@@ -218,7 +221,7 @@ class Model:
 
     @cached_property
     def _work_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs that add the duration of device work, and the device row of each."""
+        """The arcs whose weight contains the duration of a device row, and the row of each arc."""
         arcs = np.flatnonzero(self.lasting >= 0)
         return arcs, self.lasting[arcs]
 
@@ -304,7 +307,11 @@ class Model:
         because it cannot finish last.
 
         Returns:
-            The ends, as moments sorted by step; the steps; and the index of each step's first end.
+            Three arrays:
+
+            1. The moments of these ends, sorted by step.
+            2. The steps that launched this work, each once.
+            3. For each of these steps, the index of its first moment in the first array.
         """
         arcs = self.arcs
         gap_ns = np.minimum(self.measured.fixed_ns, self.typical.fixed_ns)

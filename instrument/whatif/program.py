@@ -103,11 +103,12 @@ class Program:
     def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
-        The arc that reaches a moment last decides; if several reach it last, the first of them
-        counts. An arc from the origin has no source, but it can decide too, for example if a batch
-        arrives from another process. The path contains this arc, but goes on at the source of a
-        second arc. Of all arcs with a source, the second arc reaches the moment last. `times` is
-        the result of `run`.
+        The path goes back in time. The arc that reaches a moment last decides, and the path goes on
+        at the source of this arc. If several arcs reach the moment last, the first of them decides.
+        An arc from the origin has no source, but it can decide too, for example if a batch arrives
+        from another process. The path contains this arc, but goes on at the source of another arc
+        to the same moment: of the arcs with a source, the one that reaches the moment last. `times`
+        is the result of `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]

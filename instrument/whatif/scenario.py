@@ -344,7 +344,7 @@ class Scenario:
 
         Raises:
             ConfigError: `count` is below 1 or too large.
-            CaptureError: no loader works in the training process.
+            CaptureError: no data loader loads its batches in the training process.
         """
         if not 1 <= count <= _MOST_FACTOR:
             raise ConfigError(
@@ -510,7 +510,10 @@ def joint_scenario(ranks: Ranks) -> Scenario:
 
 
 def _communication_rows(capture: Views, start_ns: Ints, end_ns: Ints) -> Ints:
-    """The device row of the communication with each start and end; -1 if there is none."""
+    """For each start and end, the row of the communication at this time in `capture.work`.
+
+    The row is -1 if there is no communication with exactly this start and end.
+    """
     work = capture.work
     rows = np.flatnonzero(work.kind == COMMUNICATION)
     times = zip(work.start_ns[rows].tolist(), work.end_ns[rows].tolist())

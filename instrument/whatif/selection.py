@@ -35,7 +35,7 @@ class Selection:
 
     Attributes:
         cpu: the chosen CPU time, as intervals on the axis of CPU time.
-        rows: a mask of the chosen device rows.
+        rows: a mask of the rows of `Model.work`: the chosen device work.
         calls: a mask of events. It selects the runtime calls in the chosen CPU time, and all other
             runtime calls that launched only chosen rows.
     """
@@ -190,7 +190,7 @@ def communication(model: Model) -> Selection:
 
 
 def loading(model: Model) -> Selection:
-    """Select the loading of batches by data loaders that work in the training process.
+    """Select the loading of batches in the training process, by data loaders without workers.
 
     Raises:
         CaptureError: there is no such loader.
@@ -199,8 +199,8 @@ def loading(model: Model) -> Selection:
     calls = np.flatnonzero(is_loading(events) & events.finished & loads_here(events))
     if not len(calls):
         raise CaptureError(
-            "No data loader works in the training process in this capture, so more workers cannot "
-            "be simulated."
+            "No data loader of this capture loads its batches in the training process, so more "
+            "workers cannot be simulated."
         )
     return of_events(model, calls)
 

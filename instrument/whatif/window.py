@@ -1,9 +1,10 @@
 """`Window`: the models of one or several ranks as one program.
 
-A synchronising collective joins the ranks that take part. The transfer begins when the last rank
-has begun its kernel, and all ranks end their kernels after the transfer. The last rank does not
-wait for other ranks. So the transfer takes as long as the shortest of the collective's kernels. For
-Megatron on eight A100, the simulated ends of the collectives are within 25 µs of the measured ends.
+In a synchronising collective, such as an all-reduce, each rank waits for all other ranks. So the
+collective joins the models of these ranks. The transfer begins when the last rank has begun its
+kernel, and all ranks end their kernels after the transfer. The last rank does not wait for other
+ranks. So the transfer takes as long as the shortest of the collective's kernels. For Megatron on
+eight A100, the simulated ends of the collectives are within 25 µs of the measured ends.
 `instrument.runs.clock_skew` gives the differences between the ranks' clocks.
 """
 
@@ -31,7 +32,7 @@ class Meetings:
     Attributes:
         collective: the number of the collective, from 0.
         rank: the index of the rank's model.
-        row: the device row of the rank's kernel.
+        row: the device row of the rank's kernel: its row in `Model.work`.
     """
 
     collective: Ints
@@ -122,7 +123,11 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program, and for each arc from a collective, the arc's time without the transfer."""
+        """The program, and how much later each kernel in `meetings` ended than its transfer, in ns.
+
+        Each collective has a moment, at which its transfer begins. Arcs lead from the starts of the
+        collective's kernels to this moment, and from this moment to the ends of the kernels.
+        """
         if self.meetings is None:
             return self.models[0].program, np.zeros(0, np.int64)
         first, meetings = self.first_moment, self.meetings

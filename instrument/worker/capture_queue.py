@@ -98,14 +98,18 @@ class CaptureQueue:
             self.notice()
 
     def notice(self) -> None:
-        """On the training thread, call `notice` of each sink that runs in this process."""
+        """Let each sink that runs in this process read state of the training thread.
+
+        Call this on the training thread; see `Sink.notice`.
+        """
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:
-        """Save a copy of the job for `instrument export`, before the first window is queued.
+        """Save the job of the run for `instrument export`; see `instrument.worker.job`.
 
-        The job's `owner` is the user id that owns the window's folder `staging`. On a network file
-        system this may differ from the user id of this process.
+        The session calls this method before it queues the first window. The job's `owner` is the
+        user id that owns the window's folder `staging`. On a network file system this may differ
+        from the user id of this process.
         """
         self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
         url, options = self._config.upload_to, self._config.upload_options

@@ -136,7 +136,10 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A list of one sentence on the sinks that did not run, or []. Inline sinks do not count."""
+    """A sentence about the sinks that did not run, in a list; an empty list if all have run.
+
+    Sinks that ran, or should have run, in the training process do not count.
+    """
     config = about.get("config", {})
     inline = about.get("sinks_inline", [])
     wanted = [
@@ -157,8 +160,8 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
     """Upload captures to `url`, or to the URL in the job of each capture if `url` is None.
 
     Returns:
-        The URLs of the uploaded captures, sentences about captures that have no trusted URL, and
-        sentences about errors.
+        The URLs of the uploaded captures, sentences about captures that are not uploaded because
+        only the capture itself names the URL, and sentences about errors.
     """
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):

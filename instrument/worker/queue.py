@@ -147,7 +147,7 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create the staging folder again, with its parent folders, after something removed them."""
+    """Create a partial folder together with its parent folders, which something has removed."""
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(
@@ -264,7 +264,10 @@ def _described_at(folder: Path) -> int:
 
 
 def remove_stale(output_dir: Path) -> None:
-    """Remove partial files of ended runs, and warn about the queued windows of these runs."""
+    """Remove partial folders, partial files and lock files of ended runs.
+
+    Also warn about the queued windows of these runs.
+    """
     for staging in output_dir.glob(f".*{_PARTIAL}"):
         with suppress(OSError):  # another process removes it too, or it belongs to another user
             if files.is_folder(staging) and _is_stale(staging):

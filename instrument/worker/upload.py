@@ -211,11 +211,11 @@ def has_arrived(folder: Path, url: str) -> bool:
 def _note(folder: Path) -> dict[str, Any]:
     """The content of a capture's `upload.json`; empty if there is no valid file.
 
-    The content is the token and, once the upload is complete, the URL of the uploaded capture.
+    The content is the token, the inode of the folder for which the file was written, and, once the
+    upload is complete, the URL of the uploaded capture.
 
-    The file holds the inode of the folder for which it was written, and is valid only in that
-    folder. Otherwise a downloaded capture could hold the token of another capture, and overwrite
-    that capture at the URL.
+    The file is valid only in the folder with this inode. If it were valid in every folder, a
+    downloaded capture with the token of another capture could overwrite that capture at the URL.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))

@@ -151,7 +151,7 @@ def test_batches_of_workers_come_when_they_came(tmp_path) -> None:
     faster = found.scale(operator="aten::mm", by=0.5)
     assert steps_us(faster) == [510, 1250, 1000, 1000]
     assert steps_us(found.remove(range=name)) == [980, 480, 480, 480]
-    with pytest.raises(CaptureError, match="No data loader works in the training process"):
+    with pytest.raises(CaptureError, match="No data loader of this capture loads its batches"):
         found.workers(4)
 
 

@@ -25,7 +25,7 @@ def graphs(
     In the graph `BY_MODULE`, each module is a frame, and its nodes are frames inside this frame. If
     a module without submodules has only one node, this node has no frame of its own. Parameters
     (`get_attr`) have no frames either: their time counts for the module that holds the parameter.
-    The time of parameters of the model itself is in the frame `get_attr`.
+    The time of parameters that the model itself holds counts for the frame `get_attr`.
 
     In the graph `BY_TYPE`, the outermost frames are types. The type of a node that calls a module,
     or is the only node of its module, is the class of this module. The type of any other node is
@@ -35,7 +35,8 @@ def graphs(
     keys. Their values are lists with an entry for each name in `names`:
 
     - `labels`: the name without the path of the module around it.
-    - `targets`: the address of the module or node in the picture of the graph; None for a type.
+    - `targets`: a link to the module or node in the picture of the graph, such as `#graph?node=3`;
+      None for a type.
 
     Args:
         nodes: a table with the columns of `NodeTable`.

@@ -61,8 +61,9 @@ class Frame:
         results: the boxes inside the frame whose values leave it.
         drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the
             children, and the ports of `results`.
-        lines: two lists for each box whose value has a line inside the frame: the keys of `_ends`,
-            and the segments of the line.
+        lines: two lists for each box whose value has a line inside the frame. The first list says
+            at which children and ports the line ends (the keys of `_ends`). The second list has the
+            segments of the line.
     """
 
     path: str

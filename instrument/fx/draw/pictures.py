@@ -107,7 +107,10 @@ class View(NamedTuple):
 
 @dataclass
 class _Unit:
-    """One box of the picture: a node, or a closed module; `frame` is the number of its frame."""
+    """One box of the picture: a node, or a closed module.
+
+    `frame` is the number of the closed module's frame; None for a node.
+    """
 
     nodes: list[int]
     label: str
@@ -221,7 +224,8 @@ def _closed(
 ) -> Frame:
     """Return a copy of a frame in which each inner frame deeper than `depth` is one box.
 
-    The boxes of the copy are appended to `units`. `numbers` has the numbers of the frames by `id`.
+    The boxes of the copy are appended to `units`. `numbers` has the number of each frame; its keys
+    are the results of `id(frame)`.
     """
     first = len(units)
     children: list[int | Frame] = []

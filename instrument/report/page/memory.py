@@ -68,7 +68,8 @@ def section(
 
     Args:
         capture: the capture.
-        curves: the curve for the first chart of each device; None means the default curve.
+        curves: for each device, the memory over time that its first chart shows; None means the
+            result of `capture.memory.curve`.
         rows: the maximum number of rows in a table.
 
     Cost: about 3 µs per memory event.

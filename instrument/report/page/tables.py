@@ -36,7 +36,8 @@ _TABLES = {
 def section(capture: Views) -> list[dict[str, Any]] | None:
     """Return the tables that have rows; None if no table has rows.
 
-    The table of operators leaves out ranges, steps, marks and waits for data. The keys of a table:
+    The table of operators leaves out the rows that are no operators, such as ranges. The keys of a
+    table:
 
     - `name`, `title`: the name and the title of the view.
     - `left_out`: the number of rows that are left out, because a table has at most 1000 rows.

@@ -100,11 +100,12 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
     - `steps`: the number, start and duration of each finished step.
     - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
-      This is the step in which the first row of evidence begins; rows that begin outside of all
-      steps are skipped. If no row begins in a step, this is the step with the median duration. If
-      there are several steps, the median leaves out the first step.
+      This is the step in which the first row of the findings' evidence begins; rows that begin
+      outside of all steps are skipped. If no row begins in a step, this is the step with the median
+      duration. If there are several steps, the median leaves out the first step.
     - `first_code`: the code of the finding with this evidence; None for the median step.
-    - `causes`: the names of idle slices, in the order of `_CAUSES`.
+    - `causes`: the names of the slices in which all devices are idle. A name says why they are
+      idle. The order is that of `_CAUSES`.
     - `end_ns`: the end of the last slice.
     - `names`, `kinds`: the distinct names of slices, and for each name an index into `KINDS`.
     - `ranges`: the paths of ranges.
