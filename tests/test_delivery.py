@@ -26,9 +26,9 @@ from instrument.record import step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
-from instrument.triggers import Step
+from instrument.triggers import Step, TriggerCallbacks
 from instrument.units import duration, size
-from instrument.worker import queue, run_lock
+from instrument.worker import job, process, queue, run_lock
 from instrument.worker.run_lock import RunLock
 
 
@@ -59,11 +59,52 @@ def test_sinks_in_the_training_process_run_before_those_that_are_last(tmp_path: 
 
 
 def test_a_window_in_which_no_step_ended_has_no_last_step(tmp_path: Path, log: Log) -> None:
-    with suppress(ValueError), Session(active=3, output_dir=str(tmp_path)) as session:
-        raise ValueError
+    with suppress(KeyError), Session(active=3, output_dir=str(tmp_path)) as session:
+        raise KeyError
     (capture,) = session.captures
     about = capture.metadata["window"]
     assert (about["first_step"], about["last_step"], about["steps"]) == (0, None, 0)
+
+
+def test_a_run_that_finished_its_captures_leaves_no_job(tmp_path: Path) -> None:
+    session = record(tmp_path, 1)
+    (capture,) = session.captures
+    assert job.recall(tmp_path, capture.metadata["run"]) is None
+
+
+def test_an_exporter_that_cannot_start_is_told_once(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(process.Exporter, "submit", fails)
+    log.errors_expected = True
+    assert not record(tmp_path, 2, export="process").captures
+    (error,) = log.at("ERROR")
+    assert error == (
+        "The exporter cannot be started ([Errno 12] Cannot allocate memory): "
+        f"`instrument export {tmp_path}` finishes the captures."
+    )
+
+
+def test_an_exception_after_the_session_has_stopped_is_not_its_own(tmp_path: Path) -> None:
+    told: list[BaseException] = []
+
+    class Watches(Trigger):
+        def begin(self, folder: Path, ask: Any) -> TriggerCallbacks:
+            return TriggerCallbacks(failed=lambda error, _: told.append(error))
+
+    for stops in (False, True):
+        with (
+            suppress(KeyError),
+            Session(active=1, output_dir=str(tmp_path), triggers={"own": Watches()}) as session,
+        ):
+            session.step()
+            if stops:
+                session.stop()
+            raise KeyError
+    assert len(told) == 1
 
 
 def on_disk(folder: Path) -> list[str]:

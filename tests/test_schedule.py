@@ -116,6 +116,17 @@ def test_windows_of_any_function(text: str, expected: list[tuple[int, int, int]]
             assert isinstance(found, Idle)
 
 
+def test_a_function_s_window_late_in_a_run() -> None:
+    config = ProfilerConfig(schedule=actions("-" * 8_000 + "rrs"))
+    assert next_window(config, 7_990) == Window(8_000, 8_000, 8_002)
+
+
+def test_the_recorded_steps_in_words() -> None:
+    window = Window(3, 3, 5)
+    recorded = [window.done_in_words(ended) for ended in (3, 4, 6)]
+    assert recorded == ["a part of step 3", "step 3", "steps 3–5"]
+
+
 def counter(config: ProfilerConfig) -> StepCounter:
     made = StepCounter("train")
     made.begin(config, 0)

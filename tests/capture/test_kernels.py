@@ -171,6 +171,11 @@ def test_a_copy_whose_size_is_not_known_counts_neither_in_bytes_nor_in_bandwidth
     ]
 
 
+def test_the_rate_of_a_nanosecond(tmp_path) -> None:
+    (row,) = capture(tmp_path, [copy(0, 0.001, bytes=8)]).copies
+    assert row.bytes_per_second == 8 * 10**9
+
+
 def test_an_impossible_rate_is_not_known(tmp_path) -> None:
     (row,) = capture(tmp_path, [copy(0, 1, bytes=9 * 10**17)]).copies
     assert (row.bytes, row.bytes_per_second) == (9 * 10**17, None)

@@ -286,7 +286,9 @@ def test_device_work_whose_launch_is_not_in_the_trace_has_a_row(tmp_path) -> Non
         None,
         None,
     )
-    assert (row.device_share, table.where(name="aten::add")[0].device_share) == (5 / 8, 3 / 8)
+    (add,) = table.where(name="aten::add")
+    assert (add.cpu_ns, add.self_cpu_ns) == (10_000, 10_000), "they stay known"
+    assert (row.device_share, add.device_share) == (5 / 8, 3 / 8)
     unlaunched = {
         by: table.by(by).where(name="[no launch]")
         for by in ("step", "device", "range", "thread", "stack")
@@ -481,6 +483,13 @@ def test_a_total_share_counts_recursion_once(tmp_path) -> None:
     (row,) = capture(tmp_path, RECURSIVE).operators.where(name="f")
     assert row.total_share == (10000 + 5000 + 2000) / whole
     assert row.device_total_share == 1
+
+
+def test_shares_are_of_what_ran_in_steps(tmp_path) -> None:
+    events = [annotation("ProfilerStep#3", 0, 20)]
+    events += [span("aten::add", 0, 5), span("aten::add", 30, 10)]
+    (row,) = capture(tmp_path, events).operators.where(name="aten::add")
+    assert (row.self_cpu_ns, row.share, row.total_share) == (15_000, 5 / 20, 5 / 20)
 
 
 def test_a_launch_is_a_runtime_call_and_a_synchronisation_a_wait(tmp_path) -> None:

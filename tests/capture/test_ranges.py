@@ -373,6 +373,19 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
     assert (row.calls, row.slices, row.min_ns) == (2, 6, None)
 
 
+def test_by_name_device_work_of_several_paths_is_busy_together(tmp_path) -> None:
+    events = [
+        *(annotation(name, at, 40) for name, at in (("one", 0), ("two", 50))),
+        *(annotation("block", at, 20) for at in (10, 60)),
+        *(call("cudaLaunchKernel", at, 1, correlation=at) for at in (15, 65)),
+        kernel("k", 100, 20, correlation=15),
+        kernel("k", 110, 20, correlation=65),
+    ]
+    found = capture(tmp_path, events).ranges
+    assert [row.device_busy_ns for row in found.where(name="block")] == [20_000, 20_000]
+    assert found.by("name").where(name="block")[0].device_busy_ns == 30_000
+
+
 def test_by_name_a_range_inside_its_like_counts_once(tmp_path) -> None:
     launch = call("cudaLaunchKernel", 22, 1, correlation=1)
     found = capture(

@@ -211,6 +211,18 @@ def test_only_ranks_that_were_to_record_are_missing(
     assert Run.load(tmp_path).windows[0].missing == missing
 
 
+def test_without_a_number_of_ranks_none_is_missing(tmp_path: Path) -> None:
+    write_rank(tmp_path, 3, synchronous_steps(100), world_size=None, config={"ranks": "all"})
+    assert Run.load(tmp_path).windows[0].missing == []
+
+
+def test_the_slowest_range_of_the_first_rank(tmp_path: Path) -> None:
+    for rank, own_us in enumerate((400, 100, 105)):
+        write_rank(tmp_path, rank, synchronous_steps(own_us), world_size=3)
+    (slow,) = Run.load(tmp_path).windows[0].stragglers
+    assert (slow.rank, slow.range, slow.range_excess_ns) == (0, "forward", 295_000)
+
+
 def test_other_runs_over_the_same_steps_are_other_windows(tmp_path: Path) -> None:
     def at(folder: str, rank: int, hour: int) -> None:
         started = f"2026-01-02T{hour:02d}:04:0{rank}+00:00"
