@@ -24,6 +24,7 @@ TESTS = {
         *_top("config", "schedule", "hydra"),
         "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
         "tests/test_redact.py",
+        "tests/test_memory_categories.py::test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have",
         "tests/test_upload.py::test_what_cannot_work_is_refused_when_the_config_is_built",
     ],
     "instrument/record/step_loop.py": [
@@ -272,6 +273,26 @@ PLANTED = [
 
 # Module, line, edited line: why nothing that a user sees changes.
 EQUIVALENT = {
+    (
+        "instrument/links/call_tree.py",
+        "wrong, equal = thread[1:] < thread[:-1], thread[1:] == thread[:-1]",
+        "wrong, equal = thread[1:] <= thread[:-1], thread[1:] == thread[:-1]",
+    ): "speed: events in order are sorted once more",
+    (
+        "instrument/config/schedule.py",
+        "begin += number * (schedule.wait + schedule.warmup + (schedule.active or 0))",
+        "begin += number * (schedule.wait + schedule.warmup + (schedule.active or 1))",
+    ): "without `active` there is only the cycle 0",
+    (
+        "instrument/links/autograd.py",
+        "unattributed = backward & ((owner == unknown) | np.append(backward, [False, False])[owner])",
+        "unattributed = backward & ((owner == unknown) | np.append(backward, [False, True])[owner])",
+    ): "the last entry is that of `unknown`",
+    (
+        "instrument/record/step_loop.py",
+        "or run is None",
+        "and run is None",
+    ): "a recorder that has started has a planned window and a run",
     (
         "instrument/links/call_tree.py",
         "if loops.compiled is None or not len(thread):",

@@ -66,6 +66,36 @@ def test_a_window_in_which_no_step_ended_has_no_last_step(tmp_path: Path, log: L
     assert (about["first_step"], about["last_step"], about["steps"]) == (0, None, 0)
 
 
+def test_a_second_stop_says_nothing(tmp_path: Path, log: Log) -> None:
+    session = Session(at_steps=[5], active=1, output_dir=str(tmp_path)).start()
+    session.step()
+    session.stop()
+    said = len(log.at("WARNING"))
+    assert said == 1, "that no window was recorded"
+    session.stop()
+    assert len(log.at("WARNING")) == said
+
+
+def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log: Log) -> None:
+    class Fails(Sink):
+        def __init__(self) -> None:
+            super().__init__()
+            self.__dict__["held"] = threading.Lock()  # so that no other process can run it
+
+        def write(self, capture: Capture, folder: Path) -> None: ...
+
+        def notice(self) -> None:
+            raise KeyError("notice")
+
+        def close(self, timeout_s: float | None = None) -> None:
+            raise KeyError("close")
+
+    log.errors_expected = True
+    record(tmp_path, 2, sinks={"own": Fails()}, export="inline")
+    told = [error.partition(":")[0] for error in log.at("ERROR")]
+    assert told == [f"The own sink failed in {what}()" for what in ("notice", "close")]
+
+
 def test_a_run_that_finished_its_captures_leaves_no_job(tmp_path: Path) -> None:
     session = record(tmp_path, 1)
     (capture,) = session.captures

@@ -524,7 +524,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
 
     before = work.latest.before(stream, launch_ns)
     free_ns = np.where(before >= 0, np.append(work.end_ns, 0)[before], launch_ns)
-    after_ns = np.maximum(np.maximum(free_ns, launch_ns - 1), work.start_ns[later] - _NEAR_NS)
+    after_ns = np.maximum(np.maximum(free_ns, launch_ns), work.start_ns[later] - _NEAR_NS)
     row = work.last_ended(after_ns, work.start_ns[later], is_cause)
     known = row >= 0
     return wait[known], row[known], later[known], np.zeros(np.count_nonzero(known), np.bool_)

@@ -373,6 +373,9 @@ REFUSED = {
     ],
     "other launches: it ends as the graph is launched": without(captured(927), "cuLaunchKernelEx"),
     "other kernels": changed(captured(0, named=True), "b", kernel="x"),
+    "other kernels: it ends as the graph is launched": changed(
+        captured(927, named=True), "b", kernel="x"
+    ),
     "unknown order: branches, no names": [*captured(0), FORK],
     "no capture: it ends after the launch": captured(1500),
     "no capture: two at once": [*captured(0), *captured(50, tid=4)],

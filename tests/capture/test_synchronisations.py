@@ -91,6 +91,14 @@ CASES = {
         [*A, *B, AFTER_A, synchronisation("Stream Sync", 13, 18, correlation=3)],
         [("stream", "a", STREAM_SYNC, True, 18)],
     ),
+    "work that ended after the call, as far as the clocks may differ": (
+        [*A, call(STREAM_SYNC, 12, 8, 3), synchronisation("Stream Sync", 13, 6, correlation=3)],
+        [("stream", "a", STREAM_SYNC, True, 8)],
+    ),
+    "work that ended a nanosecond later than that": (
+        [*A, call(STREAM_SYNC, 12, 7.999, 3), synchronisation("Stream Sync", 13, 6, correlation=3)],
+        [],
+    ),
     "its row in traces since 2026": (
         [*A, *B, AFTER_A, synchronisation("Stream Sync", 13, 18, tid=1_000_007, correlation=3)],
         [("stream", "a", STREAM_SYNC, True, 18)],
@@ -227,6 +235,18 @@ CASES = {
     "the work that ended just before c": (
         [*A, EVENT, *B7, OF_C, *C],
         [("stream wait", "a", "c", False, 14)],
+    ),
+    "work that was launched after the event ended even later": (
+        [*A, EVENT, *launched("late", 8, 30, 0.5, 8, tid=8), OF_C, *C],
+        [("stream wait", "a", "c", False, 14)],
+    ),
+    "c was launched as a ended": (
+        [*A, *BEFORE_C, EVENT, OF_C, *launched("c", 30, 40, 9, 6, tid=9)],
+        [],
+    ),
+    "c was launched a nanosecond before a ended": (
+        [*A, *BEFORE_C, EVENT, OF_C, *launched("c", 29.999, 40, 9, 6, tid=9)],
+        [("stream wait", "a", "c", False, 0.001)],
     ),
     "without calls that record": (
         [*A, OF_C, *C],
