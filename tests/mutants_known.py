@@ -24,6 +24,7 @@ TESTS = {
         *_top("config", "schedule", "hydra"),
         "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
         "tests/test_redact.py",
+        "tests/test_modules.py",
         "tests/test_memory_categories.py::test_parameters_gradients_and_optimizer_state_have_the_bytes_that_they_have",
         "tests/test_upload.py::test_what_cannot_work_is_refused_when_the_config_is_built",
     ],
@@ -58,6 +59,7 @@ TESTS = {
     "instrument/worker/capture_queue.py": [
         *_top("delivery", "upload"),
         "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
+        "tests/test_exporter.py::test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself",
         "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
     "instrument/worker/finish.py": [
@@ -273,6 +275,36 @@ PLANTED = [
 
 # Module, line, edited line: why nothing that a user sees changes.
 EQUIVALENT = {
+    (
+        "instrument/links/launches.py",
+        "return first[np.where((wanted >= 0) & (wanted <= most), wanted, most + 1)]",
+        "return first[np.where((wanted > 0) & (wanted <= most), wanted, most + 1)]",
+    ): "the entry of the id 0 says, as the last one does, that there is none",
+    (
+        "instrument/links/synchronisation.py",
+        "kind_of_event = np.where(is_call, kind_of_name[events.name], -1)",
+        "kind_of_event = np.where(is_call, kind_of_name[events.name], -2)",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/links/call_tree.py",
+        "until = np.append(0, np.cumsum(chosen))[self.until[kept]]",
+        "until = np.append(1, np.cumsum(chosen))[self.until[kept]]",
+    ): "`until` is never 0",
+    (
+        "instrument/links/call_tree.py",
+        "first, count, width = -1, 0, int(name.max(initial=0)) + 1",
+        "first, count, width = -2, 0, int(name.max(initial=0)) + 1",
+    ): "the parents of roots are numbered from 1 instead of 0, and back again",
+    (
+        "instrument/links/attribution.py",
+        "width = len(scopes.paths.names) + 1",
+        "width = len(scopes.paths.names) + 2",
+    ): "a key that leaves more room",
+    (
+        "instrument/analysis/ranges.py",
+        "return 0 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns",
+        "return 1 if launched is None else int(launched.sum()) + self._work.counted_unlaunched_ns",
+    ): "without device work there is no time to divide by it",
     (
         "instrument/links/call_tree.py",
         "wrong, equal = thread[1:] < thread[:-1], thread[1:] == thread[:-1]",

@@ -393,6 +393,10 @@ def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
     )
     assert not (tmp_path / "made").exists()
     assert "'os.mkdir' is not a sink class" in log.at("ERROR")[0]
+    failed: set[str] = set()
+    for _ in range(2):  # for each window of a run
+        build_sinks({"evil": {"_target_": "os.mkdir"}}, failed)
+    assert len(log.at("ERROR")) == 2, "once in a run"
 
 
 def test_a_plain_sinks_options_survive_a_config_made_of_a_config(profiler: dict[str, Any]) -> None:

@@ -53,6 +53,18 @@ def test_a_phase_outside_of_a_run_records_nothing(tmp_path: Path) -> None:
     assert [numbers(capture) for capture in session.captures] == [[0], [0]]
 
 
+def test_a_break_after_a_whole_batch_ends_the_batch_s_step(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"phases": ["validation"], "wait": 1, "active": 1, "repeat": 2}
+    with Session(options, output_dir=tmp_path) as session:
+        for _ in range(2):
+            with session.phase("validation"):
+                for batch in session.steps(range(9)):
+                    work()
+                    if batch == 1:
+                        break
+    assert [numbers(capture) for capture in session.captures] == [[1], [3]]
+
+
 def test_each_phase_that_is_named_follows_the_schedule_by_its_own_count(
     tmp_path: Path, log: Log
 ) -> None:

@@ -134,7 +134,7 @@ class Traffic(TorchDispatchMode):
 def convolutions() -> Callable[[], None]:
     model = nn.Sequential(
         nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Conv2d(8, 6, 3, dilation=2, bias=False),
-        nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1, dilation=2, groups=2),
+        nn.ConvTranspose2d(6, 4, 3, stride=2, padding=2, output_padding=1, dilation=2, groups=2),
     )  # fmt: skip
     x = torch.randn(2, 4, 33, 31, requires_grad=True)
     return lambda: model(x).sum().backward()

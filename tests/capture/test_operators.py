@@ -492,6 +492,13 @@ def test_shares_are_of_what_ran_in_steps(tmp_path) -> None:
     assert (row.self_cpu_ns, row.share, row.total_share) == (15_000, 5 / 20, 5 / 20)
 
 
+def test_memory_outside_of_operators_has_no_inputs(tmp_path) -> None:
+    events = [allocation(20, 8), span("aten::add", 0, 5, Input_Dims=[[2]])]
+    table = capture(tmp_path, events).operators.by("input_shapes")
+    shapes = {row.name: row.input_shapes for row in table}
+    assert shapes == {"aten::add": "[[2]]", "[memory]": "[]"}
+
+
 def test_a_launch_is_a_runtime_call_and_a_synchronisation_a_wait(tmp_path) -> None:
     events = [
         call("cudaLaunchKernel", 0, 5, 1),

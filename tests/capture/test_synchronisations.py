@@ -99,6 +99,13 @@ CASES = {
         [*A, call(STREAM_SYNC, 12, 7.999, 3), synchronisation("Stream Sync", 13, 6, correlation=3)],
         [],
     ),
+    "a copy that the trace states to wait for its stream": (
+        [
+            *[*A, call("cudaMemcpyAsync", 12, 38, 3), {**copy(40, 8, correlation=3), "name": PAGEABLE}],
+            synchronisation("Stream Sync", 45, 4, correlation=3),
+        ],
+        [("stream", "a", "cudaMemcpyAsync", True, 18)],
+    ),
     "its row in traces since 2026": (
         [*A, *B, AFTER_A, synchronisation("Stream Sync", 13, 18, tid=1_000_007, correlation=3)],
         [("stream", "a", STREAM_SYNC, True, 18)],
@@ -279,7 +286,10 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_wait_waits_for_by_hand(tmp_path, case: str) -> None:
     events, expected = CASES[case]
-    assert edges(capture(tmp_path, events)) == expected
+    found = capture(tmp_path, events)
+    assert edges(found) == expected
+    calls = found.links.synchronisations.call.tolist()
+    assert len(calls) == len({*calls}), "each call is one wait"
     for name in ("reversed", "hip"):
         (tmp_path / name).mkdir()
     backwards = capture(tmp_path / "reversed", events[::-1])
