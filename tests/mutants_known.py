@@ -22,6 +22,7 @@ TESTS = {
     ],
     "instrument/config/schema.py": [
         *_top("config", "schedule", "hydra"),
+        "tests/test_exporter.py::test_instances_and_mappings_both_reach_the_exporter",
         "tests/test_ranks.py::test_what_names_no_ranks_is_refused",
         "tests/test_redact.py",
         "tests/test_modules.py",
@@ -275,6 +276,26 @@ PLANTED = [
 
 # Module, line, edited line: why nothing that a user sees changes.
 EQUIVALENT = {
+    (
+        "instrument/analysis/efficiency.py",
+        "seconds = device_ns / 1e9 if has_device and device_ns else None",
+        "seconds = device_ns / 1e9 if has_device or device_ns else None",
+    ): "0 seconds count as None, and without a device there is no device time",
+    (
+        "instrument/links/synchronisation.py",
+        "found: Ints = np.append(self.first, -1)[self.by_launch.since(stream, time_ns)]",
+        "found: Ints = np.append(self.first, -2)[self.by_launch.since(stream, time_ns)]",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/analysis/operator_keys.py",
+        "np.where(scopes.backward, np.arange(len(scopes.nodes)), scopes.nodes.parent), -1",
+        "np.where(scopes.backward, np.arange(len(scopes.nodes)), scopes.nodes.parent), -2",
+    ): "the last entry is looked up only for a call that is a range itself, and has one around it",
+    (
+        "instrument/links/traffic.py",
+        "size = _SIZES[int(kind)] if kind else call.size(0)",
+        "size = _SIZES[int(kind)] if kind else call.size(1)",
+    ): "torch scales and multiplies only matrices whose elements have one size",
     (
         "instrument/links/launches.py",
         "return first[np.where((wanted >= 0) & (wanted <= most), wanted, most + 1)]",

@@ -58,6 +58,14 @@ def test_sinks_in_the_training_process_run_before_those_that_are_last(tmp_path: 
         assert turns == sorted("ab", key=first.__eq__)
 
 
+def test_sinks_run_in_the_order_of_the_config(tmp_path: Path) -> None:
+    turns: list[str] = []
+    sinks = {name: InTurn(turns, name, False) for name in "ba"}
+    del sinks["b"].last  # as an object that is no Sink
+    record(tmp_path, 1, sinks=sinks, export="inline")
+    assert turns == ["b", "a"]
+
+
 def test_a_window_in_which_no_step_ended_has_no_last_step(tmp_path: Path, log: Log) -> None:
     with suppress(KeyError), Session(active=3, output_dir=str(tmp_path)) as session:
         raise KeyError

@@ -35,7 +35,7 @@ from instrument.cli.command import main
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.flops import FUSED_ATTENTION
-from instrument.links.traffic import ELEMENT_TYPES
+from instrument.links.traffic import _SIZES, ELEMENT_TYPES, operand_types
 from instrument.trace.events import Device
 
 HALF, FLOAT, BFLOAT = "c10::Half", "float", "c10::BFloat16"
@@ -756,3 +756,32 @@ def test_absurd_arguments_give_no_row_or_unknown_cells(tmp_path) -> None:
             for row in found:
                 assert row.moved_bytes is None or row.moved_bytes > 0
             str(found)
+
+
+def test_torchs_numbers_of_types_have_the_sizes_of_their_elements(tmp_path) -> None:
+    """The argument `dtype` of `_to_copy` is such a number in a trace."""
+    dtypes = [
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
+        *(torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
+        *(torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn),
+    ]
+
+    def convert() -> None:
+        for dtype in dtypes:
+            torch.ops.aten._to_copy(torch.zeros(2, dtype=torch.float32), dtype=dtype)
+
+    found = record(tmp_path / "trace.json", convert, record_shapes=True).capture.events
+    numbers = [int(each.concrete_inputs[1]) for each in found if each.name == "aten::_to_copy"]
+    assert [_SIZES[number] for number in numbers] == [dtype.itemsize for dtype in dtypes]
+
+
+@pytest.mark.parametrize(
+    ("name", "types", "expected"),
+    [
+        ("aten::mm", ["float", "c10::BFloat16"], ["float32", "bfloat16"]),
+        ("aten::addmm.out", ["float", "c10::Half", "c10::Half"], ["float16"]),
+        ("aten::unknown", ["float", "double"], ["float32"]),
+    ],
+)
+def test_the_types_of_operands_are_those_that_are_multiplied(name, types, expected) -> None:
+    assert operand_types(name, json.dumps(types).encode()) == expected
