@@ -70,8 +70,9 @@ class Pattern:
 
         Returns:
             Three values. The first is the states of the matcher after the character. The second
-                stands for this character in the key of the next step: "a" for a letter, a digit or
-                an underscore, else " ". The third is whether a match ends before the character.
+                is the kind of this character: "a" for a letter, a digit or an underscore, else " ".
+                It becomes the second part of the next `key`. The third is whether a match ends
+                before the character.
         """
         states, before, after = key
         reached: set[int] = set()

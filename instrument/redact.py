@@ -153,9 +153,10 @@ def _is_secret(name: str, *, surely: bool = False) -> bool:
     """Whether a value with this name may be a secret.
 
     With `surely`, the result is True only for names such as `password`, whose values are always
-    secrets, and False for names such as `key`. In a dotted name, a harmless word counts for its own
-    part and for the parts before it, but not for the parts after it. So `per` makes
-    `tokens.per_batch` harmless, but `head` does not make `head.token` harmless.
+    secrets, and False for names such as `key`. A harmless word, such as `per`, makes words
+    such as `key` harmless. In a dotted name, it does so in its own part and in the parts before it,
+    but not in the parts after it. So `per` makes `tokens.per_batch` harmless, but `head` does not
+    make `head.token` harmless.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]

@@ -176,15 +176,19 @@ def by_group(work: Work, group: Ints, groups: int) -> dict[str, Ints]:
 
 
 def layers_of(work: Work) -> list[Intervals]:
-    """The layers for `sweep`: the intervals of compute (with memsets), communication and copies."""
+    """Return the intervals of compute (with memsets), of communication, and of copies.
+
+    The result is the argument `layers` of `sweep`: each of the three items is one layer.
+    """
     return [work.of(*kinds) for kinds in _LAYERS]
 
 
 def masks(active: NDArray[np.bool_]) -> dict[str, Flags]:
     """For each column of `BREAKDOWN` except `idle_ns` and `total_ns`, a mask of its segments.
 
-    A segment is a span of time in which the same layers are active. `active` is the attribute of a
-    `Timeline` whose first three layers are compute, communication and copies, as in `layers_of`.
+    A segment is a span of time in which the same layers (kinds of work) are active. `active` is the
+    attribute of a `Timeline` whose first three layers are compute, communication and copies, as in
+    `layers_of`.
     """
     compute, communication, copy = active[:3]
     return {

@@ -276,7 +276,7 @@ def _outside(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def is_on_cpu(events: Events) -> Flags:
-    """A mask of the annotations with which torch marks collectives on the CPU."""
+    """A mask of torch's annotations of the collectives that run on the CPU (gloo and MPI)."""
     return events.among(ANNOTATION) & events.named(lambda name: name.startswith(ON_CPU))
 
 

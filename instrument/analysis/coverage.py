@@ -72,7 +72,7 @@ _COUNTS = "Record counts:"
 
 
 class Part(NamedTuple):
-    """The cells of a coverage row, except `name`; see `COVERAGE`."""
+    """The cells of a row of `capture.coverage`, except `name`; see `COVERAGE`."""
 
     share: float | None
     covered_ns: int | None = None
@@ -95,7 +95,7 @@ def is_launch(name: str) -> bool:
 
 
 def coverage(capture: Views) -> Table:
-    """Return the coverage rows that apply to the capture; see `COVERAGE`.
+    """Return the table `capture.coverage`: the rows that apply to the capture; see `COVERAGE`.
 
     Cost: the computation of the range tree, and about 0.4 µs per event.
     """
@@ -103,7 +103,7 @@ def coverage(capture: Views) -> Table:
 
 
 def part(capture: Views, name: str) -> Part | None:
-    """Return the coverage row `name` of a capture; None if the row does not apply to the capture.
+    """Return the row `name` of `capture.coverage`; None if the row does not apply to the capture.
 
     The capture keeps the computed rows.
     """
@@ -114,10 +114,11 @@ def part(capture: Views, name: str) -> Part | None:
 
 
 def incomplete(capture: Views, names: Iterable[str] = rows.TABLES) -> Table:
-    """Return the coverage rows whose `share` is unknown or below `ENOUGH`.
+    """Return the rows of `capture.coverage` whose `share` is unknown or below `ENOUGH`.
 
     Only rows that state a reason in `why`, and whose `Row.is_loss` is True, are returned. `names`
-    are the rows to compute. For the losses that matter to one view, give `VIEWS[view].coverage`.
+    are the rows to compute. For one view, pass `VIEWS[view].coverage`, which names the rows that
+    matter to this view.
     """
     found = _table(capture, (name for name in names if rows.ROWS[name].is_loss))
     return found.where(lambda row: row.why and (row.share is None or row.share < ENOUGH))

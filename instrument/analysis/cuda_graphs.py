@@ -349,7 +349,8 @@ def _nodes(replays: _Replays, graphs: Groups) -> _Nodes:
 def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
     """For each device event, the position of its node in the longest replay of its graph.
 
-    The position is -1 if the node did not run exactly once in the longest replay.
+    `longest` is, for each graph, the replay with the most device events. The position is -1 if the
+    node did not run exactly once in this replay.
     """
     _, node = groupby(graph * (int(label.max(initial=0)) + 1) + label)
     model = np.flatnonzero(longest[graph] == replays.replay)
@@ -362,7 +363,7 @@ def _ranks(replays: _Replays, graph: Ints, label: Ints, longest: Ints) -> Ints:
 def _longest(
     events: Events, replays: _Replays, nodes: _Nodes, graph: int, launched_ns: int
 ) -> GraphNodes:
-    """The nodes of a graph, in the order of the longest replay."""
+    """The nodes of a graph, in the order of the replay with the most device events."""
     first = int(replays.first[nodes.longest[graph]])
     rows = slice(first, first + int(replays.size[nodes.longest[graph]]))
     return GraphNodes(
@@ -374,7 +375,10 @@ def _longest(
 
 
 def _names(longest: list[GraphNodes], is_alike: Flags, captures: CapturedNames) -> list[NodeNames]:
-    """For each graph, the operator and the range of each node in `longest`."""
+    """For each graph, the operator and the range of each of its nodes.
+
+    `longest` holds the nodes of each graph, in the order of the replay with the most device events.
+    """
     usable = [ran.in_order or alike for ran, alike in zip(longest, is_alike.tolist())]
     found = iter(captures.of([ran for ran, is_usable in zip(longest, usable) if is_usable]))
     return [
@@ -414,7 +418,9 @@ def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
     """The columns of `CUDA_GRAPHS` with counts and times.
 
-    Counts and times of replays are None for a graph with a replay whose `is_one` is False.
+    If several replays of a graph may have been taken for one (`_Replays.is_one` is False), the
+    columns that need single replays are None: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and
+    `max_replay_ns`.
     """
     is_one = graphs.number(~replays.is_one) == 0
     start, end = events.start_ns[replays.event], events.end_ns[replays.event]
@@ -454,8 +460,8 @@ def _node_table(
 ) -> CudaGraphNodeTable:
     """The table of the nodes.
 
-    `graphs` holds for each graph: its label, its nodes in the longest replay, and the operators and
-    ranges of these nodes.
+    `graphs` holds for each graph: its label, its nodes in the longest replay (the replay with the
+    most device events), and the operators and ranges of these nodes.
     """
     first, event, graph = nodes.first, replays.event[nodes.first], nodes.graph.tolist()
     kernels = [events.names[k] for k in events.name[event].tolist()]

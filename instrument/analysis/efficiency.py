@@ -348,8 +348,8 @@ def _precision(operands: list[str], said: int, device: int, rates: PeakRates) ->
     """The precision in which a device multiplies operands of these types; None if not known.
 
     A device can multiply float32 operands as TF32. torch's setting for this is not in the trace, so
-    the names of the call's kernels decide: `said` holds their flags (see `_said`). A device
-    without TF32 uses float32.
+    the names of the call's kernels decide. `said` holds what these names say, as `_SAYS_…` flags
+    (see `_said`). A device without TF32 uses float32.
     """
     kinds = {"float8" if name.startswith("float8") else name for name in operands}
     if len(kinds) != 1 or said & _SAYS_FEWER:

@@ -394,9 +394,10 @@ class MemoryView:
 
     @cached_property
     def _partner(self) -> Ints:
-        """For each allocation, the position of its free; for each free, that of its allocation.
+        """For each memory event, the position of its partner; -1 if the trace does not hold it.
 
-        The position is -1 if that free or allocation is not in the trace.
+        The partner of an allocation is the event that frees it. The partner of a free is its
+        allocation.
         """
         memory = self._events.memory
         where: tuple[Any, ...] = (memory.address, memory.device_index, memory.device_type)
@@ -413,11 +414,12 @@ class MemoryView:
         return partner
 
     def _ends(self, line: Timeline) -> Ints:
-        """For each allocation of a timeline, the position of its free in the timeline.
+        """For each allocation of a timeline, the position of the event that frees it.
 
-        Without a free, the position is the number of events in the timeline.
+        The position counts the events of the timeline. If no event frees the allocation, the
+        position is the number of events in the timeline.
         """
-        # The last entry stands for allocations without a free (-1).
+        # The last entry stands for allocations that no event frees (-1).
         place = np.full(len(self._partner) + 1, len(line.instant))
         place[line.instant] = np.arange(len(line.instant))
         ends: Ints = place[self._partner[line.instant]]

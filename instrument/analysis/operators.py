@@ -314,7 +314,7 @@ def _rows_of_nodes(events: Events, call_tree: CallTree) -> tuple[list[Row], Ints
 
 
 def _kept(call_tree: CallTree, name: Ints) -> Ints:
-    """The nodes that remain when each only child that has its parent's name joins the parent.
+    """The nodes that remain when a child without siblings joins its parent of the same name.
 
     torch merges the same nodes, but it merges each pair of parent and child as soon as it finds the
     pair. Here, all pairs are found before the first merge. Both ways find the same pairs, because a

@@ -280,7 +280,10 @@ class RangeTable(GroupableTable):
         return {name: columns[name] for name in _QUANTITIES}
 
     def _calls(self, groups: Groups) -> dict[str, list[Any]]:
-        """The number of calls and slices of each group, and the percentiles of a call's time."""
+        """Count the calls and slices of each group, and find the percentiles of a call's time.
+
+        A slice is an uninterrupted part of a call of a range.
+        """
         slices, total_ns = self._slices, self._slices.nodes.total_ns
         opened = Groups(groups.of[slices.path], groups.count)
         resumed, by_time = opened.number(slices.resumed), opened.sorted_by(total_ns)
@@ -344,7 +347,7 @@ class RangeTable(GroupableTable):
         }
 
     def _spans(self, groups: Groups) -> dict[str, list[Any]]:
-        """The sums of `Slices.spans` for each group.
+        """For each group, the sums of CPU time, memory and the other quantities in `Slices.spans`.
 
         If a range is inside another range of its group, only the outer range counts.
         """
@@ -442,7 +445,10 @@ def total_ns_per_step(links: Links, groups: Groups, most: int) -> Ints:
 
 
 def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
-    """For each slice: CPU time, the devices' idle time, its thread's memory, and time in steps."""
+    """For each slice: CPU time, the devices' idle time, its thread's memory, and time in steps.
+
+    A slice is an uninterrupted part of a call of a range.
+    """
     events, device = links.events, links.launches.device
     found: dict[str, Ints | None] = {"cpu_ns": opened.total_ns}
     found["device_idle_ns"] = _idle_ns(events, device, opened) if len(device) else None
@@ -460,6 +466,6 @@ def _spans(links: Links, opened: CallTree) -> dict[str, Ints | None]:
 
 
 def _idle_ns(events: Events, device: Ints, opened: CallTree) -> Ints:
-    """For each slice, the time in which no device event ran."""
+    """For each slice (uninterrupted part of a call), the time in which no device event ran."""
     busy = merged(events.start_ns[device], events.end_ns[device])
     return opened.total_ns - within(busy, opened.start_ns, opened.end_ns)

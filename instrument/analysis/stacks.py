@@ -182,9 +182,9 @@ def _safe(frame: str) -> str:
 def _paths(
     events: Events, whole: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Groups]:
-    """Return the distinct paths of names, in the order of their first nodes, and the nodes of each.
+    """Return the distinct call paths, in the order of their first nodes, and the nodes of each.
 
-    All nodes of the whole call tree are grouped by their paths.
+    A call path is a tuple of names. All nodes of the whole call tree are grouped by their paths.
     """
     call_tree, nearest = _without_ours(events, whole)
     code, names = intern(map(_plain, events.names))
@@ -203,10 +203,12 @@ def _paths(
 def _before_root(
     events: Events, call_tree: CallTree, *, threads: bool, frames: bool
 ) -> tuple[list[tuple[str, ...]], Ints]:
-    """Return the distinct prefixes of paths, and for each node the index of its path's prefix.
+    """Find the prefix of each node's call path: what comes before the outermost node.
 
     A prefix has two parts: the thread, if `threads` is True; and the frames that older versions of
     torch recorded as the "Call stack" of an operator, if `frames` is True.
+
+    Returns the distinct prefixes, and for each node the index of its prefix.
     """
     stack = np.zeros(len(call_tree), np.int64)
     if frames and (events.call_stack >= 0).any():

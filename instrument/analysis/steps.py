@@ -1,4 +1,4 @@
-"""The profiler's steps: the device work of each step, and the causes of the device's idle time."""
+"""The steps of a trace (`ProfilerStep#…`): their device work, and why the device was idle."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _COLLECTIVES = ("nccl:", "gloo:")
 
 
 class Steps(NamedTuple):
-    """The steps by the plugin's definition: their positions in `Events`, starts and ends.
+    """The steps as TensorBoard's plugin defines them: positions in `Events`, starts and ends.
 
     If the trace has no steps, the whole recording is one step with the position -1.
     """
@@ -93,7 +93,7 @@ DEVICES: Schema = schema(
 
 
 def overview(events: Events, work: Work) -> Table:
-    """Return one row for each step, with the plugin's definition of a step; see `OVERVIEW`.
+    """Return one row for each step, as TensorBoard's plugin defines steps; see `OVERVIEW`.
 
     A step ends when both its CPU work and the last device event that it launched have ended. The
     next step starts at this end, or later. A trace without steps counts as one step, whose `number`
@@ -132,8 +132,8 @@ def overview(events: Events, work: Work) -> Table:
 def devices(events: Events, work: Work) -> Table:
     """Return one row for each device: how well the steps used it; see `DEVICES`.
 
-    The plugin counts a missing estimate of the occupancy as 0. So the plugin's occupancy is
-    `occupancy` times `occupancy_covered`.
+    TensorBoard's plugin counts a missing estimate of the occupancy as 0. So the plugin's occupancy
+    is `occupancy` times `occupancy_covered`.
     """
     steps = _steps(events, work)
     kernels = np.flatnonzero(np.isin(work.kind, (KERNEL, COMMUNICATION)))

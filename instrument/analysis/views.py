@@ -65,7 +65,8 @@ class View(NamedTuple):
         columns: where the schema of the table is: "module:NAME" in `instrument.analysis`.
         option: the option, without dashes; empty if the table has no option.
         help: the help text of the option.
-        coverage: the names of the coverage rows that the table depends on.
+        coverage: the names of the rows of `capture.coverage` (the table of what is missing from
+            the capture) that matter to this table.
     """
 
     columns: str
@@ -261,7 +262,9 @@ VIEWS = {
 
 
 def rows_of(views: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the coverage rows that the given views depend on.
+    """Return the names of the rows of `capture.coverage` that matter to the given views.
+
+    `capture.coverage` is the table of what is missing from the capture.
 
     A report with both "ranges" and "operators" describes the whole capture. So if `views` has both,
     the result has the rows for all views.
@@ -318,7 +321,9 @@ class Views:
         graph_captures: Iterable[str | PathLike[str]] = (),
         peak_flops: PeakFlops | None = None,
     ) -> Self:
-        """Open a capture folder, or a trace file; the first view reads its events.
+        """Open a capture folder or a trace file.
+
+        The events of the trace are read later, when a view first needs them.
 
         Args:
             path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded

@@ -124,7 +124,7 @@ torch_backend: Backend = _torch()
 #: that opens a range also closes it.
 backend: Backend = torch_backend
 _arming: tuple[Backend, ...] = ()
-#: Functions that are called after each change of `armed`.
+#: Functions that `arm` and `disarm` call at their end.
 on_arming: list[Callable[[], None]] = []
 #: Ranges that Dynamo traced into a compiled region. A key is the name of the range and the name of
 #: the region; the value is the id and the code of the region.
@@ -134,7 +134,7 @@ compiled_ranges: dict[tuple[str, str], tuple[Any, ref[CodeType] | None]] = {}
 def arm(emitting: Backend | None = None) -> None:
     """From now on, annotations open their ranges in this backend too; `disarm` ends this.
 
-    None means torch's backend. A backend that is already armed is not added again.
+    None means torch's backend. A backend that annotations already use is not added again.
     """
     emitting = emitting or torch_backend
     # The newest backend opens a range first and closes it last. The timings of the run are armed
@@ -169,7 +169,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def mark(moment: str) -> None:
-    """Record a moment in each armed tool that can record moments, such as NVTX; torch cannot."""
+    """Record a moment (a point in time with a name) in each tool that `arm` has switched on.
+
+    Tools that cannot record moments, such as torch, are left out.
+    """
     if backend.mark is not None:
         backend.mark(moment)
 

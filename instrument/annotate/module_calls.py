@@ -100,7 +100,7 @@ def detach(modules: Iterable[nn.Module]) -> None:
 
 
 def _follow_arming() -> None:
-    """Make `_refresh` run each time that annotations are armed or disarmed."""
+    """Make `_refresh` run each time that `backends` switches ranges of annotations on or off."""
     if _refresh not in backends.on_arming:
         backends.on_arming.append(_refresh)
 

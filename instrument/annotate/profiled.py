@@ -142,8 +142,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
 
     A name may be a format string with the parameters of the marked function, as in
     `@profiled("layer{self.index}")`. The option `name=` also takes a function of the arguments,
-    which returns the name. The format or the function is evaluated only while a window records or
-    timings run.
+    which returns the name. The format or the function is evaluated only while a window is recorded
+    or `profiler.timings` is on.
 
     The result has the signature and the docstring of the marked object; `pickle` and `inspect`
     treat the result like the marked object. A call costs one check of a flag while nothing records,

@@ -228,7 +228,10 @@ class _CallSlices:
         return closes, opens(self._label() + suffix)
 
     def drive(self, inner: Any) -> Generator[Any, Any, Any]:
-        """Run a coroutine, generator or awaitable, with a range around each slice."""
+        """Run a coroutine, generator or awaitable, with a range around each slice.
+
+        A slice lasts from one suspension to the next.
+        """
         resume, value = inner.send, None
         while True:
             opened = self._open()

@@ -1,6 +1,6 @@
 """`instrument graph`: time each node of a model's torch.fx graph.
 
-The part with torch is `instrument.cli.fx`.
+The code of this command that needs torch is in `instrument.cli.fx`.
 """
 
 from __future__ import annotations

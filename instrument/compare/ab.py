@@ -259,7 +259,10 @@ class Comparison:
 
     @property
     def blocks_missing(self) -> int | None:
-        """An estimate of how many more blocks a verdict needs; None if there is a verdict."""
+        """An estimate of how many more blocks of four runs a verdict on the step needs.
+
+        None if there is a verdict.
+        """
         if self.step.verdict != "undecided":
             return None
         return blocks_missing(self.step.change, len(self.blocks), len(self.quantities), self.margin)

@@ -125,10 +125,11 @@ def stored_limits(stored: Counters) -> Budget:
 
 
 def excesses(budget: Budget, capture: Views, counted: Counters) -> Iterator[Excess]:
-    """Yield each counter and share that exceeds the budget.
+    """Yield an `Excess` for each counter or range that exceeds the budget.
 
-    A counter with a limit is yielded too if it varies between steps or is not known. The counters
-    in `NEED_DEVICE` are an exception: if such a counter is not known, it is skipped.
+    A range exceeds the budget if its share of the step's time is above its limit. A counter with a
+    limit is yielded too if it varies between steps or is not known. The counters in `NEED_DEVICE`
+    are an exception: if such a counter is not known, it is skipped.
     """
     for name, limit in budget.limits.items():
         count, text = counted.count(name), amount_of(name)

@@ -109,7 +109,10 @@ def _cpu_wait(capture: Views) -> float:
 
 
 def _values(capture: Views) -> dict[str, Iterable[Any]]:
-    """The values of each fact; None means that a value is not known."""
+    """For each fact about a capture, such as "device" or "batch size", the values of this fact.
+
+    None means that a value is not known.
+    """
     about, events = capture.about, capture.events
     environment = about.environment or Environment()
     phase = phase_of(capture)

@@ -138,7 +138,7 @@ class Counters:
 
 
 class Occurrences(NamedTuple):
-    """The occurrences that one counter counts, as parallel columns.
+    """The occurrences (single events) that one counter counts, as parallel columns.
 
     Attributes:
         event: the position of the event in `capture.events`. For an allocation, it is the position
@@ -158,14 +158,17 @@ class Occurrences(NamedTuple):
 
 
 class Occurred:
-    """What the counters of a capture count: the occurrences of each counter."""
+    """What the counters of a capture count.
+
+    An occurrence is one event that a counter counts, such as one launch or one allocation.
+    """
 
     def __init__(self, views: Views) -> None:
         self.views = views
         self.steps = _counted_steps(views)
 
     def of(self, name: str) -> Occurrences | None:
-        """The occurrences that a counter counts.
+        """The occurrences (single events) that a counter counts.
 
         The result is None if the counter is not known, or if it is a counter such as `peak_bytes`,
         which does not count occurrences.
@@ -203,7 +206,8 @@ class Occurred:
     def calls(self) -> Occurrences:
         """The outermost operators: those that no other operator calls.
 
-        Unlike in the counter "operators", calls that are or contain syncs or collectives count.
+        Synchronising calls and collectives count too, and operators that contain them. The counter
+        "operators" leaves them out.
         """
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]
@@ -216,20 +220,20 @@ class Occurred:
         return bool(len(views.links.launches.device) or views.events.among(is_runtime).any())
 
     def steps_of(self, found: Occurrences) -> Ints:
-        """The index of the counted step around each occurrence; -1 outside of these steps."""
+        """The index of the counted step of each event in `found`; -1 outside of these steps."""
         return self.steps.holds(found.time_ns)
 
     def paths_of(self, found: Occurrences) -> Ints:
-        """For each occurrence, the index of its range's path; -1 if it belongs to no range."""
+        """For each event in `found`, the index of its range's path; -1 if it has no range."""
         path = np.full(len(found.event), -1)
         known = found.event >= 0
         path[known] = range_codes(self.views, found.event[known])
         return path
 
     def callers_of(self, found: Occurrences) -> Ints:
-        """The position of the outermost operator around each occurrence.
+        """For each event in `found`, the position of the outermost operator around it.
 
-        If an occurrence is in no operator, the result is the position of its own event.
+        If an event is in no operator, the result is its own position.
         """
         links = self.views.links
         tree = links.call_tree
@@ -247,7 +251,10 @@ class Occurred:
         return events.among(OPERATOR) & named
 
     def _at(self, event: Ints, weight: Ints | None = None) -> Occurrences:
-        """Make one occurrence of each CPU event, at the event's start; the default weight is 1."""
+        """Return `Occurrences` with one entry for each of these CPU events, at the event's start.
+
+        The default weight of an entry is 1.
+        """
         ones = np.ones(len(event), np.int64)
         return Occurrences(
             event, self.views.events.start_ns[event], ones if weight is None else weight

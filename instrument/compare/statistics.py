@@ -113,10 +113,10 @@ def changes(log_ratios: Floats) -> list[Change]:
 def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) -> int:
     """Estimate how many more blocks an undecided change needs for a verdict.
 
-    There is a verdict if the interval does not contain 0, or if it lies within ± `margin`. The
-    interval shrinks with the square root of the number of blocks. The result is the number of
-    additional blocks until one of the two conditions holds. The result is rough: it assumes that
-    the estimate of the change stays the same.
+    A block is two runs of A and two runs of B. There is a verdict if the interval does not contain
+    0, or if it lies within ± `margin`. The interval shrinks with the square root of the number of
+    blocks. The result is the number of additional blocks until one of the two conditions holds. The
+    result is rough: it assumes that the estimate of the change stays the same.
     """
     if change.low is None or change.high is None:
         return max(least_blocks(quantities) - blocks, 1)
@@ -129,8 +129,8 @@ def blocks_missing(change: Change, blocks: int, quantities: int, margin: float) 
 def least_blocks(quantities: int) -> int:
     """The fewest blocks that can show a significant change if this many quantities are tested.
 
-    A change is clearest if all n blocks have the same sign. By chance, this happens for each
-    quantity in 2 of 2**n patterns.
+    A block is two runs of A and two runs of B. A change is clearest if all n blocks have the same
+    sign. By chance, this happens for each quantity in 2 of 2**n patterns of signs.
     """
     return math.ceil(math.log2(2 * quantities / LEVEL))
 
@@ -153,9 +153,10 @@ def _orders(low: int, high: int) -> list[int]:
 
     `low` is the size of the first sample, `those` in `is_higher`. `high` is the size of the second
     sample, `these`. The values of both samples are sorted together; an order says to which sample
-    each value belongs. If the highest value belongs to the second sample, it is higher than all
-    `low` values of the first sample, so it adds `low` to the statistic. If the highest value
-    belongs to the first sample, it adds nothing. Cost: the square of the product of the sizes.
+    each value belongs. If the highest value belongs to the second sample, it is higher than every
+    value of the first sample, so it adds their number, `low`, to the statistic. If the highest
+    value belongs to the first sample, it adds nothing. Cost: the square of the product of the
+    sizes.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):
@@ -188,8 +189,9 @@ def _signs(blocks: int) -> Floats:
 def _left_out(blocks: int, largest: Floats) -> int:
     """How many means of pairs of blocks lie below the interval; equally many lie above it.
 
-    The number is -1 if there are too few blocks for a significant result. `largest` holds the
-    largest statistic of all quantities for each pattern, sorted.
+    The number is -1 if there are too few blocks for a significant result. A pattern is one choice
+    of a sign for each block. For each pattern, `largest` holds one value: the largest statistic of
+    all quantities. The values are sorted.
     """
     values, first = np.unique(largest, return_index=True)
     is_rare = len(largest) - first <= LEVEL * len(largest)

@@ -70,9 +70,10 @@ _NO_LAUNCH, _ON_CPU = -2, -3
 class _Layer(NamedTuple):
     """Intervals of one kind of time. The intervals do not overlap, and are sorted by start.
 
-    `code` holds the range of each interval: an index into the paths of the ranges, or -1 for no
-    range, `_NO_LAUNCH` or `_ON_CPU`. Only in the result of `_engine`, `code` holds the thread of
-    each interval.
+    `code` holds a number for the range of each interval. From 0 on, it is an index into the paths
+    of the ranges, followed by the names of the loaders. The number -1 means no range. `_NO_LAUNCH`
+    means that the launch is not in the trace, and `_ON_CPU` means the range in which the CPU is at
+    that time. Only in the result of `_engine`, `code` holds the thread of each interval.
     """
 
     kind: int
@@ -115,8 +116,8 @@ def step_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 
     A key is the path of a range and one of `KINDS`.
 
-    The arguments and the cost are those of `split_parts`. The times sum exactly to the duration of
-    the steps.
+    The arguments, and the cost of the call, are those of `split_parts`. The times sum exactly to
+    the duration of the steps.
     """
     parts: dict[tuple[str, str], int] = {}
     for (path, kind), ns in split_parts(capture, span).items():
@@ -153,8 +154,8 @@ def split_parts(capture: Views, span: Measured) -> dict[tuple[str, str], int]:
 def ranges_of_steps(capture: Views, span: Measured) -> list[dict[str, int]]:
     """Split the time of each step by range; return times in ns, by the path of the range.
 
-    The arguments and the cost are those of `split_parts`. The times of a step sum exactly to its
-    duration.
+    The arguments, and the cost of the call, are those of `split_parts`. The times of a step sum
+    exactly to its duration.
     """
     segments = _segments(capture, span)
     step, places = span.holds(segments.begin_ns), len(segments.paths)
@@ -204,7 +205,7 @@ def compared_steps(capture: Views) -> Measured:
 
 
 def plain_path(path: str) -> str:
-    """The path of a range without the class of the loader's iterator.
+    """Remove the class of the loader's iterator from the path of a range; return the path.
 
     torch adds this class to the name of a loader. The class depends on whether the loader has
     worker processes, so the full names would not match.
@@ -233,7 +234,10 @@ def _cuts(
 
 
 def _device_layers(capture: Views) -> list[_Layer]:
-    """Return one layer for each kind of device work, with the range that launched each event."""
+    """Return one layer (the intervals of one kind of time) for each kind of device work.
+
+    The range of an interval is the range that launched the device work.
+    """
     work, (_, launcher) = capture.work, capture.links.launched
     path = np.where(launcher >= 0, range_codes(capture, work.event), _NO_LAUNCH)
     layers = []
@@ -248,19 +252,20 @@ def _device_layers(capture: Views) -> list[_Layer]:
 
 
 def _cpu_communication(links: Links) -> _Layer:
-    """Return the exposed communication on the CPU.
+    """Return the intervals of exposed communication on the CPU.
 
-    Its code is `_ON_CPU`: the time counts for the range in which the CPU is meanwhile.
+    Each interval counts for the range in which the CPU is at that time. So instead of a range, the
+    column `code` holds `_ON_CPU`.
     """
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
 
 
 def _waits(capture: Views) -> tuple[_Layer, list[str]]:
-    """Return the layer of the waits for data, and the names of the loaders.
+    """Return the layer (the intervals) of the waits for data, and the names of the loaders.
 
-    For a wait outside of all ranges, the name of the loader stands for the range. The codes of
-    these names follow the codes of the paths.
+    For a wait outside of all ranges, the name of the loader stands for the range. The layer's
+    `code` numbers these names after the paths: with n paths, the first name has the number n.
     """
     events, wait = capture.events, waits_for_data(capture)
     names, code = np.unique(events.name[wait], return_inverse=True)
@@ -271,7 +276,7 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 
 
 def _launches(capture: Views, span: Measured) -> list[_Layer]:
-    """Return two layers: calls that launch work, and delays between such a call and the work.
+    """Return two layers of intervals: calls that launch work, and delays from call to work.
 
     A delay counts only if no device is busy. A trace without device work has no such layers.
     """
@@ -294,7 +299,7 @@ def _launches(capture: Views, span: Measured) -> list[_Layer]:
 
 
 def _engine(links: Links) -> _Layer:
-    """Return the layer of the backward nodes, with the thread of each node."""
+    """Return the layer (the intervals) of the backward nodes, with the thread of each node."""
     nodes, backward = links.scopes.nodes, links.scopes.backward
     thread = nodes.thread[backward].astype(np.int64)
     return _disjoint(OTHER_CPU, nodes.start_ns[backward], nodes.end_ns[backward], thread)

@@ -66,7 +66,7 @@ class Totals:
     Attributes:
         captures: the names of the captures.
         what: "step" if the sums are over steps. If a capture has no finished steps, its whole
-            recording is summed, and this is "recording".
+            recording is summed, and `what` is "recording".
         steps_ns: the duration of each step.
         parts: the time of the steps by range and kind; see `instrument.compare.step_parts`.
         ranges: the quantities of each range, by its path.
@@ -169,7 +169,10 @@ def _add_contents(
 
 
 def _put(found: dict[str, Contents], path: str, contents: Contents) -> None:
-    """Add the contents of a range to the contents that this range has in other captures."""
+    """Put the contents of a range (its name, its parent and its operators' calls) into `found`.
+
+    If `found` already has contents for the path, the numbers of calls are added.
+    """
     calls = dict(contents.calls)
     for name, number in (found[path].calls if path in found else {}).items():
         calls[name] = calls.get(name, 0) + number

@@ -92,8 +92,9 @@ class ProfilerConfig(BaseModel):
             the next window, the session calls the function for all steps up to the end of that
             window. If 1,000 steps hold no window, the search pauses until training has passed these
             steps. At its start, the session looks for the first four windows, to log the plan. A
-            call of torch's function takes 0.4 µs. A window of more than 10,000 steps lasts until
-            the session stops.
+            call of torch's function takes 0.4 µs. The session looks for the end of a window in at
+            most 10,000 steps. If the function gives a longer window, this window lasts until the
+            session stops.
         total_steps: how many steps the run has, counted from step 0. If a window does not fit into
             the run, the session logs a warning at its start.
         phases: the phases to which the schedule applies: train, validation, test, predict. Each

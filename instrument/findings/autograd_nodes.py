@@ -1,9 +1,10 @@
 """The operators that make a node of the autograd graph, and the nodes that a backward runs.
 
-While gradients are recorded, torch writes a number into the event of every operator: the number
-that the thread's next node will get. Operators that make no node get a number too. So several
-operators in a row can have the same number. The last of them made the node if the thread's next
-operator has a higher number. The event in which the backward runs this node has the same number.
+While gradients are recorded, torch writes a sequence number into the event of every operator: the
+number that the thread's next node will get. Operators that make no node get a number too. So
+several operators in a row can have the same number. The last of them made the node if the thread's
+next operator has a higher number. The event in which the backward runs this node has the same
+number.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from instrument.trace.events import Ints
 def makers(capture: Views) -> Ints:
     """The forward operators that made an autograd node, sorted by thread, then by start.
 
-    An operator that made several nodes occurs once. The last operator of each thread counts only if
-    a backward ran its node, because no later operator shows whether it made a node.
+    An operator that made several nodes occurs once. The sequence number of the thread's next
+    operator shows whether an operator made a node. The last operator of a thread has no next
+    operator, so it counts only if a backward ran its node.
     """
     events, numbered = capture.events, _numbered(capture)
     thread, number = events.thread[numbered], events.sequence[numbered]
@@ -34,7 +36,7 @@ def makers(capture: Views) -> Ints:
 
 
 def ran(capture: Views) -> Ints:
-    """The numbers of the nodes that ran in a backward pass within the window, sorted."""
+    """The sequence numbers of the autograd nodes that ran in a backward of the window, sorted."""
     events = capture.events
     chosen = is_backward(events) & (events.sequence >= 0) & (events.forward_thread != 0)
     return distinct(events.sequence[chosen])

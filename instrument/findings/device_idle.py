@@ -157,7 +157,9 @@ def _causes(capture: Views, gaps: LaunchGaps) -> list[_Cause]:
 
 
 def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
-    """For each node of the call tree, its time in the gaps after which its thread launches work.
+    """For each node of the call tree, how much of its time lies in gaps of the devices.
+
+    A gap counts only for the nodes of one thread: the thread that launches the work after the gap.
 
     Cost: one pass over all gaps, and for each thread one pass over its gaps and nodes.
     """

@@ -106,7 +106,7 @@ def launch_gaps(capture: Views) -> LaunchGaps:
 
 
 def device_share(capture: Views, time: Measured, events: Ints) -> float:
-    """The share of the measured steps in which at least one of the given device events runs."""
+    """The share of the measured steps' time in which at least one given device event runs."""
     table = capture.events
     return time.covered(table.start_ns[events], table.end_ns[events])
 

@@ -1,8 +1,9 @@
 """`diagnose`: run all checks on the captures of a run, and sort the findings by their savings.
 
 Several windows and ranks are diagnosed as one run. If several captures have findings with the same
-code and range, only the finding with the largest saving is kept. Its title says in how many windows
-and on which ranks the check found the problem.
+code (the name of the check, such as `float64`) and the same range, only the finding with the
+largest saving is kept. Its title says in how many windows and on which ranks the check found the
+problem.
 """
 
 from __future__ import annotations
@@ -394,7 +395,10 @@ class _Seen:
 
 
 class _Refused:
-    """Replaces `capture.whatif` if the simulation failed. Each use raises that error again."""
+    """Replaces `capture.whatif` if the simulation failed.
+
+    Each use of this object raises a CaptureError that says why the simulation failed.
+    """
 
     def __init__(self, error: CaptureError) -> None:
         self._error = error
@@ -404,11 +408,12 @@ class _Refused:
 
 
 def _failure(what: str, error: Exception) -> CaptureError:
-    """Make the error that says why a part of a diagnosis failed; `error` is the cause.
+    """Return an error that says why a part of a diagnosis failed; `error` is the cause.
+
+    If `error` is a CaptureError, it is returned as it is.
 
     Raises:
-        TraceError: the trace cannot be read.
-        MemoryError: there is not enough memory.
+        TraceError, MemoryError: `error` has one of these types, and is raised as it is.
     """
     if isinstance(error, CaptureError):
         return error

@@ -31,9 +31,9 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
     """Return the simulation in which each of the given operators takes about `each_ns` less time.
 
     All operators of a name are scaled by one factor. With this factor, the operator with the median
-    duration takes `each_ns` less. An operator that took longer, for example because it waited for a
-    CPU, loses more time. Only the ten names with the most operators are scaled. The result is None
-    if the capture cannot be simulated.
+    duration takes `each_ns` less. The simulation shortens an operator by more than `each_ns` if it
+    took longer than the median, for example because it waited for a CPU. Only the ten names with
+    the most operators are scaled. The result is None if the capture cannot be simulated.
     """
     table = capture.events
     _, groups = groupby(table.name[events].astype(np.int64))
@@ -49,9 +49,10 @@ def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) ->
 
 
 def share_of(capture: Views, events: Ints) -> float:
-    """The share of the steps that CPU events or their device work take, whichever is larger.
+    """The share of the steps' time that CPU events take, or that their device work takes.
 
-    Overlapping times on several threads or streams count once.
+    The result is the larger of both shares. Overlapping times on several threads or streams count
+    once.
     """
     table, steps = capture.events, measured(capture)
     nodes = capture.links.call_tree.nodes_of(events)

@@ -9,8 +9,8 @@ the steps. Even then, there is no finding if the simulation saves less than 3 % 
 The simulation lets these operators take half the time: float32 has half the bytes, and twice as
 many numbers fit into a register of the CPU. Operators on small tensors gain less than this.
 
-The check cannot see whether a program needs the precision. On a device, `tensor-cores` looks at the
-kernels instead.
+The check cannot see whether a program needs the precision. If the window has device work, this
+check finds nothing: the check `tensor-cores` looks at the kernels instead.
 """
 
 from __future__ import annotations

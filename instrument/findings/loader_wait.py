@@ -136,7 +136,8 @@ def _loader(capture: Views) -> Loader | None:
 def _workers(capture: Views, present: int | None) -> int:
     """The number of workers to try: the number of CPUs for each rank, but at most 16.
 
-    If the number of CPUs is not known, it is twice the current number of workers, but at least 4.
+    If the number of CPUs is not known, twice the current number of workers is tried, but at least
+    4 workers.
     """
     own = _cpus(capture)
     return max(_USUAL_WORKERS, 2 * (present or 0)) if own is None else min(own, _MOST_WORKERS)
@@ -166,7 +167,10 @@ def _fewer_threads(capture: Views, workers: int) -> str:
 def _saving(
     capture: Views, whatif: Scenario, span: Measured, waits: Ints, kind: _Kind, workers: int
 ) -> Scenario | None:
-    """Simulate the step with more workers; None if worker processes already load the data."""
+    """Simulate the step with data that `workers` worker processes load.
+
+    None if worker processes already load the data, or if the step cannot be simulated.
+    """
     if kind == "workers":
         return None
     if kind == "process":

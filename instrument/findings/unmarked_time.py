@@ -1,4 +1,6 @@
-"""`unmarked-time`: time of the steps in no range. The table of ranges cannot explain this time.
+"""`unmarked-time`: the part of the steps' time that no range covers.
+
+The table of ranges cannot explain this time.
 
 The time of a step is marked in three cases:
 

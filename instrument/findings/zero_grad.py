@@ -14,8 +14,9 @@ finding if the simulation saves less than 0.5 % of the step. The simulation save
 without this work only waits longer for something else, such as the loader.
 
 The check does not find `module.zero_grad(set_to_none=False)`, which opens no range. If one call
-fills all gradients, the trace does not show their number, so the additions are left out. The check
-does not measure the memory that the gradients keep between the steps.
+fills all gradients, the trace does not show their number. Then the share and the saving do not
+include the additions. The check does not measure the memory that the gradients keep between the
+steps.
 """
 
 from __future__ import annotations

@@ -131,7 +131,10 @@ class GraphProfile:
         return roofline.roofline(self.nodes, machine or self.machine())
 
     def machine(self, *, refresh: bool = False) -> Machine:
-        """The rates of this machine for the types of the nodes; `refresh` measures them again."""
+        """How fast this machine copies memory, and multiplies matrices in the dtypes of the nodes.
+
+        With `refresh`, these rates are measured again, even if they are cached.
+        """
         return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
 
     def to_html(self, machine: Machine | None = None) -> str:

@@ -81,7 +81,7 @@ def attributed_work(links: Links) -> AttributedWork:
     node_of_scope = links.call_tree.nodes_of(scopes.nodes.index)
 
     def own(total_ns: Ints) -> Ints:
-        """The own time of each scope, followed by the time outside all scopes.
+        """The own time of each scope (range or backward node), then the time outside all scopes.
 
         `total_ns` is the time of each node of the call tree, with the nodes inside it.
         """
@@ -115,7 +115,10 @@ def attributed_work(links: Links) -> AttributedWork:
 
 
 def _kinds(links: Links) -> Ints:
-    """The kind of each scope's own work, as an index into `KINDS`."""
+    """The kind of work of each scope (a range or a backward node), as an index into `KINDS`.
+
+    The work in an inner scope belongs only to the inner scope.
+    """
     events, scopes = links.events, links.scopes
     under_step = np.append(_under_step(links), False)
     of_range = np.where(

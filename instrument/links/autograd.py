@@ -107,7 +107,11 @@ class Scopes:
 
 
 def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
-    """Find the scopes of a call tree, and the range that each scope belongs to."""
+    """Find the scopes (ranges and backward nodes) of a call tree.
+
+    Also find the range that each scope belongs to. A range belongs to itself, and a backward node
+    to the range around its forward operator, if this operator is known.
+    """
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
@@ -272,12 +276,12 @@ def _owners(
 def _target_accumulations(
     events: Events, scopes: CallTree, backward: Flags, target: Ints, unknown: int
 ) -> None:
-    """Set `target` for the nodes that accumulate a gradient.
+    """Set `target` for the backward nodes that accumulate a gradient.
 
-    The owner of a scope is the range that its time belongs to (`_owners`). The target of a scope is
-    a scope with the same owner. The target of a node that accumulates a gradient is the last
-    backward node of another kind before this node on the same thread, or `unknown` if there is
-    none.
+    Each scope (a range or a backward node) has an owner: the range that its time belongs to
+    (`_owners`). For each scope, `target` holds another scope that has the same owner, or the scope
+    itself if it is a range. A node that accumulates a gradient gets as its target the last backward
+    node of another kind before this node on the same thread, or `unknown` if there is none.
     """
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))

@@ -11,8 +11,8 @@ torch/autograd/profiler_util.py):
 - An event without a duration is not a child of an event that ends at the same moment.
 
 So the parent of an event is the nearest earlier event on the same thread that does not end before
-the event ends. The compiled module finds the parents one after the other. Without this module,
-array operations find the parents of all events at once. Each event has a candidate for its parent.
+the event ends. The C extension `_loops` finds the parents one after the other. Without it, array
+operations find the parents of all events at once. Each event has a candidate for its parent.
 The first candidate of an event is the event before it. If B is the candidate of A and ends before A
 ends, the candidate of B replaces B. This is repeated until no candidate ends too early.
 """
@@ -221,8 +221,8 @@ def nest(events: Events, chosen: Flags, thread: Codes | None = None) -> CallTree
 
     If `thread` is given, it replaces the threads of all events.
 
-    Cost: a sort, and a pass over the events; about 0.05 µs for each event with the compiled module,
-    and 0.2 µs without it.
+    Cost: a sort, and a pass over the events; about 0.05 µs for each event with the C extension
+    `_loops`, and 0.2 µs without it.
     """
     index, threads = np.flatnonzero(chosen), events.thread if thread is None else thread
     start, end = events.start_ns, events.end_ns
@@ -261,7 +261,7 @@ def _nesting_order(thread: Codes, start: Ints, end: Ints) -> Ints:
 
 
 def _nested(thread: Codes, start: Ints, end: Ints) -> tuple[Ints, Codes, Codes]:
-    """The columns `parent`, `depth` and `until`, from the compiled module if it is installed."""
+    """The columns `parent`, `depth` and `until`, from the C extension if it is installed."""
     if loops.compiled is None or not len(thread):
         parent = _parents(thread, start, end)
         depth = _depths(parent)

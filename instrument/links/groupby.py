@@ -163,10 +163,11 @@ class SortedGroups:
     size: Ints
 
     def row(self, percent: int) -> Ints:
-        """For each group, the row at a percentile, by nearest rank; -1 for an empty group.
+        """For each group, the row at a percentile; -1 for an empty group.
 
         Percentile 0 is the first row of the group, 50 is the median, and 100 is the last row. If a
-        group has two middle rows, the first of them is the median.
+        group has two middle rows, the first of them is the median. The result is always a row of
+        the group, because nothing is interpolated.
         """
         rank = np.maximum(-(-percent * self.size // 100), 1) - 1
         at = np.where(self.size > 0, self.start + rank, len(self.order))

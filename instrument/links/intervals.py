@@ -21,7 +21,7 @@ class Timeline:
 
     A layer is one of several lists of intervals. Masks of segments combine layers: the mask
     `active[0] & ~active[1]` selects the time in layer 0 and not in layer 1. Times are integers, so
-    nothing is rounded. The segments of each group form a separate timeline.
+    nothing is rounded. If the intervals are in groups, each group has segments of its own.
 
     Attributes:
         start_ns, end_ns: the start and end of each segment.
@@ -35,20 +35,20 @@ class Timeline:
     active: NDArray[np.bool_]
 
     def total_ns(self, where: Flags, groups: int = 1) -> Ints:
-        """For each group, the total time of the segments in a mask."""
+        """For each group, the total time of the segments that the mask `where` selects."""
         return Groups(self.group, groups).sum(self.end_ns - self.start_ns, where)
 
     def within(self, where: Flags, start_ns: Ints, end_ns: Ints) -> Ints:
-        """For each given span of time, how much of its time lies in the segments of a mask.
+        """For each given span of time, how much of it lies in the segments that `where` selects.
 
-        The spans last from `start_ns` to `end_ns`. The timeline must have only one group.
+        The spans last from `start_ns` to `end_ns`. All segments must have the same `group`.
         """
         return within(self.merged(where), start_ns, end_ns)
 
     def merged(self, where: Flags) -> Intervals:
-        """The segments in a mask as intervals; adjacent segments are merged.
+        """The segments that `where` selects, as intervals; adjacent segments are merged.
 
-        The timeline must have only one group.
+        All segments of this object must have the same `group`.
         """
         inside = np.concatenate([[False], where[self._lasting], [False]])
         change = np.flatnonzero(inside[1:] != inside[:-1])
@@ -57,7 +57,10 @@ class Timeline:
 
     @cached_property
     def _lasting(self) -> Ints:
-        """The segments with a duration."""
+        """The indices of the segments with a duration.
+
+        The segment between two starts or ends at the same time has no duration.
+        """
         return np.flatnonzero(self.end_ns > self.start_ns)
 
 
@@ -68,7 +71,8 @@ def sweep(layers: Sequence[Intervals], groups: Sequence[Ints] | None = None) -> 
 
     Args:
         layers: the starts and ends of each layer's intervals.
-        groups: for each layer, the group of each interval; None puts all intervals into group 0.
+        groups: for each layer, the group of each interval, a number that the caller chooses; None
+            puts all intervals into group 0.
 
     Cost: a sort of all starts and ends, and a pass over them for each layer; about 0.3 µs per
     interval.

@@ -78,8 +78,9 @@ def launches(events: Events, operators: Ints) -> Launches:
 def named_operators(events: Events) -> Ints:
     """For each event, such as a call, the operator or annotation that its external id names.
 
-    The value is -1 if the id names none, and for operators and annotations themselves. The result
-    has one more entry than there are events: a last value of -1, for the position -1.
+    The value is -1 if the id names no operator or annotation, or if the event itself is an operator
+    or annotation. The result has one more entry than there are events: a last value of -1, for the
+    position -1.
     """
     is_linked, found = events.among(_LINKED), np.full(len(events) + 1, -1)
     # Some versions of torch write the correlation as the external id. Such an id names no operator.

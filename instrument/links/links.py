@@ -91,7 +91,7 @@ class Links:
         return self._launching_nodes(calls, self.named_operators[calls])
 
     def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
-        """For each call, the nearest node around it that is no call.
+        """For each runtime call, its nearest ancestor in the call tree that is no runtime call.
 
         If there is none, the result is the node of the call's operator in `operator`, or -1.
         """

@@ -79,9 +79,9 @@ class CapturedGraph:
         kernel: for each launch, the name of the kernel; None if the trace does not have it.
         operator: for each launch, the innermost operator around it; None if there is no operator.
         range: for each launch, the path of the range that it belongs to; None if there is no range.
-        is_named: whether the capture has kernels and all their names are in the trace.
-        forks: whether a stream waited for another stream during the capture.
-        end_ns: the end of the capture.
+        is_named: whether the stream capture has kernels and all their names are in the trace.
+        forks: whether a stream waited for another stream during the stream capture.
+        end_ns: the end of the stream capture.
     """
 
     kind: Ints
@@ -129,10 +129,10 @@ class GraphNodes(NamedTuple):
 def captured_graphs(links: Links) -> list[CapturedGraph]:
     """Return the stream captures that began and ended in a trace, in order of time.
 
-    A capture gets the launches of all threads, because other threads launch the backward pass. A
-    launch with work on the device was not captured, and is left out. If captures of several threads
-    overlap in time, they are left out, because it is not known which launch belongs to which
-    capture.
+    A stream capture gets the launches of all threads, because other threads launch the backward
+    pass. A launch with work on the device was not captured, and is left out. If stream captures of
+    several threads overlap in time, they are left out, because it is not known which launch belongs
+    to which of them.
     """
     events = links.events
     is_call = events.among(is_runtime)
@@ -190,10 +190,10 @@ def _kind(name: str) -> int:
 
 
 def _windows(events: Events, is_call: Flags) -> tuple[Ints, Ints]:
-    """When each stream capture began and ended; captures that overlap in time are left out.
+    """When each stream capture began and ended; those that overlap in time are left out.
 
-    A capture begins when its `BeginCapture` call returns, and ends when its `EndCapture` call
-    starts.
+    A stream capture begins when its `BeginCapture` call returns, and ends when its `EndCapture`
+    call starts.
     """
     begins = is_call & events.named(lambda name: CAPTURE_BEGINS in name)
     marks = np.flatnonzero(begins | (is_call & events.named(lambda name: CAPTURE_ENDS in name)))
@@ -244,12 +244,15 @@ _OPEN = object()
 
 
 class _Alike:
-    """Stream captures that fit the same graphs, sorted by `since_ns` (see `add`).
+    """Stream captures of which each can be the origin of the same CUDA graphs.
+
+    They are sorted by `since_ns`; see `add`.
 
     Attributes:
-        keys: None if the order of the launches is known. `add` then gets one operator and one range
-            for each launch. If the order is not known, `keys` holds the sorted distinct keys of the
-            launches (see `_Key`). `add` then gets one operator and one range for each key.
+        keys: None if launches and nodes are matched by their order. In this case, pass `add` one
+            operator and one range for each launch. If they are matched by their keys (see `_Key`),
+            `keys` holds the sorted distinct keys. In this case, pass `add` one operator and one
+            range for each key.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -258,21 +261,21 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a capture, which may have made any graph first launched at `since_ns` or later.
+        """Add a stream capture; a graph that was first launched before `since_ns` is not from it.
 
-        `names` holds the operators of the capture, followed by its ranges.
+        `names` holds the operators of the stream capture, followed by its ranges.
         """
         self._since_ns.append(since_ns)
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
 
     def until(self, launched_ns: int) -> int:
-        """How many captures may have made a graph that was first launched at `launched_ns`."""
+        """How many stream captures may have made a graph first launched at `launched_ns`."""
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
         """The operators of all nodes, then the ranges of all nodes, in one list.
 
-        Only the first `count` captures are used. A name is `_OPEN` if these captures differ.
+        Only the first `count` stream captures are used. A name is `_OPEN` if they differ in it.
         """
         names = self._agreed[count - 1]
         if self.keys is None:
@@ -288,18 +291,18 @@ _Levels = list[tuple[str, list[_Alike]]]
 
 
 class CapturedNames:
-    """Finds the operators and ranges of graph nodes, using the captures of one or several traces.
+    """Finds the operators and ranges of graph nodes, using stream captures of one or more traces.
 
-    Cost: linear in the number of launches in the captures plus the number of nodes in the graphs.
-    This holds if each trace has the names of all captured kernels, or of none of them.
+    Cost: linear in the number of launches in the stream captures plus the number of nodes in the
+    graphs. This holds if each trace has the names of all captured kernels, or of none of them.
     """
 
     def __init__(self, own: Iterable[CapturedGraph], others: Iterable[CapturedGraph] = ()) -> None:
-        """Keep the captures.
+        """Keep the stream captures.
 
-        `own` holds the captures of the trace that has the graphs. Such a capture fits a graph only
-        if it ended before the graph was first launched. `others` holds the captures of other
-        traces.
+        `own` holds the stream captures of the trace that has the graphs. Such a stream capture fits
+        a graph only if it ended before the graph was first launched. `others` holds the stream
+        captures of other traces.
         """
         # The keys of the outer dict are the kinds of the launches, then come the positions of the
         # kernels whose names are known, then these names.
@@ -349,17 +352,17 @@ class CapturedNames:
     def of(self, graphs: Sequence[GraphNodes]) -> list[NodeNames]:
         """Return the operators and ranges that launched the nodes of each CUDA graph.
 
-        The operators and ranges come from stream captures. A capture fits a graph if it has one
-        launch for each node of the graph: a launch of the same kind and, where the kernel is known,
-        of the same kernel. If several captures fit, only names that are the same in all of these
-        captures are returned.
+        The operators and ranges come from stream captures. A stream capture fits a graph if it has
+        one launch for each node of the graph: a launch of the same kind and, where the kernel is
+        known, of the same kernel. If several stream captures fit, only names that are the same in
+        all of them are returned.
 
-        Pass all graphs of the trace in one call. A capture without kernel names can fit a graph
-        that it did not make. Only a comparison of all graphs shows this.
+        Pass all graphs of the trace in one call. A stream capture without kernel names can fit a
+        graph that it did not make. Only a comparison of all graphs shows this.
 
-        The tracer of ROCm can lose the last kernel of every replay. So a capture also fits if it
-        fits without its last launch. This launch must be a kernel, and the names of all kernels of
-        the capture must be known.
+        The tracer of ROCm can lose the last kernel of every replay. So a stream capture also fits
+        if it fits without its last launch. This launch must be a kernel, and the names of all
+        kernels of the stream capture must be known.
         """
         sequences = [_sequence(nodes) for nodes in graphs]
         levels: dict[tuple[_Sequence, bool], _Levels] = {}
@@ -385,9 +388,9 @@ class CapturedNames:
         return found
 
     def _levels(self, nodes: GraphNodes, sequence: _Sequence) -> _Levels:
-        """The captures that fit a graph, grouped by how they fit (see `_Levels`).
+        """The stream captures that fit a graph, grouped by how they fit (see `_Levels`).
 
-        Captures that ended after the graph was launched are included.
+        Stream captures that ended after the graph was launched are included.
         """
         levels: dict[str, list[_Alike]] = {BY_KERNELS: [], BY_ORDER: []}
         kinds, kernels = sequence
@@ -403,7 +406,7 @@ class CapturedNames:
         return [*levels.items(), (BY_KERNELS, [longer] if longer else [])]
 
     def _reason(self, nodes: GraphNodes) -> str:
-        """The most specific reason why no capture fits a graph."""
+        """The most specific reason why no stream capture fits a graph."""
         shapes = (("counts", _counts(nodes.kind)), ("kinds", nodes.kind.tobytes()))
         for reason in (NO_ORDER, OTHER_KERNELS):
             for shape in shapes:
@@ -428,16 +431,16 @@ def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
 
 
 def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
-    """Find captures that fit more graphs than they can have made.
+    """Find stream captures that fit more graphs than they can have made.
 
-    All graphs that one capture made run the same sequence of kernels. So n captures made graphs
-    with at most n different sequences. If n captures fit graphs with more sequences, it is not
-    known which of these graphs the captures made.
+    All graphs that one stream capture made run the same sequence of kernels. So n stream captures
+    made graphs with at most n different sequences. If n stream captures fit graphs with more
+    sequences, it is not known which of these graphs they made.
 
     Returns:
-        For each `_Alike` whose captures fit graphs by order, a number n: its first n captures fit
-            graphs with more than n different sequences of kernels. If several numbers have this
-            property, n is the largest of them. If no number has it, n is 0.
+        For each `_Alike` whose stream captures fit graphs by order, a number n: its first n stream
+            captures fit graphs with more than n different sequences of kernels. If several numbers
+            have this property, n is the largest of them. If no number has it, n is 0.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

@@ -179,7 +179,8 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 class _Index:
     """Looks up the last row of a group before a time, or the first row at or after the time.
 
-    A row is a piece of device work or a wait. A group is a device, a stream or a thread.
+    A row is a piece of device work, at the time of its launch, or a wait, at the time of its start.
+    A group is a device, a stream or a thread.
     """
 
     def __init__(self, group: Ints, time_ns: Ints) -> None:
@@ -192,11 +193,19 @@ class _Index:
         return group * (len(self._times) + 1) + np.searchsorted(self._times, time_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the last row before the time; -1 if there is none."""
+        """For each given group and time, the group's last work or wait before the time.
+
+        A group is a device, a stream or a thread. The result is the row of the work or wait; -1 if
+        there is none.
+        """
         return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)) - 1)
 
     def since(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the first row from this time on; -1 if there is none."""
+        """For each given group and time, the group's first work or wait at or after the time.
+
+        A group is a device, a stream or a thread. The result is the row of the work or wait; -1 if
+        there is none.
+        """
         return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)))
 
     def _row(self, group: Ints, place: Ints) -> Ints:
@@ -207,10 +216,10 @@ class _Index:
 
 
 class _Latest:
-    """Looks up the work of a stream or device that ends last, of all work queued before a time.
+    """Looks up, of all work that a stream or device got before a time, the work that ends last.
 
-    Work that ends after this time counts too. A group is a stream or a device. A row is a
-    piece of device work.
+    Work that was queued before this time, but ends later, counts too. A group is a stream or a
+    device. A row is a piece of device work.
 
     A stream runs its work in the order of the launches, so its last work is the work that ends
     last. The search compares the ends of the work, not the starts of the launching calls. If
@@ -228,9 +237,10 @@ class _Latest:
         self._index = _Index(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the row that ends last.
+        """For each given group (a stream or device) and time, the work that ends last.
 
-        Only rows that were queued before the time count. The result is -1 if there are none.
+        Only work that was queued before the time counts. The result is the row of the work; -1 if
+        there is none.
         """
         found: Ints = self._latest[self._index.before(group, time_ns)]
         return found
@@ -240,8 +250,8 @@ class _Work:
     """The device work of a trace as rows, and the streams and devices as numbers.
 
     `queued_ns` is the start of the call that launched the work. If this call is not in the trace,
-    `queued_ns` is a guess. It is a time before the trace begins if the work is in the mask of
-    `ran_first`, else the start of the work.
+    `queued_ns` is a guess: a time before the trace begins if the work was probably launched before
+    the recording (see `ran_first`), else the start of the work.
     """
 
     def __init__(self, events: Events, found: Launches) -> None:
@@ -275,18 +285,19 @@ class _Work:
         self.by_end = np.argsort(self.end_ns, kind="stable")
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
-        """For each stream and time, the first row launched on the stream at the time or later.
+        """For each stream and time, the first work that was launched there at the time or later.
 
-        The result is -1 if no such row was launched.
+        The result is the row of this device work; -1 if there is none.
         """
         found: Ints = np.append(self.first, -1)[self.by_launch.since(stream, time_ns)]
         return found
 
     def last_ended(self, after_ns: Ints, until_ns: Ints, accepts: Callable[[Ints], Flags]) -> Ints:
-        """For each given span of time, the last row that ended in the span and that is accepted.
+        """For each given span of time, the last accepted work that ended in the span, as a row.
 
-        `accepts` gets one row for each span, and returns a mask of the accepted rows. In each span,
-        only the last `_MOST_TRIED` rows are tried. The result is -1 if none of them is accepted.
+        A row is a piece of device work. `accepts` gets one row for each span, and returns a mask of
+        the accepted rows. In each span, only the last `_MOST_TRIED` rows are tried. The result is
+        -1 if none of them is accepted.
         """
         found = np.full(len(until_ns), -1)
         rows, ends = np.append(self.by_end, -1), np.append(self.end_ns[self.by_end], 0)
@@ -302,7 +313,7 @@ class _Work:
 
 
 class _Waits:
-    """The waits of a trace. A wait is stated if a `cuda_sync` event describes the wait."""
+    """The waits of a trace. A wait is called stated if a `cuda_sync` event describes the wait."""
 
     def __init__(self, events: Events, found: Launches, work: _Work) -> None:
         is_call = events.among(is_runtime)
@@ -345,12 +356,13 @@ class _Waits:
         return np.flatnonzero((self.kind == kind) & (self.is_stated == stated))
 
     def _read_details(self, events: Events, work: _Work, is_call: Flags) -> None:
-        """Find the device and stream of each stated wait, and the work that the wait waits for.
+        """Read the device, the stream and the awaited work of each wait with a `cuda_sync` event.
 
         A wait for a CUDA event waits for the work that was launched on the stream `source` before
         the event was recorded. `since_ns` is the time at which the event was recorded. If this time
         is not known, `since_ns` is the start of the wait's call, and `is_exact` is False. The
-        number of a stream or device is -1 if no work ran on it.
+        number of a stream or device is -1 if no work ran on it, or if the wait has no `cuda_sync`
+        event.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()
@@ -404,7 +416,7 @@ def _small(number: int | None) -> int:
 
 
 def _blocking_copies(events: Events, found: Launches) -> Ints:
-    """The rows of the copies that block a call and end before this call returns."""
+    """The copies that block a call and end before this call returns, as rows of `_Work`."""
     pageable = events.named(lambda name: "Pageable" in name)[found.device]
     by_name = events.named(is_blocking_copy)[found.call]
     ended = events.end_ns[found.device] <= events.end_ns[found.call]

@@ -239,7 +239,7 @@ def hook_counts() -> dict[str, int | None]:
 
 
 def _leave_to_parent() -> None:
-    """Stop counting collections in a forked child, such as a worker of a data loader."""
+    """Stop counting garbage collections in a forked child, such as a worker of a data loader."""
     for callback in list(gc.callbacks):
         if isinstance(callback, Collections):
             gc.callbacks.remove(callback)

@@ -61,10 +61,10 @@ def provenance() -> dict[str, Any]:
 
     - `command`: the command line, without secrets.
     - `overrides`: Hydra's overrides; None if the program does not use Hydra.
-    - `git`: None if there is no repository or no git, or if git does not answer within two seconds.
-      Otherwise `git` has two keys. `commit` is the commit of the script's repository. `dirty` says
-      whether a tracked file differs from this commit. `dirty` is None if the repository's own
-      config names filter programs, because git would run these programs to compare files.
+    - `git`: None if there is no git, no repository or no commit, or if git does not answer within
+      two seconds. Otherwise `git` has two keys. `commit` is the commit of the script's repository.
+      `dirty` says whether a tracked file differs from this commit. `dirty` is None if the git
+      config of the repository itself sets filters: programs that git would run to compare files.
 
     The repository is read only once in a process.
     """

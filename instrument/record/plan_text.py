@@ -77,13 +77,13 @@ def nothing_recorded(
     Args:
         config: the config of the session.
         entered: the counters of those phases in `profiler.phases` that the run has entered.
-        known_skipped: the last window that the session skipped at its start, because the run begins
-            after the first step of the window; None if the session skipped no window there.
+        known_skipped: the last window that was skipped when the session started, because the run
+            begins after the first step of that window; None if no window was skipped then.
         unit: the word for a step: "step" or "call".
 
     Returns:
-        The sentence. None if the schedule has no window, or if the session has already warned at
-        its start.
+        The sentence. None if the schedule has no window, or if the session has already warned when
+        it started.
     """
     if not entered:
         name = config.phases[0]

@@ -175,7 +175,7 @@ class Recorder:
 
     @property
     def can_stop_here(self) -> bool:
-        """Whether the window can go on and end on this thread."""
+        """Whether this thread may run the next step of the window, and may end the window."""
         return self._all_threads or current_thread() is self.thread
 
     def next_step(self, number: int) -> None:
@@ -376,7 +376,8 @@ class RecordedWindow:
 
     Attributes:
         started_at: seconds since the epoch when recording began.
-        ranges: facts for `capture.json` that the trace does not hold, by key (see below).
+        ranges: a dict of entries for `capture.json` that the trace does not hold; some of them are
+            not about ranges. See below for the keys.
         profile: torch's profiler with its recording.
         disturbed: whether the program ran another torch profiler within the window.
         with_memory_categories: whether `save` also writes the memory of each category.

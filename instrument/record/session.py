@@ -50,7 +50,7 @@ class Session:
 
     `config` is a Hydra config, a mapping, a preset's name or a `ProfilerConfig`; keyword options
     override it. `Session(None)` records nothing. `Session()` records everything from `start` to
-    `stop`. If only triggers are given, only the windows that triggers request are recorded.
+    `stop`. If only triggers are given, a window is recorded only when a trigger requests it.
 
     With `model`, each submodule gets a range in every window. If `model` is a list, the names of
     the ranges begin with index and class, such as `0.Generator`. If `model` is a dict, the names
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def loop(self) -> StepLoop:
-        """The state of the run."""
+        """The object that counts the steps of the run, and begins and ends its windows."""
         return self._loop
 
     def __repr__(self) -> str:
@@ -411,7 +411,7 @@ def _length(loader: Iterable[Any]) -> int | None:
 def _restored(
     kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
 ) -> Session:
-    """Build the copy of a copied or pickled session; the copy is not started."""
+    """Build the new session when a session is copied or unpickled, and do not start it."""
     session = kind(config, model=model)
     session.loop.user_metadata.update(user_metadata)
     return session

@@ -222,8 +222,9 @@ class Run:
         emitting: the functions that record the program's ranges in windows (torch, NVTX, ITT).
         capture_queue: receives the saved windows.
         metadata: the part of `capture.json` that all windows of the run share.
-        triggers: calls the triggers; None if the config has no triggers.
-        timings: times the whole run; None if the config has no timings.
+        triggers: the object that calls the triggers; None if the config has no triggers.
+        timings: measures how long the ranges and steps of the whole run take; None if the config
+            has no timings.
     """
 
     activities: list[str]
@@ -380,9 +381,11 @@ class StepLoop:
         return before
 
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
-        """Make `before` the current counter again, and end the open window of the phase that ends.
+        """End a `session.phase` block: end its open window, and count steps with `before` again.
 
-        `elapsed_ns` is the duration of that phase; `reason` says why it ends early, or is None.
+        `before` is the counter that `enter` returned. If the block has the same phase as the code
+        around it, nothing happens. `elapsed_ns` is the duration of the block; `reason` says why the
+        block ends early, or is None.
         """
         counter = self.current
         if counter is before:  # the block has the same phase as the code around it

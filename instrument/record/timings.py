@@ -1,4 +1,4 @@
-"""Times every range and step of a whole run, without Kineto and in constant memory.
+"""Measures how long all ranges and steps of a run take, without Kineto and in constant memory.
 
 A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
 histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`. The
@@ -166,7 +166,7 @@ class Rows:
 
 
 class CpuTimes:
-    """Times ranges on the CPU; a range includes the ranges inside it."""
+    """Measures how long ranges take on the CPU. A range's time includes the ranges inside it."""
 
     def __init__(self) -> None:
         self.rows = Rows()
@@ -181,7 +181,7 @@ class CpuTimes:
 
 
 class DeviceTimes:
-    """Times ranges on the CUDA device, with a CUDA event at the start and at the end of a range.
+    """Measures how long ranges take on the CUDA device, by CUDA events at their start and end.
 
     The events are on the current stream, so a time includes the waits of this stream. The CPU never
     waits for the device: at the end of each step, `collect` reads the events that the device has
@@ -269,7 +269,7 @@ class DeviceTimes:
 
 
 class Timings:
-    """Times ranges and steps from `start` to `stop`, and writes summaries.
+    """Measures how long ranges and steps take from `start` to `stop`, and writes summaries.
 
     Each call counts with its full duration, even a call inside a call of the same name. Coroutines
     and generators are timed in slices, from one suspension to the next: the first slice is named

@@ -55,7 +55,10 @@ class _ActiveTrigger:
         return True
 
     def count_window(self, number: int) -> None:
-        """Start the cooldown after step `number`, and reduce the number of windows left by one."""
+        """Start the cooldown after step `number`, and count one window less in `windows_left`.
+
+        If `windows_left` is None (no limit) or 0, it does not change.
+        """
         self.cooldown_until = number + 1 + self.cooldown
         if self.windows_left:
             self.windows_left -= 1
@@ -64,9 +67,9 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
-    With a `coordinator`, a window that one rank's trigger requests is recorded on all recording
-    ranks. The lowest recording rank is the leading rank: it announces the step at which the window
-    begins. The options `cooldown` and `max_windows` then apply to all recording ranks together.
+    With a `coordinator`, all recording ranks record a window if a trigger of one rank requests it.
+    The lowest recording rank is the leading rank: it announces the step at which the window begins.
+    The options `cooldown` and `max_windows` then apply to all recording ranks together.
     """
 
     def __init__(

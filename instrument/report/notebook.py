@@ -276,7 +276,7 @@ def device(capture: Views) -> str:
 
 
 def outside_operators(capture: Views) -> str:
-    """Return a line on device work that ranges launched outside of operators.
+    """Return a line on device work that was launched in ranges, but outside of operators.
 
     Return "" if this work takes less than 5 % of the device time. The launch of a CUDA graph, for
     example, is often in a range but in no operator.

@@ -176,8 +176,9 @@ def render(capture: Views, **options: Any) -> str:
 def _findings(capture: Views) -> str:
     """Return the findings that save most, as text.
 
-    The finding on unmarked time (time in no range) is left out. If at least half of the time is
-    unmarked, a sentence above the operators reports it; `instrument diagnose` also reports less.
+    The finding on unmarked time (time in no range) is left out. If more than half of the time is
+    unmarked, a sentence above the operators reports it. `instrument diagnose` reports it if at
+    least a fifth of the steps' time is unmarked.
     """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose

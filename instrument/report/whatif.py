@@ -206,7 +206,10 @@ def _critical_path(scenario: Scenario, rows: int, text: Callable[[float], str]) 
 
 
 def _by_short_name(path: Table) -> Table:
-    """Return the path with one row for each kind, short name and rank, the longest time first."""
+    """Sum the rows of a critical path that have the same kind, short name and rank.
+
+    In the result, the longest time comes first.
+    """
     sums: dict[tuple[Any, ...], tuple[int, float]] = {}
     for row in path:
         key = row.kind, _short(row.kind, row.name), row.rank

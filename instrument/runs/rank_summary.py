@@ -280,7 +280,7 @@ def _is_sound(found: RankSummary) -> bool:
 
 
 def _is_in_range(found: RankSummary) -> bool:
-    """Whether the times of collectives, with and without `base_ns`, are within ±`BEYOND_NS`."""
+    """Whether all times of collectives are within ±`BEYOND_NS`, also after `base_ns` is added."""
     columns = (found.collectives.get(name) or [0] for name in ("start_ns", "end_ns"))
     times = [limit(column) for column in columns for limit in (min, max)]
     return all(abs(base_ns + time) <= BEYOND_NS for base_ns in (0, found.base_ns) for time in times)

@@ -259,10 +259,10 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
 
     The captures of a window have the same phase and first step, but may be in different folders.
     Captures of different runs can have the same phase and first step too. So only one window is
-    tried for each capture. The windows that have no capture of its rank are candidates. If some
-    candidates have a capture in the same folder as this capture, the others are dropped. The
-    candidate that is nearest in time is tried: the capture belongs to it if the two began at most
-    `TOGETHER_S` apart. Otherwise, or without candidates, the capture begins a new window.
+    tried for each capture. The candidates are the windows without a capture of this capture's rank.
+    If some candidates have a capture in the same folder as this capture, the others are dropped.
+    The candidate that is nearest in time is tried: the capture belongs to it if the two began at
+    most `TOGETHER_S` apart. Otherwise, or without candidates, the capture begins a new window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

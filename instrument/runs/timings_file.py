@@ -104,7 +104,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:
-    """For each line of a timings file, return each range's calls and times since the last line.
+    """For each line of a timings file, return each range's calls and times since the line before.
 
     Raises:
         CaptureError: the file cannot be read.

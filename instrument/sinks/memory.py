@@ -29,9 +29,9 @@ class Memory(Sink):
 
     - `memory.html`: a page about each device. The page shows the memory over time (split by `by`),
       the memory in use at the peak, the change of memory in each step, and the allocation sizes
-      that add up to the most bytes. With `profiler.memory_categories`, the page also shows memory
-      by category. The section "Memory" of `report.html` has the same content. The page loads no
-      other files.
+      whose allocations together take the most bytes. With `profiler.memory_categories`, the page
+      also shows memory by category. The section "Memory" of `report.html` has the same content. The
+      page loads no other files.
     - `memory.json`: the data of the page, except memory by category. If memory events are missing,
       the key `incomplete` holds the rows of `capture.coverage` that say what is missing.
     - `memory.raw.json.gz`: every allocation and free, in the list `events`; `columns` names the

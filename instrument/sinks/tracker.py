@@ -1,4 +1,7 @@
-"""`Tracker`, the base class of sinks that send windows to experiment trackers on a thread."""
+"""`Tracker`, the base class of sinks that send windows to experiment trackers.
+
+A separate thread of the training process sends the windows.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class InRegion(Struct):
 
 
 class Threads(Struct):
-    """How many threads torch uses, and how many CPUs and processes of the job there are.
+    """The number of torch's threads, of the CPUs they may use, and of the job's processes.
 
     `cpus` is the number of CPUs that the process may use: the number of CPUs in its affinity. If
     the CPU quota of its cgroup, rounded up, is smaller, `cpus` is this rounded quota. `local_ranks`
@@ -104,9 +104,10 @@ class Dynamo(Struct):
 
     `graph_breaks` is the number of graph breaks for each reason. A recompilation compiles a
     function again, because a guard has failed. `failed_guards` says how often each guard failed. A
-    recompilation needs a failed guard in every earlier compilation of the function. So it counts
-    for n guards if the function was compiled n times before. A count is None if the program reset
-    torch.compile's counter within the window, or if torch has no such counter.
+    recompilation needs a failed guard in every earlier compilation of the function. So if the
+    function was compiled n times before, one recompilation adds n failures to `failed_guards`. A
+    count is None if the program reset torch.compile's counter within the window, or if torch has no
+    such counter.
     """
 
     graphs: Count | None = None

@@ -63,7 +63,7 @@ class Interned(dict[Any, int]):
         return position
 
     def codes(self, values: Iterable[Hashable], count: int) -> Codes:
-        """The code of each value in `values`; new values are added.
+        """The code of each value in `values`; a value without a code gets the next code.
 
         `count` is the number of items in `values`.
         """
@@ -105,7 +105,10 @@ def repeated(value: NDArray[Any], count: int) -> NDArray[Any]:
 
 
 def compact(column: NDArray[Any]) -> NDArray[Any]:
-    """The same column, but made by `repeated` if all its values are equal. NaN equals NaN."""
+    """The same column, but in the memory of one value if all values are equal (see `repeated`).
+
+    NaN equals NaN.
+    """
     if is_repeated(column):
         return column
     bits = column.view(f"i{column.itemsize}")
@@ -120,7 +123,10 @@ def is_repeated(column: NDArray[Any]) -> bool:
 
 
 def taken(values: NDArray[Any], codes: Codes | Ints) -> NDArray[Any]:
-    """The value at each code; made by `repeated` if `codes` or `values` was made by `repeated`."""
+    """The column of the values at the given codes.
+
+    If `codes` or `values` takes the memory of one value (see `repeated`), so does the result.
+    """
     if is_repeated(codes):
         return repeated(values[codes[:1]], len(codes))
     if is_repeated(values):
@@ -139,8 +145,8 @@ def joined(
 ) -> dict[str, NDArray[Any]]:
     """Join the pieces of each column and remove them from `parts`.
 
-    A column without pieces is taken from `empty`. If all pieces were made by `repeated` with the
-    same value, the joined column is made by `repeated` too.
+    A column without pieces is taken from `empty`. If all pieces hold the same value, and each takes
+    the memory of one value (see `repeated`), so does the joined column.
     """
     return {name: _joined(parts.pop(name, [column])) for name, column in empty.items()}
 

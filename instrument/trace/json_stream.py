@@ -136,7 +136,8 @@ class Pieces:
     def _fill(self, size: int) -> None:
         """Read until at least `size` bytes follow the current position, or the file ends.
 
-        Most texts are filled to the same size. So Python can reuse the memory of an earlier text.
+        Each read makes a new text. Most of these texts have the same length. So Python can reuse
+        the memory of an earlier text.
         """
         while not self._at_end and len(self._text) - self._at < size:
             rest = memoryview(self._text)[self._at :]

@@ -1,12 +1,12 @@
 """Read a Chrome/Kineto trace file into columns.
 
-A compiled module fills the columns from the text (`scanner`). If the module is not installed, or
+A C extension fills the columns from the text (`scanner`). If the extension is not installed, or
 does not understand the text, the text is decoded as JSON (`schema`). Events with a duration and
 memory events become columns. All other events are only counted.
 
-Cost: with the compiled module, reading takes a third of the time that msgspec takes to decode the
-same text into typed objects. Without the module, reading takes twice as long as msgspec. Peak
-memory is 1.3 times the size of the columns, which take 40 to 120 bytes for each event.
+Cost: with the C extension, reading takes a third of the time that msgspec takes to decode the same
+text into typed objects. Without it, reading takes twice as long as msgspec. Peak memory is 1.3
+times the size of the columns, which take 40 to 120 bytes for each event.
 
 Times are decimal microseconds in the file and integer nanoseconds in the columns, without loss.
 Below 2**43 µs a float is exact to the nanosecond: half the distance between two neighbouring floats
@@ -350,7 +350,7 @@ def _with_real_times(columns: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArra
 
 
 def _end_with_callers(columns: dict[str, NDArray[Any]]) -> None:
-    """If a Python frame ends after its caller, end it with the caller, as not finished.
+    """If a Python frame ends after its caller, give it the caller's end and mark it unfinished.
 
     CPython 3.12.0 to 3.12.4 does not report the end of some calls of C functions. torch lets such a
     call last until recording stops, so it overlaps all later frames.

@@ -83,7 +83,10 @@ def _is_gzip(path: Path) -> bool:
 def _insert_first(
     metadata: Mapping[str, Any], pieces: Iterator[bytes], after: IO[bytes], source: Path
 ) -> bytes:
-    """Write an opening brace and the metadata; return the text after the trace's own brace."""
+    """Write an opening brace and the metadata; return the rest of the first piece of the trace.
+
+    The rest is the text after the trace's own opening brace. It is not written yet.
+    """
     head = next(pieces, b"").lstrip()  # a trace of torch begins with a line break
     if not head.startswith(b"{"):
         raise TraceError(

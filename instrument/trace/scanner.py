@@ -1,8 +1,7 @@
-"""Read the events of a piece of a trace with the compiled module `_scanner`, where it is installed.
+"""Read the events of a piece of a trace's text with the C extension `_scanner`, if it is installed.
 
-The module is written in C and built during the installation if there is a C compiler. Without the
-module, each piece is decoded as JSON (`schema`). The result is the same, but reading takes about
-six times as long.
+The C extension is built during the installation if there is a C compiler. Without it, each piece is
+decoded as JSON (`schema`). The result is the same, but reading takes about six times as long.
 
 Most events of a trace differ only in their numbers and long texts. So `_scanner` divides each event
 into three parts: its numbers, its long texts, and its kind. The kind is the JSON text of all other
@@ -62,7 +61,9 @@ _MOST_BYTES = 1 << 25
 
 
 class Scanned(NamedTuple):
-    """What `Scanner.scan` returns for a piece; `Scanner.take` returns the piece's events later.
+    """What `Scanner.scan` returns for a piece of a trace's text.
+
+    `Scanner.take` returns the events of the piece later.
 
     Attributes:
         recorded: the number of all events in the piece.
@@ -77,7 +78,7 @@ class Scanned(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The events of several pieces.
+    """The events of several pieces of a trace's text, as columns.
 
     `texts` holds two items for each column of `TEXTS`: the index of each event's text, and the list
     of distinct texts. The index is -1 if the event has no such text.
@@ -89,10 +90,10 @@ class Taken(NamedTuple):
 
 
 class Kinds:
-    """The kinds of events that were added since the last call of `columns_at`, as columns.
+    """The kinds that were added since the last call of `columns_at`, as columns.
 
-    A kind holds values that many events share (see the module). `columns_of` converts decoded
-    events to columns.
+    A kind holds the values that many events share (see the docstring of the module). `columns_of`
+    converts decoded events to columns.
     """
 
     def __init__(self, columns_of: Callable[[list[Any]], Columns]) -> None:
@@ -100,15 +101,16 @@ class Kinds:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, new: list[Any]) -> None:
-        """Add new kinds."""
+        """Add kinds of events: the values that many events share, as one decoded event each."""
         if new:
             append(self._parts, self._columns_of(new))
 
     def columns_at(self, rows: Columns) -> Columns:
         """Return the columns of events, and forget all kinds that were added.
 
-        `rows` holds the columns in which events of one kind differ, and the column `kind`: the
-        index of each event's kind. The columns that `rows` lacks are made from the kinds.
+        `rows` holds the columns of each event's own values, such as times, and the column `kind`:
+        the index of each event's kind. A kind holds the values that many events share. The columns
+        that `rows` lacks are made from the kinds.
         """
         return {
             name: rows[name].astype(column.dtype, copy=False)
@@ -119,7 +121,7 @@ class Kinds:
 
 
 class Scanner:
-    """Scans the pieces of one trace, in order."""
+    """Scans the text of one trace, piece by piece and in order."""
 
     def __init__(
         self, spans_of: Callable[[list[Any]], Columns], memory_of: Callable[[list[Any]], Columns]
@@ -130,8 +132,8 @@ class Scanner:
     def scan(self, text: bytes, begin: int, end: int) -> Scanned | None:
         """Read the events between two positions of a text.
 
-        Returns None if the whole text must be decoded as JSON: the compiled module is missing or
-        does not understand the text, or `decode` rejects a part of the text.
+        Returns None if the whole text must be decoded as JSON: the C extension is missing or does
+        not understand the text, or `decode` rejects a part of the text.
         """
         if self._compiled is None or (found := self._compiled.scan(text, begin, end)) is None:
             return None
@@ -145,9 +147,9 @@ class Scanner:
         return Scanned(found[0], halves, self._compiled.keep() > _MOST_BYTES)
 
     def take(self) -> Taken | None:
-        """Remove and return the events of all pieces scanned since the last call.
+        """Remove and return the events of all pieces that were scanned since the last call.
 
-        Returns None if the compiled module is missing.
+        Returns None if the C extension is missing.
         """
         if self._compiled is None:
             return None

@@ -86,7 +86,7 @@ def _request(path: Path) -> str | None:
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Request a window from each run in or below a folder, except runs without the file trigger.
+    """Request a window from each run that is in or below a folder and has the trigger `file`.
 
     Folders up to five levels below `folder` are searched.
 
@@ -98,7 +98,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
         The folders of these runs.
 
     Raises:
-        CaptureError: no run in or below the folder has the file trigger.
+        CaptureError: no run in or below the folder has the trigger `file`.
     """
     asked = set()
     for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _PREFIX + "*")]:
@@ -108,7 +108,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
                 asked.add(path.parent)
     if not asked:
         raise CaptureError(
-            f"No run in or below {folder} has the file trigger: start one with "
+            f"No run in or below {folder} has the trigger 'file': start the run with "
             "'profiler/triggers=[file]'."
         )
     return sorted(asked)
@@ -117,7 +117,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
 def _write(path: Path, request: bytes) -> None:
     """Write a request into an existing file.
 
-    The request is written with one call, so that no reader sees only a part of the number.
+    The request is written with one call, so that no reader sees only a part of it.
     """
     handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:

@@ -1,4 +1,4 @@
-"""Growing memory requests a window."""
+"""Requests a window when memory keeps growing."""
 
 from __future__ import annotations
 

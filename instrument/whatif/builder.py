@@ -70,7 +70,8 @@ from instrument.whatif.model import (
 from instrument.whatif.program import NEVER, Program, in_order
 
 # Moments at the same time have this order: starts of device events, ends of device events, ends of
-# waits on the CPU, starts on the CPU, other ends on the CPU.
+# waits on the CPU, starts on the CPU, other ends on the CPU. But of two device events, the one that
+# started first comes first; see `_finish`.
 _STARTS, _ENDS, _RETURNS, _BEGINS, _LEAVES = range(5)
 # A launch waits only if the launch queue is full. With a faster CPU, the queue can be full more
 # often. So a launch gets an arc even if only a tenth of the queue was in use in the recording.
@@ -95,7 +96,7 @@ _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
 
 
 class _Builder:
-    """Collects the moments and arcs of a model."""
+    """Collects the moments and arcs (vertices and edges) of the simulated graph."""
 
     def __init__(self, links: Links, work: Work) -> None:
         self.links, self.work, self.events = links, work, links.events
@@ -337,7 +338,10 @@ def _axis(made: _Builder) -> CpuTime:
 
 
 def _hand_overs(made: _Builder) -> None:
-    """Add moments and arcs where the main thread and another thread wait for each other."""
+    """Add moments and arcs where the main thread and another thread wait for each other.
+
+    Moments and arcs are the vertices and edges of the simulated graph.
+    """
     links, tree = made.links, made.links.call_tree
     if not len(tree):
         return
@@ -407,7 +411,10 @@ def _hand_over(
 
 
 def _loader_waits(made: _Builder) -> None:
-    """Add arcs so that batches of worker processes arrive at the same times as in the recording."""
+    """Add arcs so that data batches from worker processes arrive at the recorded times.
+
+    An arc is an edge of the simulated graph.
+    """
     events = made.events
     loads = is_loading(events) & events.finished
     _next_batches(made, np.flatnonzero(loads & loads_here(events)))
@@ -511,9 +518,9 @@ def _queue_moments(made: _Builder, thread_of: Ints) -> _Waits:
 
 
 def _returns(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The phase of each call's end (see `Moments.phase`).
+    """The number that orders each call's end among moments at the same time (`Moments.phase`).
 
-    If a call has no duration, this phase orders its end after its start.
+    If a call has no duration, its end comes after its start.
     """
     return np.where(end_ns > start_ns, _RETURNS, _LEAVES)
 

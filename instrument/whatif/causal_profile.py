@@ -48,7 +48,7 @@ class _Part(NamedTuple):
     """The CPU time and the device work of a range, operator or kernel on one rank.
 
     Attributes:
-        cpu: the CPU time, as intervals on the axis of `cpu_time`.
+        cpu: the CPU time, as intervals on the axis that joins the times of all threads end to end.
         rows: a mask of the rows of `Model.work`.
     """
 
@@ -122,7 +122,10 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
 
 
 def _bounds(model: Model) -> Ints:
-    """For each thread, the starts and ends of all steps, as positions on the axis of `cpu_time`."""
+    """For each thread, the starts and ends of all steps, as positions on `Model.axis`.
+
+    This axis joins the times of all threads end to end.
+    """
     moments, axis = model.moments, model.axis
     threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))
     bounds = moments.time_ns[np.stack([moments.step_start, moments.step_end])] + axis.begin_ns

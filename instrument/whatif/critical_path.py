@@ -125,7 +125,10 @@ class _Found:
         self._add(WORK_KINDS[COMMUNICATION], None, int(lasts[joining].sum()))
 
     def _add_arc(self, arc: int, total_ns: int) -> None:
-        """Add the time of one arc, split into device work, unexplained time and a wait."""
+        """Add the time of one arc, split into device work, unexplained time and a wait.
+
+        An arc is an edge of the simulated graph.
+        """
         model, arcs, events = self._model, self._model.arcs, self._model.links.events
         kind, row, event = int(arcs.kind[arc]), int(arcs.row[arc]), int(arcs.event[arc])
         if row >= 0:
@@ -148,7 +151,10 @@ class _Found:
             self.total_ns[key] = self.total_ns.get(key, 0) + total_ns
 
     def _add_cpu(self, arc: Ints, total_ns: int) -> None:
-        """Add the CPU time of some arcs to the ranges in which it was spent."""
+        """Add the CPU time of some arcs to the ranges in which it was spent.
+
+        An arc is an edge of the simulated graph.
+        """
         model, scopes = self._model, self._model.links.scopes
         target, source = model.arcs.target[arc], model.arcs.source[arc]
         places, axis = model.places, model.axis
@@ -199,7 +205,8 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
 def _slack_of_paths(model: Model, late: Ints) -> Ints:
     """For each path of a range, the smallest slack of all its calls and of their device work.
 
-    `late` is the slack of each moment. The slack is `_FAR` if no step depends on the range.
+    `late` is the slack of each moment (start or end of an event). The slack of a range is `_FAR` if
+    no step depends on the range.
     """
     scopes, axis, places = model.links.scopes, model.axis, model.places
     nodes, paths = scopes.nodes, scopes.paths

@@ -103,8 +103,8 @@ def fuse(model: Model, costs: Costs, chosen: Selection, *, modest: bool = False)
 
     In each call of a range, the first operator of each name keeps its CPU time. The other operators
     lose their overhead. The overhead is assumed to be the shortest CPU time of an operator of the
-    same name. The CPU time between the operators and the gaps between their kernels are removed.
-    The modest form keeps the CPU time between the operators.
+    same name. The CPU time between the operators is removed, and so are the gaps between their
+    kernels. The modest form keeps the CPU time between the operators.
     """
     tree, events = model.links.call_tree, model.links.events
     start, end = model.node_spans
@@ -209,7 +209,8 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
     """The fixed times of all arcs (`Arcs.fixed_ns`), without the gaps before some device rows.
 
-    `rows` selects these rows. Their delay after the launch is at most the usual delay.
+    `rows` selects these rows. If their delay after the launch is longer than usual, it becomes the
+    usual delay.
     """
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))

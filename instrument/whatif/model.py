@@ -53,13 +53,15 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """The moments of a window: CPU moments, then ends of device events, then starts of them.
+    """The moments of a window: the starts and ends of events that the simulation uses.
+
+    Moments on CPU threads come first, then ends of device events, then starts of device events.
 
     Attributes:
         time_ns: the measured time, from the start of the trace.
         phase: a number that orders moments at the same time. The order is: starts of device events,
             ends of device events, ends of waits on the CPU, starts on the CPU, other ends on the
-            CPU.
+            CPU. But of two device events, the one that started first comes first.
         thread: the thread of each CPU moment.
         call: the event of each CPU moment; -1 if there is none.
         end_of: the moment at the end of each device row.
@@ -78,7 +80,10 @@ class Moments:
 
     @property
     def ended_row(self) -> Ints:
-        """For each moment, the device row that ends at this moment; -1 if there is none."""
+        """For each moment, the device work (row of `Work`) that ends then; -1 if there is none.
+
+        A moment is a start or an end of an event.
+        """
         row = np.full(len(self.time_ns), -1)
         row[self.end_of] = np.arange(len(self.end_of))
         return row
@@ -86,13 +91,16 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Arcs:
-    """What each moment waits for: the arcs, as parallel columns.
+    """What each moment (start or end of an event) waits for: the arcs, as parallel columns.
+
+    An arc says that one moment, the target, waits for another moment, the source.
 
     Attributes:
-        target, source: moments; a source of -1 is the origin, whose time is 0.
+        target, source: moments; a source of -1 is the origin: the start of the trace, at time 0.
         kind: an index into `KINDS`.
         fixed_ns: the time from the source to the target, without CPU time and device time.
-        row: the device row that starts or ends at the target; -1 if there is none.
+        row: the device row (row of `Work`) that starts or ends at the target; -1 if there is none
+            or none is needed.
         event: the waiting call or the device event that the arc belongs to; -1 if there is none.
     """
 
@@ -109,13 +117,16 @@ class Arcs:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The times of a scenario, from which `Model.weights` computes the weights of the arcs.
+    """The times of a scenario: CPU time, durations of device work, and delays.
+
+    From these, `Model.weights` computes the weights of the arcs (edges of the simulated graph).
 
     Attributes:
         cpu: for each edit, intervals on `Model.axis`, and the factor for the CPU time in them.
-        device_ns: the duration of each device row.
+        device_ns: the duration of each device row (row of `Work`).
         fixed_ns: the fixed time of each arc, as in `Arcs.fixed_ns`; `NEVER` removes the arc.
-        added_ns: for each CPU moment, the CPU time to add directly before this moment.
+        added_ns: for each CPU moment (start or end of an event on a thread), the CPU time to add
+            directly before this moment.
     """
 
     cpu: tuple[tuple[Intervals, float], ...]
@@ -126,11 +137,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Model:
-    """The moments and arcs of one window on one rank.
+    """The simulated graph of one window on one rank.
+
+    Its vertices are moments: starts and ends of events. Its edges are arcs: an arc says that one
+    moment, the target, waits for another moment, the source.
 
     Attributes:
         links, work: the relations and the device work of the capture.
-        axis: the axis of `cpu_time`, on which the times of all threads follow each other.
+        axis: the axis that joins the times of all threads end to end.
         moments, arcs: see `Moments` and `Arcs`.
         program: the arcs in order.
         residue_ns: for each device row, how much later it started than its arcs explain; negative
@@ -174,9 +188,9 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs, without residues.
+        """The usual costs, without the unexplained delays of device work (`residue_ns`).
 
-        Each wait ends the usual time after the moment for which it waits.
+        The delay from an awaited moment to the end of the wait has its usual length.
         """
         return self._costs(self._typical_ns)
 
@@ -185,7 +199,7 @@ class Model:
         return Costs((), durations, fixed_ns, np.zeros(len(self.moments.thread), np.int64))
 
     def weights(self, costs: Costs) -> Ints:
-        """The weight of each arc in nanoseconds."""
+        """The weight of each arc (edge of the simulated graph) in nanoseconds."""
         weights = costs.fixed_ns.copy()
         arcs, rows = self._work_arcs
         weights[arcs] += costs.device_ns[rows]
@@ -195,9 +209,11 @@ class Model:
         return weights
 
     def change(self, costs: Costs, cpu: Intervals, rows: Flags) -> Ints:
-        """How much the weights change if the given CPU time and device rows take no time.
+        """How much the weight of each arc changes if the given CPU time and work take no time.
 
-        The change is the same as with `edits.scale(…, by=0)`, but this method is faster.
+        An arc is an edge of the simulated graph, and its weight is a time in ns. `cpu` holds
+        intervals on `axis`, and `rows` is a mask of the rows of `work`. The change is the same as
+        with `edits.scale(…, by=0)`, but this method is faster.
         """
         change = np.zeros(len(self.arcs), np.int64)
         device_ns = np.where(rows, -costs.device_ns, 0)
@@ -211,9 +227,9 @@ class Model:
         return change
 
     def _of_arcs(self, spent_ns: Ints) -> Ints:
-        """The CPU time of each CPU arc.
+        """The CPU time of each CPU arc (see `_cpu_arcs`).
 
-        `spent_ns` is the CPU time that the arc's thread has used until the target of the arc.
+        `spent_ns` is the CPU time of the arc's thread from the start of the trace to the arc's end.
         """
         before = np.append(0, spent_ns[:-1])[: len(spent_ns)]
         # The first arc of a thread has no source, so all CPU time until its target counts.
@@ -227,9 +243,11 @@ class Model:
 
     @cached_property
     def _cpu_arcs(self) -> Ints:
-        """The arcs between moments of the CPU, as indices, sorted by the position of their target.
+        """The indices of the CPU arcs, sorted by the position of their target on `axis`.
 
-        In this order, each arc starts where the previous arc of the same thread ends.
+        A CPU arc is an edge of the simulated graph: it leads from a moment (a start or an end of an
+        event) on a thread to the next moment on this thread, the target. In this order, each arc
+        starts where the previous arc of the same thread ends.
         """
         arcs = np.flatnonzero(self.arcs.kind == CPU)
         return arcs[np.argsort(self.places[self.arcs.target[arcs]], kind="stable")]
@@ -240,30 +258,42 @@ class Model:
 
     @cached_property
     def _cpu_ends(self) -> Ints:
-        """For each CPU arc, the position of its target on the axis of CPU time."""
+        """For each CPU arc (see `_cpu_arcs`), the position on `axis` at which the arc ends."""
         return self.places[self._cpu_targets]
 
     @cached_property
     def _spent_ns(self) -> Ints:
-        """For each CPU arc, the CPU time that its thread has used until its target."""
+        """The CPU time of each CPU arc's thread from the start of the trace to the end of the arc.
+
+        For CPU arcs, see `_cpu_arcs`.
+        """
         return self.axis.spent(self._cpu_ends)
 
     @cached_property
     def _has_source(self) -> Flags:
-        """A mask of the CPU arcs that come from another moment, and not from the origin."""
+        """For each CPU arc (see `_cpu_arcs`), whether it comes from another moment on its thread.
+
+        The first arc of a thread comes from the start of the trace instead.
+        """
         found: Flags = self.arcs.source[self._cpu_arcs] >= 0
         return found
 
     @cached_property
     def places(self) -> Ints:
-        """The position of each CPU moment on the axis."""
+        """For each moment on a CPU thread, its position on `axis`.
+
+        A moment is a start or an end of an event. The axis joins the threads' times end to end.
+        """
         moments = self.moments
         count = len(moments.thread)
         return self.axis.place(moments.thread, moments.time_ns[:count] + self.axis.begin_ns)
 
     @cached_property
     def node_spans(self) -> Intervals:
-        """The start and the end of each node of the call tree, on the axis."""
+        """The start and the end of each node of the call tree, as positions on `axis`.
+
+        The axis joins the times of all threads end to end.
+        """
         tree, place = self.links.call_tree, self.axis.place
         return place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)
 
@@ -288,8 +318,8 @@ class Model:
         has one row for each.
 
         Args:
-            times: the times of the moments.
-            first: the number of this model's first moment in `times`.
+            times: the simulated time of each moment (start or end of an event).
+            first: the index in `times` of the first moment of this simulation model.
         """
         ends = times[..., self.moments.step_end + first].astype(np.float64)
         last, step, of_step = self._last
@@ -331,7 +361,11 @@ class Model:
 
     @cached_property
     def ranks_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs of waits for other ranks, and for each arc, the device row of the collective."""
+        """The arcs that stand for waits for other ranks, and the device row of each arc.
+
+        Arcs are edges of the simulated graph. Each of these arcs leads to the end of a collective,
+        and its device row is the row of this collective in `work`.
+        """
         arcs = np.flatnonzero(self.arcs.kind == RANKS)
         return arcs, self.moments.ended_row[self.arcs.target[arcs]]
 

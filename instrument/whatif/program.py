@@ -1,5 +1,6 @@
 """`Program`: moments in order, and the computation of when each moment happens.
 
+Moments are the vertices of the simulated graph: starts and ends of events. Arcs are its edges.
 Each arc has a weight in ns: its target happens at least this time after its source. A moment
 happens as soon as all arcs to it allow. The times of all moments are the longest paths in a graph
 without cycles. One pass over the arcs, in the order of their targets, computes these times. This is
@@ -33,7 +34,10 @@ class Path:
 
 
 class _Arcs(NamedTuple):
-    """Arcs in the order of a pass, as columns; `number` is the index of an arc in `Program`."""
+    """Arcs (edges of the simulated graph) in the order in which a computation visits them.
+
+    `target` and `source` are moments. `number` is the index of each arc in `Program`.
+    """
 
     target: NDArray[np.int32]
     source: NDArray[np.int32]
@@ -47,12 +51,14 @@ class _Arcs(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The arcs between moments, in an order in which each moment comes after its sources.
+    """The simulated graph: its vertices are moments (starts and ends of events), its edges arcs.
+
+    An arc says that one moment, the target, waits for another moment, the source.
 
     Attributes:
-        moment_order: the moments in order.
-        target, source: the moments at which each arc ends and starts; a source of -1 is the origin,
-            whose time is 0.
+        moment_order: the moments, each after the sources of the `kept` arcs that lead to it.
+        target, source: the moments at which each arc ends and starts. A source of -1 is the origin,
+            whose time is 0: the start of the trace, or of the earliest trace of several ranks.
         kept: a mask of the arcs that the program uses; see `in_order`.
     """
 
@@ -62,15 +68,19 @@ class Program:
     kept: Flags
 
     def run(self, of_arcs: Ints) -> Ints:
-        """The time of each moment in ns; `of_arcs` holds the weight of each arc in ns.
+        """The simulated time of each moment in ns; `of_arcs` holds the weight of each arc in ns.
 
-        Cost: about 5 ns for each arc with the compiled module, and 0.2 µs without it.
+        Moments are the vertices of the simulated graph, and arcs are its edges.
+
+        Cost: about 5 ns for each arc with the C extension, and 0.2 µs without it.
         """
         found: Ints = self.run_shares(of_arcs, np.zeros_like(of_arcs), np.zeros(1))[0]
         return found
 
     def run_shares(self, of_arcs: Ints, change: Ints, shares: Floats) -> Ints:
-        """The time of each moment in several scenarios; the result has a row for each scenario.
+        """The simulated time of each moment; the result has a row for each of several scenarios.
+
+        Moments are the vertices of the simulated graph, and arcs are its edges.
 
         Args:
             of_arcs: the weights of the arcs in nanoseconds.
@@ -79,13 +89,16 @@ class Program:
                 share and change is cut to whole nanoseconds.
 
         Cost: the first scenario costs as much as `run`, and each further scenario about 2 ns for
-        each arc. Without the compiled module, each scenario costs as much as `run`.
+        each arc. Without the C extension, each scenario costs as much as `run`.
         """
         return _longest_paths(self._ordered, of_arcs, change, shares, self._earliest)
 
     @cached_property
     def _earliest(self) -> Ints:
-        """The initial time of each moment: 0 if no arc leads to the moment, else far below 0."""
+        """The times before the computation: 0 for a moment to which no arc leads, else far below 0.
+
+        Moments are the vertices of the simulated graph, and arcs are its edges.
+        """
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
         return found
@@ -105,10 +118,10 @@ class Program:
 
         The path goes back in time. The arc that reaches a moment last decides, and the path goes on
         at the source of this arc. If several arcs reach the moment last, the first of them decides.
-        An arc from the origin has no source, but it can decide too, for example if a batch arrives
-        from another process. The path contains this arc, but goes on at the source of another arc
-        to the same moment: of the arcs with a source, the one that reaches the moment last. `times`
-        is the result of `run`.
+        An arc from the origin (time 0) has no moment as its source. But it can decide too, for
+        example if a batch arrives from another process. The path contains this arc, but goes on at
+        the source of another arc to the same moment: of the arcs with a source, the one that
+        reaches the moment last. `times` is the result of `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]
@@ -158,7 +171,11 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 
 
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
-    """The time of each moment, not before `earliest`; there is a row for each value in `shares`."""
+    """For each moment, the length in ns of the longest path to it, at least `earliest`.
+
+    The result has a row for each value in `shares`. Such a value is the share of `change` to add to
+    `own`, the weights of the arcs; see `Program.run_shares`.
+    """
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)
         found = loops.compiled.longest_paths(*map(np.ascontiguousarray, columns))
@@ -176,9 +193,9 @@ def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earlies
 
 
 def in_order(order: Ints, target: Ints, source: Ints) -> Flags:
-    """A mask of the arcs whose source comes before their target.
+    """A mask of the arcs whose source comes before their target in `order`.
 
-    All other arcs contradict the clocks of the trace, so a program does not use them.
+    All other arcs contradict the clocks of the trace, so the simulation does not use them.
     """
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))

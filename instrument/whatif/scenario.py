@@ -81,8 +81,8 @@ class Scenario:
         window: the models of all ranks.
         edits: a description of each edit.
         variants: the costs after the edits. There is one variant for each of `Window.assumptions`.
-            If edits have a modest form, there is one more variant, with these forms. The first
-            variant gives the estimate.
+            If an edit also has a modest form, which assumes a smaller effect, there is one more
+            variant, with the modest forms. The first variant gives the estimate.
         losses: a sentence for each thing that is missing from the captures.
     """
 
@@ -120,7 +120,7 @@ class Scenario:
 
     @cached_property
     def _savings(self) -> list[int]:
-        """The saving of each variant, in nanoseconds."""
+        """The saving of each of `variants` (the edits under different assumptions), in ns."""
         others = [
             self._saved(each.assumption, self.window.simulated(each.costs))
             for each in self.variants[1:]

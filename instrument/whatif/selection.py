@@ -34,7 +34,8 @@ class Selection:
     """The parts of a window that an edit changes.
 
     Attributes:
-        cpu: the chosen CPU time, as intervals on the axis of CPU time.
+        cpu: the chosen CPU time, as intervals on the axis that joins the times of all threads end
+            to end.
         rows: a mask of the rows of `Model.work`: the chosen device work.
         calls: a mask of events. It selects the runtime calls in the chosen CPU time, and all other
             runtime calls that launched only chosen rows.

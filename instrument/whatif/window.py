@@ -1,4 +1,4 @@
-"""`Window`: the models of one or several ranks as one program.
+"""`Window`: the simulation models of one or several ranks, joined into one simulation.
 
 In a synchronising collective, such as an all-reduce, each rank waits for all other ranks. So the
 collective joins the models of these ranks. The transfer begins when the last rank has begun its
@@ -31,7 +31,7 @@ class Meetings:
 
     Attributes:
         collective: the number of the collective, from 0.
-        rank: the index of the rank's model.
+        rank: the index of the rank in `Window.models`.
         row: the device row of the rank's kernel: its row in `Model.work`.
     """
 
@@ -45,7 +45,7 @@ class Window:
     """One recorded window, on all ranks whose captures are given.
 
     Attributes:
-        models: the model of each rank.
+        models: the simulation model of each rank.
         ranks: the number of each rank; None if it is not known.
         shift_ns: the time from the start of the earliest trace to the start of each rank's trace.
         meetings: the collectives that join the ranks; None for one rank.
@@ -64,7 +64,10 @@ class Window:
 
     @cached_property
     def typical(self) -> tuple[Costs, ...]:
-        """The costs with the usual delays and gaps, without residues; see `builder`."""
+        """The costs with the usual delays and gaps, without unexplained delays of device work.
+
+        See `Model.typical`.
+        """
         return self._with_transfers([model.typical for model in self.models])
 
     @cached_property
@@ -93,7 +96,10 @@ class Window:
         return found
 
     def _with_transfers(self, costs: Sequence[Costs]) -> tuple[Costs, ...]:
-        """The costs if each kernel in `meetings` takes only the transfer time of its collective."""
+        """The costs if each kernel in `meetings` takes only the transfer time of its collective.
+
+        `meetings` lists the kernels of collectives in which ranks wait for each other.
+        """
         if self.meetings is None:
             return tuple(costs)
         found = []
@@ -107,9 +113,11 @@ class Window:
         return tuple(found)
 
     def _transfers(self, rank: int) -> Flags:
-        """A mask of a rank's arcs from the start to the end of a kernel in `meetings`.
+        """A mask of a rank's arcs that lead from the start of a kernel in `meetings` to its end.
 
-        These arcs are removed, because such a kernel ends when the collective ends.
+        Arcs are edges of the simulated graph. `meetings` lists the kernels of collectives in which
+        ranks wait for each other. These arcs are removed, because such a kernel ends when the
+        collective ends.
         """
         assert self.meetings is not None
         rows, arcs = self.meetings.row[self.meetings.rank == rank], self.models[rank].arcs
@@ -123,9 +131,10 @@ class Window:
 
     @cached_property
     def _built(self) -> tuple[Program, Ints]:
-        """The program, and how much later each kernel in `meetings` ended than its transfer, in ns.
+        """The graph of all ranks, and how much later each kernel ended than its transfer, in ns.
 
-        Each collective has a moment, at which its transfer begins. Arcs lead from the starts of the
+        These are the kernels of collectives in `meetings`. Each collective has a moment (a
+        vertex of the graph), at which its transfer begins. Arcs (edges) lead from the starts of the
         collective's kernels to this moment, and from this moment to the ends of the kernels.
         """
         if self.meetings is None:
@@ -163,12 +172,18 @@ class Window:
 
     @cached_property
     def first_arc(self) -> list[int]:
-        """The number of each rank's first arc; the last entry is for arcs of the collectives."""
+        """For each rank, the index of its first arc (edge) in `program`.
+
+        The last entry is the index at which the arcs of the collectives begin.
+        """
         return [0, *np.cumsum([len(model.arcs) for model in self.models]).tolist()]
 
     @cached_property
     def first_moment(self) -> list[int]:
-        """The number of each rank's first moment; the last entry is for the collectives."""
+        """For each rank, the index of its first moment (start or end of an event) in `program`.
+
+        The last entry is the index at which the moments of the collectives begin.
+        """
         sizes = [len(model.moments.time_ns) for model in self.models]
         return [0, *np.cumsum(sizes).tolist()]
 
@@ -210,7 +225,7 @@ class Window:
         return found
 
     def weights(self, costs: Sequence[Costs]) -> Ints:
-        """The weights of all arcs, from the costs of each rank."""
+        """The weights in ns of all arcs (edges of the simulated graph), from each rank's costs."""
         own = [model.weights(each) for model, each in zip(self.models, costs)]
         if self.meetings is None:
             return own[0]
@@ -222,12 +237,14 @@ class Window:
         return np.concatenate([*found, np.zeros_like(transfers), transfers + self._built[1]])
 
     def change(self, costs: Sequence[Costs], parts: Mapping[int, tuple[Intervals, Flags]]) -> Ints:
-        """How much the weights of all arcs change if the given parts of ranks take no time.
+        """How much the weight of each arc changes if the work in `parts` takes no time.
+
+        An arc is an edge of the simulated graph, and its weight is a time in ns.
 
         Args:
             costs: the costs of each rank.
-            parts: the CPU time and the device rows of some ranks, as for `Model.change`; the key is
-                the index of the rank's model.
+            parts: the CPU time and the device work of some ranks, as for `Model.change`; the key is
+                the index of the rank in `models`.
         """
         models = enumerate(zip(self.models, costs))
         own = [
@@ -249,7 +266,11 @@ class Window:
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
     def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
-        """For each entry of `meetings`, the value in `device_ns` for its rank and device row."""
+        """For each kernel in `meetings`, its value in `device_ns`.
+
+        `meetings` lists the kernels of collectives in which ranks wait for each other. `device_ns`
+        has an array for each rank, with a value for each row of `Model.work`.
+        """
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
         for rank, each in enumerate(device_ns):

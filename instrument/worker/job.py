@@ -30,7 +30,7 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """The job of one rank of one run.
+    """The job of one rank of one run: the settings of its worker process.
 
     Attributes:
         run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
@@ -63,7 +63,7 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 def to_line(job: Job) -> str:
-    """Write a job as one line of text."""
+    """Write a job (the settings of a worker process) as one line of text."""
     return json.dumps(msgspec.to_builtins(job)) + "\n"
 
 
@@ -75,7 +75,8 @@ def from_line(line: str) -> Job:
 def remember(job: Job) -> None:
     """Save a copy of a job, with its secrets removed, for `instrument export`.
 
-    If this fails, no error is raised, and `instrument export` runs only its default sinks.
+    A job is the settings of a run's worker process. If this fails, no error is raised, and
+    `instrument export` runs only its default sinks.
     """
     with suppress(OSError, RuntimeError):  # no home, a full disk, no permission
         folder = files.state_folder() / "jobs"
@@ -97,7 +98,10 @@ def remember(job: Job) -> None:
 
 
 def recall(folder: Path, run: object) -> Job | None:
-    """The saved job of a run if this user recorded the run into `folder`; otherwise None."""
+    """The saved job (the settings of the worker process) of a run.
+
+    None if no job is saved, or if this user did not record the run into `folder`.
+    """
     if not isinstance(run, str) or not _RUN.fullmatch(run):
         return None
     try:
@@ -117,7 +121,7 @@ def recall(folder: Path, run: object) -> Job | None:
 
 
 def forget(run: str) -> None:
-    """Remove the copy of a run's job."""
+    """Remove the copy of a run's job (the settings of its worker process) that `remember` saved."""
     with suppress(OSError, RuntimeError):
         (files.state_folder() / "jobs" / f"{run}.json").unlink()
 

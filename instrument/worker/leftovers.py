@@ -33,8 +33,9 @@ def finish_all(path: Path | str, url: str | None) -> str:
 
     Args:
         path: a folder.
-        url: the URL to upload to. If it is None, each capture is uploaded to the URL in its job,
-            and captures whose job has no URL are not uploaded.
+        url: the URL to upload to. If it is None, each capture is uploaded to the URL in its job
+            (the saved settings of its run's worker process). Captures without a job, or with a job
+            without a URL, are not uploaded.
 
     Raises:
         CaptureError: the folder does not exist, or a capture could not be finished or uploaded.
@@ -94,8 +95,8 @@ class Outcome(NamedTuple):
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
     """Finish queued folders with `sinks`.
 
-    If `sinks` is None, the sinks of each folder's job are used. For a folder without a job, the
-    default sinks are used.
+    If `sinks` is None, the sinks of each folder's job (the saved settings of its run's worker
+    process) are used. For a folder without a job, the default sinks are used.
     """
     done, notes, errors = list[Path](), list[str](), list[str]()
     # The sinks of each job, by run: built once and closed at the end.
@@ -159,9 +160,12 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
     """Upload captures to `url`, or to the URL in the job of each capture if `url` is None.
 
+    A job is the saved settings of a run's worker process. If only the capture itself names a URL,
+    this URL is not trusted, and the capture is not uploaded.
+
     Returns:
-        The URLs of the uploaded captures, sentences about captures that are not uploaded because
-        only the capture itself names the URL, and sentences about errors.
+        Three lists: the URLs of the uploaded captures, sentences about captures whose URL is not
+        trusted, and sentences about errors.
     """
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):

@@ -241,12 +241,16 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def queued_of(job: Job) -> list[Path]:
-    """The queued folders of a job's run, rank and owner, oldest first."""
+    """The queued folders that belong to a job, oldest first.
+
+    A job is the settings of a worker process. A folder belongs to it if both have the same run, the
+    same rank and the same owner (a user id).
+    """
     return [folder for folder in queued(Path(job.folder)) if _is_of(folder, job)]
 
 
 def _is_of(folder: Path, job: Job) -> bool:
-    """Whether a queued folder has a job's run, rank and owner."""
+    """Whether a queued folder has the same run, rank and owner (a user id) as a job."""
     try:
         if job.owner is not None and folder.lstat().st_uid != job.owner:
             return False

@@ -1,8 +1,8 @@
 """A locked file in the folder for captures, which shows whether a run is alive.
 
-When the last process that holds the lock ends or is killed, the kernel releases the lock. A process
-id in the file would not be enough, because processes in different containers can have the same host
-name and the same id.
+When the last process that holds the lock ends or is killed, the operating system releases the lock.
+A process id in the file would not be enough, because processes in different containers can have the
+same host name and the same id.
 """
 
 from __future__ import annotations

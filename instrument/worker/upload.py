@@ -1,10 +1,10 @@
 """Uploads finished captures, each into the folder URL/NAME; capture.json is uploaded last.
 
-An upload first claims the remote folder: it writes a file `upload.json` with a token there. The
-local capture stores the same token. If another capture has claimed the remote folder, or if the
-remote folder holds other files, the upload goes to NAME-2. A capture counts as uploaded when the
-server lists all its files with the right sizes. If the server's ETags are MD5 sums, these sums must
-be right too. The local `upload.json` then records the URL. An interrupted upload is resumed.
+An upload first claims the remote folder: it writes a file `upload.json` with a token (a random id)
+there. The local capture stores the same token. If another capture has claimed the remote folder, or
+if the remote folder holds other files, the upload goes to NAME-2. A capture counts as uploaded when
+the server lists all its files with the right sizes. If the server's ETags are MD5 sums, these sums
+must be right too. The local `upload.json` then records the URL. An interrupted upload is resumed.
 
 All files in a capture's folder are uploaded, except hidden files, links and the cached columns of
 the trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
@@ -211,8 +211,9 @@ def has_arrived(folder: Path, url: str) -> bool:
 def _note(folder: Path) -> dict[str, Any]:
     """The content of a capture's `upload.json`; empty if there is no valid file.
 
-    The content is the token, the inode of the folder for which the file was written, and, once the
-    upload is complete, the URL of the uploaded capture.
+    The content is the token (a random id that also marks the remote folder), the inode of the
+    folder for which the file was written, and, once the upload is complete, the URL of the uploaded
+    capture.
 
     The file is valid only in the folder with this inode. If it were valid in every folder, a
     downloaded capture with the token of another capture could overwrite that capture at the URL.

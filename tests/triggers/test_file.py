@@ -144,7 +144,8 @@ def test_where_nobody_listens_the_command_says_so(
         ask(tmp_path, None)
     assert main(["trigger", str(tmp_path)]) == 2
     assert (
-        f"instrument: No run in or below {tmp_path} has the file trigger" in capsys.readouterr().err
+        f"instrument: No run in or below {tmp_path} has the trigger 'file'"
+        in capsys.readouterr().err
     )
 
 

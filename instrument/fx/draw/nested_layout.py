@@ -59,8 +59,9 @@ class Frame:
         children: what is directly in this frame: inner frames, and indexes of boxes.
         sources: the boxes outside the frame whose values enter it.
         results: the boxes inside the frame whose values leave it.
-        drawing: the layout inside the frame. Its boxes are, in order: the ports of `sources`, the
-            children, and the ports of `results`.
+        drawing: the layout inside the frame. Ports (points on the frame's edge at which lines enter
+            or leave) and children are laid out as boxes. Their order is: the ports of `sources`,
+            the children, and the ports of `results`.
         lines: two lists for each box whose value has a line inside the frame. The first list says
             at which children and ports the line ends (the keys of `_ends`). The second list has the
             segments of the line.
@@ -217,9 +218,10 @@ def _ends(
     """The ends of a value's line inside a frame.
 
     The line ends at each child that takes the value. If the value leaves the frame, the line also
-    ends at a port in `results`. The keys are the indices of these children and ports; the indices
-    of the ports follow the index of the last child. The values are the distances from the left edge
-    of a child or port to the point where the line meets it.
+    ends at a port, the point on the frame's edge where the value leaves. The keys are the indices
+    of these children and ports; the indices of the ports follow the index of the last child. The
+    values are the distances from the left edge of a child or port to the point where the line meets
+    it.
     """
     own = frame.child_of(source) if frame.holds(source) else None
     children = dict.fromkeys(frame.child_of(target) for target in targets if frame.holds(target))
@@ -232,7 +234,11 @@ def _ends(
 
 
 def _port(frame: Frame, boxes: Sequence[Box], child: int, source: int, *, into: bool) -> float:
-    """The distance from a child's left edge to the point where the value's line meets the child."""
+    """The distance from a child's left edge to the point where the line of a value meets it.
+
+    The value comes from the box `source`. With `into`, the line leads into the child; otherwise it
+    leads out of the child.
+    """
     inner = frame.children[child]
     if not isinstance(inner, Frame):
         return boxes[inner].port_x

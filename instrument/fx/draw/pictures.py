@@ -89,9 +89,9 @@ class View(NamedTuple):
 
     The content of an open module is drawn; a closed module is one box.
 
-    `boxes` is the number of boxes; boxes of parameters do not count. In the last picture, all
-    modules are open and `every_node` is true. Each pair in `legend` holds a share of the time,
-    and the opacity of the colour for this share.
+    `boxes` is the number of boxes; boxes of parameters do not count. `every_node` says whether all
+    modules are open. Each pair in `legend` holds a share of the time, and the opacity of the colour
+    for this share.
     """
 
     depth: int
@@ -244,7 +244,11 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node: its name; or the module's label if the module has no other node."""
+    """The label of a node: its name, or the label of its module (see `module_label`).
+
+    The node has its module's label if it is the only box in a call of this module. But the label of
+    a `get_attr` node is always its name.
+    """
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)
     if row.op == "get_attr" or not is_whole:

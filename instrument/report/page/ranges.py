@@ -62,10 +62,11 @@ def section(capture: Views) -> dict[str, Any] | None:
 
 
 def _columns(table: Table, rows: Sequence[int], group: Ints, capture: Views) -> dict[str, Any]:
-    """Return some rows of `table` as columns, and then rows for the time outside of all ranges.
+    """Return columns for the page. The last rows hold the time outside of all ranges.
 
-    `table` holds ranges or groups of ranges, and `rows` the indices of the rows to return. For each
-    range in `capture.ranges`, `group` holds the index of its row in `table`.
+    The rows before them are rows of `table`. `table` holds ranges or groups of ranges, and `rows`
+    the indices of the rows to return. For each range in `capture.ranges`, `group` holds the index
+    of its row in `table`.
     """
     rest = capture.ranges.rest
     cells = {

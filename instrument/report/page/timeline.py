@@ -103,7 +103,8 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
       This is the step in which the first row of the findings' evidence begins; rows that begin
       outside of all steps are skipped. If no row begins in a step, this is the step with the median
       duration. If there are several steps, the median leaves out the first step.
-    - `first_code`: the code of the finding with this evidence; None for the median step.
+    - `first_code`: the code (such as `unmarked-time`) of the finding whose evidence determines
+      `first_step`; None if no evidence does.
     - `causes`: the names of the slices in which all devices are idle. A name says why they are
       idle. The order is that of `_CAUSES`.
     - `end_ns`: the end of the last slice.
@@ -228,7 +229,8 @@ def _device(capture: Views) -> list[_Layer]:
 def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, int, str]]:
     """For each row of evidence, the start and end of its longest event, and the finding's code.
 
-    Rows of evidence from another capture are left out.
+    A code is the name of a finding, such as "unmarked-time". Rows of evidence from another capture
+    are left out.
     """
     return [
         (*span, finding.code)
@@ -243,8 +245,8 @@ def _first_in_step(
 ) -> tuple[int, str] | None:
     """The position of the step in which the first of `spans` begins, and the code of this span.
 
-    The code is that of a finding. Spans that begin outside of all steps are skipped. None if all
-    spans begin outside.
+    The code is the name of a finding, such as "unmarked-time". Spans that begin outside of all
+    steps are skipped. None if all spans begin outside.
     """
     for start, _, code in spans:
         steps = np.flatnonzero((begin_ns <= start) & (start < end_ns))
@@ -254,7 +256,10 @@ def _first_in_step(
 
 
 def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
-    """One layer, with a slice for each row of evidence; the finding's code names the slice."""
+    """One layer, with a slice for each row of evidence.
+
+    The name of a slice is the code of its finding, such as "unmarked-time".
+    """
     if not spans:
         return []
     start, end, codes = zip(*spans)
@@ -264,7 +269,10 @@ def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
 
 
 def _longest(layers: Sequence[_Layer], step: tuple[int, int] | None) -> list[_Layer]:
-    """Keep at most `MOST_SLICES` slices in all layers together; `section` says which."""
+    """Keep at most `MOST_SLICES` slices in all layers together.
+
+    Slices of `step` are kept before slices of other steps, and long slices before short slices.
+    """
     sizes = [len(layer.tree) for layer in layers]
     if sum(sizes) <= MOST_SLICES:
         return [*layers]
