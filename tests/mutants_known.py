@@ -32,6 +32,7 @@ TESTS = {
     "instrument/record/step_loop.py": [
         *_top("schedule", "calls", "phases", "window_limit", "delivery", "session"),
         "tests/test_faults.py::test_sigterm_is_held_back_until_the_step_ends",
+        "tests/test_faults.py::test_a_forked_child_leaves_the_window_to_its_parent",
         "tests/test_threads.py::test_where_torch_records_one_thread_a_step_on_another_drops_the_window",
         "tests/test_threads.py::test_steps_of_another_thread_while_a_window_ends_are_not_in_it",
         "tests/triggers/test_file.py::test_the_command_has_a_running_session_record",
@@ -276,6 +277,31 @@ PLANTED = [
 
 # Module, line, edited line: why nothing that a user sees changes.
 EQUIVALENT = {
+    (
+        "instrument/links/synchronisation.py",
+        "-1 if each is None else work.streams.get((of_device, each.waits_for_stream), -1)",
+        "-1 if each is None else work.streams.get((of_device, each.waits_for_stream), -2)",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/links/synchronisation.py",
+        "device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)",
+        "device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -2)",
+    ): "any number below 0 says that there is none",
+    (
+        "instrument/runs/rank_comparison.py",
+        "usual = median(own) if own else 0",
+        "usual = median(own) if own else 1",
+    ): "without such ranks the table is empty",
+    (
+        "instrument/record/step_loop.py",
+        "counter.next_event_step = counter.step_number + 1",
+        "counter.next_event_step = counter.step_number - 1",
+    ): "at the end of a step it only matters whether the number is above that of the next step",
+    (
+        "instrument/analysis/cuda_graphs.py",
+        "width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1",
+        "width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 2",
+    ): "a key that leaves more room",
     (
         "instrument/analysis/efficiency.py",
         "seconds = device_ns / 1e9 if has_device and device_ns else None",

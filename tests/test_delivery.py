@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
@@ -82,6 +83,12 @@ def test_a_second_stop_says_nothing(tmp_path: Path, log: Log) -> None:
     assert said == 1, "that no window was recorded"
     session.stop()
     assert len(log.at("WARNING")) == said
+
+
+def test_a_session_that_has_stopped_is_freed(tmp_path: Path) -> None:
+    held = weakref.ref(record(tmp_path, 1, export="inline"))
+    gc.collect()
+    assert held() is None
 
 
 def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log: Log) -> None:

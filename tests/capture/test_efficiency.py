@@ -762,8 +762,9 @@ def test_torchs_numbers_of_types_have_the_sizes_of_their_elements(tmp_path) -> N
     """The argument `dtype` of `_to_copy` is such a number in a trace."""
     dtypes = [
         *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
-        *(torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool),
-        *(torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn),
+        *(torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128),
+        *(torch.bool, torch.bfloat16, torch.float8_e5m2, torch.float8_e4m3fn),
+        *(torch.float8_e5m2fnuz, torch.float8_e4m3fnuz),
     ]
 
     def convert() -> None:

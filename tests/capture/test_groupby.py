@@ -82,6 +82,7 @@ def test_calls_inside_a_call_of_their_group_are_not_outermost(module, monkeypatc
     for group, expected in (
         ([0, 0, 0, 0, 0], [True, False, False, False, True]),
         ([0, 1, 1, 0, 1], [True, True, False, False, True]),
+        ([1, 2, 2, 1, 0], [True, True, False, False, True]),
         ([0, 1, 2, 1, 0], [True, True, True, True, True]),
     ):
         groups = Groups(np.array(group), 3)

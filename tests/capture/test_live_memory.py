@@ -9,15 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from builders import allocation, annotation, capture, frame, span, step
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from instrument.analysis.memory_plot import extremes
 from instrument.analysis.memory_timeline import BEFORE, OTHERS, UNKNOWN
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
+
+
+def test_a_plot_has_the_lowest_and_the_highest_point_of_each_span_of_time() -> None:
+    level = np.array([4, 1, 2, 9, 3, 0, 5, 6, 8, 7])
+    chosen = [0, 1, 3, 5, 8, 9]  # the ends, and the extremes of five points each
+    assert extremes(level, 100 + np.arange(10), 2).tolist() == chosen
+
 
 on_cuda = partial(allocation, device=0, reserved=1000)
 

@@ -493,10 +493,12 @@ def test_shares_are_of_what_ran_in_steps(tmp_path) -> None:
 
 
 def test_memory_outside_of_operators_has_no_inputs(tmp_path) -> None:
-    events = [allocation(20, 8), span("aten::add", 0, 5, Input_Dims=[[2]])]
-    table = capture(tmp_path, events).operators.by("input_shapes")
-    shapes = {row.name: row.input_shapes for row in table}
+    events = [allocation(20, 8), span("aten::add.out", 0, 5, Input_Dims=[[2]])]
+    table = capture(tmp_path, events).operators
+    shapes = {row.name: row.input_shapes for row in table.by("input_shapes")}
     assert shapes == {"aten::add": "[[2]]", "[memory]": "[]"}
+    overloads = {row.name: row.overload for row in table.by("overload")}
+    assert overloads == {"aten::add": "out", "[memory]": ""}
 
 
 def test_a_launch_is_a_runtime_call_and_a_synchronisation_a_wait(tmp_path) -> None:
