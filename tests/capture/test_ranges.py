@@ -14,6 +14,7 @@ from capture.conftest import BODIES, record
 from instrument import profiled
 from instrument.annotate import backends
 from instrument.errors import ConfigError
+from instrument.range_names import MOMENT
 
 STEPPED = [
     annotation("ProfilerStep#7", 0, 100),
@@ -371,6 +372,15 @@ def test_a_recorded_coroutine_has_a_call_and_its_slices(tmp_path) -> None:
 
     row = record(tmp_path / "trace.json", body).capture.ranges.where(path="work")[0]
     assert (row.calls, row.slices, row.min_ns) == (2, 6, None)
+
+
+def test_moments_and_the_compilers_notes_are_no_ranges(tmp_path) -> None:
+    events = [
+        annotation("mine", 0, 20),
+        annotation(f"saved{MOMENT}", 5, 0),
+        annotation("record_data: frame 0, compile_id=0", 8, 9),
+    ]
+    assert [row.path for row in capture(tmp_path, events).ranges] == ["mine"]
 
 
 def test_by_name_device_work_of_several_paths_is_busy_together(tmp_path) -> None:
