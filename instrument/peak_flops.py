@@ -31,7 +31,7 @@ def check_peak_flops(given: Any, option: str) -> float | dict[str, float] | None
     for name in given:
         if name not in PRECISIONS:
             hint = did_you_mean(str(name), PRECISIONS)
-            raise ConfigError(f"{option} has no precision {name!r}{hint}")
+            raise ConfigError(f"{option} names the unknown precision {name!r}{hint}")
     if not given:
         raise ConfigError(f"{option} is {given!r}, but it must be {EXAMPLE}.")
     return {name: _rate(rate, f"{option}.{name} is {rate!r}") for name, rate in given.items()}

@@ -418,7 +418,7 @@ def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
     """The columns of `CUDA_GRAPHS` with counts and times.
 
-    If several replays of a graph may have been taken for one (`_Replays.is_one` is False), the
+    If what seems to be one replay of a graph may be several (`_Replays.is_one` is False), the
     columns that need single replays are None: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and
     `max_replay_ns`.
     """

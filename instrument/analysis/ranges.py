@@ -148,7 +148,8 @@ class RangeTable(GroupableTable):
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
     With `use_reentrant=True`, this recomputed range also gets the backward time of its own
     operators; with `use_reentrant=False`, the range of the first forward gets this time.
-    The time of operators that are run again outside of ranges is part of `backward_ns`.
+    If operators run again while no recomputed range is open, their time is part of the
+    `backward_ns` of the range whose backward runs them.
 
     The columns with bytes do not count memory that the backward of a range allocates or frees. The
     backward frees the memory that the forward kept, so a sum of both would hide how much memory the

@@ -140,9 +140,9 @@ def kernels_compared(before: Totals, after: Totals) -> Table:
 def ranges_compared(before: Totals, after: Totals, paths: Mapping[str, str], step: Whole) -> Table:
     """Compare ranges; see `RANGES_COMPARED`.
 
-    `before_step_ns` and `after_step_ns` are the part of the mean step that counts for the range
-    itself: the sum of the range's rows in `step.parts`. So each of these columns adds up to the
-    mean step of its side.
+    `before_step_ns` and `after_step_ns` are the part of the mean step that belongs to the range
+    alone, without the ranges inside it: the sum of the range's rows in `step.parts`. So each of
+    these columns adds up to the mean step of its side.
     """
     old_path = {new: old for old, new in paths.items()}
     moved = {paths.get(path, path): row for path, row in before.ranges.items()}

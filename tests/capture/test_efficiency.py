@@ -529,7 +529,7 @@ def test_peaks_that_are_given_replace_those_of_the_device(tmp_path, given, peaks
         (float("nan"), r"is nan, but it must be above 0 and at most 1e\+24"),
         (10**400, r"but it must be above 0 and at most 1e\+24"),
         ({}, r"is \{\}, but it must be a number"),
-        ({"bf16": 1e12}, "has no precision 'bf16'; did you mean 'bfloat16'"),
+        ({"bf16": 1e12}, "names the unknown precision 'bf16'; did you mean 'bfloat16'"),
         ({"bfloat16": "1e12"}, r"\.bfloat16 is '1e12', but it must be a number"),
     ],
 )
