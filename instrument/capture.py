@@ -25,7 +25,7 @@ class Capture(Views):
 
     A view is a table or another result that is computed from the trace. The trace is read when a
     view first needs the trace, and then stays in memory. Each view is computed once. In a notebook,
-    a capture shows what slows the run most, its ranges and its operators.
+    a capture shows what slows the run most, and tables of its ranges and operators.
 
     Attributes:
         trace_path: the trace file; None if the capture holds no trace.
@@ -94,5 +94,5 @@ class Capture(Views):
         return made
 
     def _repr_html_(self) -> str:
-        """Return what slows the run most, the ranges and the costliest operators as HTML."""
+        """Return HTML with what slows the run most, the ranges, and the costliest operators."""
         return to_html(self)

@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
-    """A session that records everything that budgets need.
+    """A session that records everything that a test's budget (its limits for a step) needs.
 
     Start it with `with`, or with `start(model)`. With `start(model)`, the model's submodules are
     ranges, and the plugin stops the session after the test. Call `session.step()` after each step,

@@ -50,6 +50,10 @@ def from_trace(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Decode like `from_trace`; quote a name that looks like torch's name for a step."""
+    """Decode the name of a range as `from_trace` does, for a reader.
+
+    A name that the user gave can begin with "ProfilerStep#", as torch's names of steps do. Such a
+    name gets quotation marks around it.
+    """
     given = from_trace(name)
     return f"'{given}'" if given != name and given.startswith(STEP_PREFIX) else given

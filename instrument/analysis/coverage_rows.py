@@ -1,4 +1,6 @@
-"""The rows of `capture.coverage`: their names, what they measure, and which of them are losses.
+"""The rows of `capture.coverage`, the table that says how complete a capture is.
+
+This module has the names of the rows, what they measure, and which of them measure missing data.
 
 This module does not import numpy, because `analysis/views.py` imports this module and must load
 without numpy.

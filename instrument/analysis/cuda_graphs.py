@@ -109,7 +109,7 @@ class CudaGraphNodeTable(GroupableTable):
     ) -> Table:
         """Return one row for each distinct value of the column `what`.
 
-        A row has the number of nodes with this value, and their sums of `calls` and of
+        A row has the number of graph nodes with this value, and their sums of `calls` and of
         `device_ns`. The row with the most device time comes first.
 
         Raises:
@@ -203,8 +203,9 @@ class _Nodes:
 def cuda_graphs(links: Links, work: Work, captured: Sequence[Links] = ()) -> CudaGraphTable:
     """Return the CUDA graphs of a trace; see `CUDA_GRAPHS`.
 
-    The operator and range of a node are found in the trace that has the stream capture of the
-    graph: this trace, or one of the traces `captured`. See `instrument.links.stream_capture`.
+    The operator and range of a graph node (a kernel, copy or memset of the graph) are found in the
+    trace that has the stream capture of the graph: this trace, or one of the traces `captured`. See
+    `instrument.links.stream_capture`.
 
     Cost: sorts the device events of graphs, and builds the call tree of each trace.
     """

@@ -285,10 +285,10 @@ class MemoryView:
         return tuple(by for by, exists in has.items() if exists)
 
     def most_telling(self, device: str | None = None, most: int = 8) -> By:
-        """Return the value of `by` whose owners together hold the most memory at the peak.
+        """Return the kind of owners that together hold the most memory at the peak.
 
-        An owner is an operator, a range or a module. Only the memory of the `most` largest owners
-        counts, because a plot shows only these.
+        The kinds are "operator", "range" and "module", the values of `by` in `live` and `curve`.
+        Only the memory of the `most` largest owners counts, because a plot shows only these.
         """
 
         def covered(by: By) -> int:

@@ -1,4 +1,4 @@
-"""The private words of a capture, which a redacted report hides."""
+"""The private words of a capture, such as its host and path, which a redacted report hides."""
 
 from __future__ import annotations
 

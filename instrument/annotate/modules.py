@@ -167,7 +167,8 @@ def forget(model: nn.Module) -> None:
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    A submodule that already has a range for the timings of the whole run keeps this range.
+    With `profiler.timings.modules`, submodules have ranges during the whole run, not only in
+    windows. A submodule that already has such a range keeps it.
     """
 
     def __init__(self) -> None:

@@ -93,7 +93,7 @@ class RunError(CaptureError):
 
 
 def run_blocks(a: Program, b: Program, blocks: int, folder: Path, keep: bool) -> Iterator[Block]:
-    """Run A and B in blocks, and yield each block.
+    """Run A and B in blocks of four runs, and yield each block.
 
     Each block has the order A B B A or B A A B, drawn at random with a fixed seed.
 
@@ -219,7 +219,7 @@ class Comparison:
     """The result of an A/B comparison.
 
     Attributes:
-        blocks: the blocks, at least one.
+        blocks: at least one block; a block is two runs of A and two runs of B.
         margin: a time counts as the same if it changes by at most this share.
         quantities: the step, then the compared ranges, the longest first. A range is compared if it
             takes time in all runs and takes at least 1 % of the step. If there are more than
@@ -259,9 +259,9 @@ class Comparison:
 
     @property
     def blocks_missing(self) -> int | None:
-        """An estimate of how many more blocks of four runs a verdict on the step needs.
+        """An estimate of how many more blocks are needed for a verdict on the step.
 
-        None if there is a verdict.
+        A block is two runs of A and two runs of B. The result is None if there is a verdict.
         """
         if self.step.verdict != "undecided":
             return None

@@ -38,7 +38,7 @@ _SHOWN, _LONGEST = 4, 64
 
 
 class Unlike(NamedTuple):
-    """One difference between the conditions of the two sides.
+    """One difference between the two sides of a comparison, such as another device.
 
     Attributes:
         sentence: what differs, with the values of both sides.
@@ -84,7 +84,7 @@ _FACTS: dict[str, bool] = {
 
 
 def conditions(capture: Views) -> Conditions:
-    """Collect the conditions of one capture."""
+    """Collect the conditions under which a capture was recorded, such as its device."""
     events = capture.events
     has = {
         "input shapes": (events.shapes >= 0).any(),
@@ -155,7 +155,7 @@ def _settings(environment: Environment) -> Iterator[tuple[str, Any]]:
 
 
 def joined(every: Iterable[Conditions]) -> Conditions:
-    """The conditions of several captures of one side."""
+    """The conditions under which several captures of one side were recorded."""
     listed = list(every)
     facts: dict[str, set[str]] = {}
     lost: dict[str, float | None] = {}
@@ -175,7 +175,10 @@ def joined(every: Iterable[Conditions]) -> Conditions:
 
 
 def unlike(before: Conditions, after: Conditions, was: Totals, now: Totals) -> list[Unlike]:
-    """Return the differences between the two sides; those that mislead come first."""
+    """Return the differences between the two sides, such as another device.
+
+    Differences that make the comparison misleading come first.
+    """
     found = [
         *_kinds(before, after, was, now),
         *_programs(was, now),

@@ -3,7 +3,7 @@
 All finished steps of a window are counted except the first, which contains work that happens only
 once. If a window has only one finished step, that step is counted. If it has no finished step, the
 whole recording counts as one step. If a counter has the same value in all steps, this is its value
-per step. Otherwise the counter varies, and no budget can use it.
+per step. Otherwise the counter varies, and cannot be compared with a limit.
 
 Device work belongs to the step and to the range that launched it. Backward work belongs to the
 range of its forward operator.
@@ -206,8 +206,8 @@ class Occurred:
     def calls(self) -> Occurrences:
         """The outermost operators: those that no other operator calls.
 
-        Synchronising calls and collectives count too, and operators that contain them. The counter
-        "operators" leaves them out.
+        They include operators that are or contain a sync (a call that waits for the device) or a
+        collective. The counter "operators" does not count such operators.
         """
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]

@@ -41,8 +41,8 @@ class Difference:
         kernels: the kernels and copies; see `KERNELS_COMPARED`.
         counters: all counters of the step, such as launches, and each counter that differs in a
             range; see `COUNTERS_COMPARED`.
-        unlike: the differences between the conditions of the two sides; those that mislead come
-            first.
+        unlike: other differences between the two sides, such as another device. Differences that
+            make the comparison misleading come first.
     """
 
     given: tuple[str, str]
@@ -126,7 +126,7 @@ def compare(was: Side, now: Side) -> Difference:
     """Compare two sides whose captures were already read, even if the comparison would mislead.
 
     Raises:
-        CaptureError: the sides have no phase in common.
+        CaptureError: no phase, such as training or validation, was recorded on both sides.
     """
     phase = common_phase(was, now)
     of_was, of_now = was.of_phase(phase), now.of_phase(phase)

@@ -1,6 +1,6 @@
 """Conditions that make a comparison fail, such as `syncs>0`, and the verdict on each condition.
 
-A condition has a name, an operator and a value:
+A condition has a name, a comparison sign such as `>`, and a value:
 
 - `syncs>0`, `peak>2GB`: the value of the counter after the change.
 - `operators>+5%`, `operators>+10`: the change of the counter.
@@ -135,8 +135,8 @@ class Side:
     Attributes:
         counters: the counters of each window, or of a baseline.
         step_ns: the mean step of each window; empty for a baseline.
-        ranges_ns: for each window and each path of a range, the times of the range per step, by
-            their names in `TIMES`.
+        ranges_ns: for each window and each path of a range, the times of the range per step. Each
+            time has a key of `TIMES`, such as "total".
     """
 
     counters: Sequence[Counters]

@@ -31,7 +31,7 @@ _Calls = Mapping[str, float]
 def renamed(before: Totals, after: Totals) -> dict[str, str]:
     """Return the new path of each renamed range, by its old path.
 
-    Cost: at most 300 × 300 comparisons of contents.
+    Cost: at most 300 × 300 comparisons of two ranges' contents (the operators and ranges inside).
     """
     gone, new = _left_over(before, after), _left_over(after, before)
     if not gone or not new:
@@ -60,7 +60,10 @@ def _left_over(totals: Totals, other: Totals) -> list[str]:
 
 
 def _most_alike(calls: _Calls, others: Mapping[str, _Calls], preferred: set[str]) -> str | None:
-    """The path whose contents are most similar to `calls`; None if none is similar enough."""
+    """The path of the range whose contents are most similar to `calls`.
+
+    The result is None if no range is similar enough.
+    """
     scores = {path: _likeness(calls, other) for path, other in others.items()}
     order = sorted(scores, key=lambda path: (-scores[path], path not in preferred))
     return order[0] if order and scores[order[0]] >= _ALIKE else None

@@ -118,7 +118,7 @@ def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:
 
 
 def operators_compared(before: Totals, after: Totals) -> Table:
-    """Compare operators and calls of the runtime; see `OPERATORS_COMPARED`."""
+    """Compare operators, and runtime calls such as `cudaLaunchKernel`; see `OPERATORS_COMPARED`."""
     keys, sides = _aligned(before, before.operators, after, after.operators)
     return _table(OPERATORS_COMPARED, {"name": keys}, sides, _OF_OPERATORS)
 

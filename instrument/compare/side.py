@@ -24,7 +24,7 @@ Comparable: TypeAlias = "str | PathLike[str] | Views | Run | Ranks"
 
 @dataclass
 class Side:
-    """The captures of one side, by phase and rank.
+    """The captures of one side, by phase (such as training or validation) and rank.
 
     Attributes:
         name: the capture, run or path that the user gave, as text.
@@ -112,7 +112,7 @@ def common_phase(before: Side, after: Side) -> str:
     """The phase to compare: training if both sides have it, else the first common phase.
 
     Raises:
-        CaptureError: the sides have no phase in common.
+        CaptureError: no phase, such as training or validation, was recorded on both sides.
     """
     common = [phase for phase in before.conditions if phase in after.conditions]
     if not common:

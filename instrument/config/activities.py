@@ -59,7 +59,7 @@ def checked(given: Any) -> Activities:
 
 
 def names(activities: Activities) -> list[str]:
-    """The names of the activities, without types."""
+    """The names of the activities, without the event types that are selected for them."""
     return [name for each in activities for name in ([each] if isinstance(each, str) else each)]
 
 

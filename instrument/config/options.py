@@ -30,7 +30,7 @@ Bytes = Annotated[ByteSize, _no_bool("int")]
 
 
 class Options(BaseModel):
-    """A model whose fields are checked when it is built.
+    """A pydantic class of options; its constructor checks the options.
 
     Raises:
         ConfigError: an option does not exist, or has a value that cannot work.

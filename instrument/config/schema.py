@@ -53,7 +53,7 @@ class TimingsConfig(BaseModel):
 
     Attributes:
         every: after how many training steps a summary is appended to the timings file.
-        device: also time ranges on the CUDA device, if there is one.
+        device: also measure the times of ranges on the CUDA device, if there is one.
         modules: also time the submodules to which `instrument_model` gives ranges, in every step.
             If False, these submodules have ranges only in windows.
         tensorboard: also write each summary as TensorBoard scalars.
@@ -96,7 +96,7 @@ class ProfilerConfig(BaseModel):
             most 10,000 steps. If the function gives a longer window, this window lasts until the
             session stops.
         total_steps: how many steps the run has, counted from step 0. If a window does not fit into
-            the run, the session logs a warning at its start.
+            the run, the session logs a warning when the session starts.
         phases: the phases to which the schedule applies: train, validation, test, predict. Each
             phase counts its own steps.
         max_window_s: a window that has recorded for this many seconds ends with the current step.

@@ -10,8 +10,8 @@ The trace shows the cost of the bias only if the bias has operators of its own:
 
 - With cuDNN, these are an addition in the forward, a sum in the backward, and the backward node
   that accumulates the sum.
-- Some convolutions on the CPU have only the sum and the node. They start with the bias instead of
-  zeros, so they need no addition.
+- Some convolutions on the CPU have only the sum and the node. Such a convolution first fills its
+  output with the bias instead of zeros, so it needs no addition.
 - MKL-DNN adds and sums inside the convolution, so the trace shows no cost.
 
 There is a finding if these operators take at least 1 % of the time of the steps, unless the

@@ -1,4 +1,4 @@
-"""Find runs with anomaly detection, a debugging mode of torch that slows training.
+"""Find out whether anomaly detection, a debugging mode of torch that slows training, is on.
 
 The check reads `anomaly_mode` in `capture.json`. It also looks for the effect of the mode: at the
 end of each backward node, the engine searches the gradients for NaN with `aten::isnan`. The mode

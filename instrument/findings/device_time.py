@@ -46,8 +46,8 @@ class LaunchGaps:
         call: the CPU call that launches the next work; -1 for a gap after all device work.
         wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
             interruptions that other findings cover.
-        waiting: the intervals that `wait_ns` measures. `only` selects gaps, but keeps the intervals
-            of all gaps.
+        waiting: the intervals that `wait_ns` measures. The method `only` keeps the intervals of all
+            gaps, even of gaps that it leaves out.
     """
 
     start_ns: Ints

@@ -157,7 +157,10 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """For each name, sort the times in the later steps; return the time at index `rank`."""
+        """For each event name, return one of the name's times in the steps after the first.
+
+        The times are sorted, and `rank` is a position in them, counted from 0.
+        """
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)
         found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]

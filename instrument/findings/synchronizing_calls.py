@@ -10,8 +10,8 @@ There is a finding if this idle time is at least 3 % of the time of the steps. E
 no finding if the simulation without these waits saves less than 1 % of the step. What counts is the
 idle time after a wait, not the length of the wait.
 
-Copies to the device belong to the check `blocking-copies`. The check needs device work in the
-trace, and does not find waits inside other calls, such as `cudaFree`.
+This check needs device work in the trace, and does not find waits inside other calls, such as
+`cudaFree`. Copies to the device belong to another check, `blocking-copies`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,10 @@ def records(events: Events) -> Flags:
 
 
 def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints, Ints]:
-    """Find the record and the annotation of the collective that launched each kernel.
+    """For each communication kernel, find the record and the annotation of its collective.
+
+    A record is torch's event `record_param_comms`, which describes a collective. An annotation is
+    an event around a collective, such as "nccl:all_reduce".
 
     If the external id of a kernel names a record, the kernel has this record. Otherwise, the kernel
     has the record around the call that launched the kernel. The annotation of a kernel is always

@@ -23,7 +23,7 @@ class Paths:
 
     Siblings are sorted by the start of their first node in the call tree.
 
-    Cost: a sum over the tree is linear in the number of paths plus the number of summed items. For
+    Cost: a sum of items over paths is linear in the number of paths plus the number of items. For
     items with two paths (see `summed`), the cost also grows with the depth of these paths.
 
     Attributes:

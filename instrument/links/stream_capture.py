@@ -261,8 +261,9 @@ class _Alike:
         self._agreed: list[list[Any]] = []
 
     def add(self, since_ns: float, names: list[Any]) -> None:
-        """Add a stream capture; a graph that was first launched before `since_ns` is not from it.
+        """Add a stream capture.
 
+        This stream capture cannot have made a graph that was first launched before `since_ns`.
         `names` holds the operators of the stream capture, followed by its ranges.
         """
         self._since_ns.append(since_ns)
@@ -275,7 +276,8 @@ class _Alike:
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
         """The operators of all nodes, then the ranges of all nodes, in one list.
 
-        Only the first `count` stream captures are used. A name is `_OPEN` if they differ in it.
+        Only the first `count` stream captures are used. If they give different names for a node,
+        `_OPEN` replaces the name.
         """
         names = self._agreed[count - 1]
         if self.keys is None:

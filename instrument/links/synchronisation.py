@@ -131,9 +131,10 @@ class Synchronisations:
 def synchronisations(events: Events, found: Launches) -> Synchronisations:
     """Find the waits of a trace, and what each of them waits for.
 
-    An edge says that one event waits for another event. A device synchronisation has an edge from
-    each stream on which work was launched after the previous device synchronisation. It also has an
-    edge from the work that ended last on the device.
+    An edge leads from device work to the event that waits for it. A device synchronisation waits
+    for each stream on which work was launched after the previous device synchronisation: an edge
+    leads from the last work of this stream to the synchronisation. One more edge leads from the
+    work that ended last on the device.
 
     Cost: some tens of array operations on the device events and waits.
     """

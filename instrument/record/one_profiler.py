@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Held while the profiler is prepared, started and stopped.
 lock = RLock()
-#: The owner that left the profiler on, because only another thread can stop the profiler.
+#: The recorder that left the profiler on, because only another thread can stop the profiler.
 abandoned: Recorder | None = None
 _owner: weakref.ref[Recorder] | None = None
 
@@ -33,7 +33,7 @@ def set_owner(owner: Recorder) -> None:
 
 
 def current_owner() -> Recorder | None:
-    """The owner that uses the profiler now, or None."""
+    """The recorder that uses the profiler now, or None."""
     owner = None if _owner is None else _owner()
     return owner if owner is not None and owner.prepared else None
 
@@ -46,13 +46,14 @@ def abandon(owner: Recorder) -> None:
 
 
 def stop_abandoned() -> str | None:
-    """Stop the profiler that an owner left on, if this thread can stop it.
+    """Stop torch's profiler if a recorder left it on, and if this thread can stop it.
 
-    Only the thread that prepared the owner's window can stop the profiler. After that thread has
+    Only the thread that prepared the recorder's window can stop the profiler. After that thread has
     ended, any thread can stop the profiler.
 
     Returns:
-        None if no abandoned owner is left; otherwise a sentence that says what is wrong.
+        None if no recorder had left the profiler on, or if it is stopped now; otherwise a sentence
+            that says what is wrong.
     """
     global abandoned
     with lock:

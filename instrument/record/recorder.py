@@ -416,8 +416,8 @@ class RecordedWindow:
 
         Raises:
             CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted
-                while it stopped, or another torch profiler ran within the window. In the last two
-                cases torch's export would crash the process.
+                while it stopped its profiler, or another torch profiler ran within the window. In
+                the last two cases torch's export would crash the process.
         """
         if self.disturbed:
             raise CaptureError(
@@ -426,7 +426,7 @@ class RecordedWindow:
             )
         if getattr(self.profile.profiler, "kineto_results", None) is None:
             raise CaptureError(
-                "torch was interrupted while it stopped, and has no recording to save."
+                "torch was interrupted while it stopped its profiler, and has no recording to save."
             )
         output_dir = path.parent.parent
         if shutil.disk_usage(output_dir).free < _LEAST_FREE_BYTES:

@@ -248,10 +248,10 @@ class StepLoop:
         running: whether a run has begun and has not ended.
         records_nothing: whether the config is disabled or excludes this rank.
         run: the parts of the run that do not change; None before the first run.
-        train: the counter of the phase train.
-        current: the counter of the current phase.
+        train: the `StepCounter` of the phase "train".
+        current: the `StepCounter` of the current phase.
         recorder: records the window that is open or warming up; None if there is no such window.
-        owner: the counter whose window is being recorded, or was recorded last.
+        owner: the `StepCounter` whose window is being recorded, or was recorded last.
         by_calls: whether a step is a call of a function instead of a training step.
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.

@@ -97,7 +97,7 @@ class Row:
     Attributes:
         uncounted: durations that are not in a histogram yet. Any thread may append to this list,
             because an append is atomic.
-        run: all durations up to the last call of `take_recent`.
+        run: a histogram of all durations up to the last call of `take_recent`.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Row:
                 self._counting.release()
 
     def take_recent(self) -> DurationHistogram:
-        """Return the durations since the last call of this method, and add them to `run`."""
+        """Return the durations since the last call of this method; also add them to `self.run`."""
         with self._counting:
             self._count()
             recent, self._recent = self._recent, DurationHistogram()
@@ -305,7 +305,7 @@ class Timings:
         self._write_scalars = _tensorboard_writer(folder, rank) if config.tensorboard else None
 
     def start(self) -> None:
-        """Begin to time ranges."""
+        """Begin to measure how long ranges take."""
         if self._modules is not None:
             self._modules.__enter__()
         backends.arm(self._ranges)
@@ -359,7 +359,7 @@ class Timings:
     def table(self) -> Table:
         """One table row for each range. The range with the longest total time comes first.
 
-        The table covers the run up to the last write.
+        The table covers the run up to the last write to the file `path`.
         """
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self._rows_by_prefix():
@@ -374,8 +374,8 @@ class Timings:
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
         """The summaries of all ranges that were called since the last write, by range name.
 
-        Each range has two summaries: `since` covers the calls since the last write, and `run`
-        covers the calls of the whole run.
+        Each range has two summaries: `since` covers the calls since the last write to the file
+        `path`, and `run` covers the calls of the whole run.
         """
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():

@@ -12,7 +12,8 @@ from instrument.prose import code, escaped, wrapped
 def as_text(verdicts: Sequence[Verdict]) -> str:
     """Return a line for each verdict.
 
-    If a condition on a counter fails, the ranges in which this counter increased follow.
+    If a condition on a counter of the whole step fails, more lines name at most five ranges: the
+    innermost ranges in which this counter increased.
     """
     lines: list[str] = []
     for verdict in verdicts:

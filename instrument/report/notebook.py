@@ -125,7 +125,7 @@ def cost(capture: Views) -> str:
 
 
 def outline(ranges: RangeTable, rows: int) -> Table:
-    """Return the ranges that take most time, and all ranges around them, in tree order.
+    """Return the ranges that take most time, and all their ancestors, in tree order.
 
     The time is device time, or CPU time if no device time was recorded. At most `rows` ranges are
     kept; one row sums all other ranges. Names are indented by depth. The last rows are those of the
@@ -176,7 +176,7 @@ def _extended(columns: Mapping[str, list[Any]], more: Sequence[Mapping[str, Any]
 
 
 def with_largest_shares(ranges: RangeTable, rows: int) -> list[int]:
-    """Return the positions of the ranges with the largest shares, and of the ranges around them.
+    """Return the positions of the ranges with the largest shares, and of all their ancestors.
 
     At most `rows` positions are returned, in the order of the tree. See `outline` for the shares.
     Cost: sorts the ranges once.

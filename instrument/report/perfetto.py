@@ -1,8 +1,8 @@
 """Serve one trace file on this machine, so that the Perfetto UI can open it.
 
-The content security policy of the UI allows local traces only from port 9001. The address of the
-trace is in the fragment of the UI's address, after "#". Browsers do not send the fragment to any
-server, but the UI itself reports its whole address to Google Analytics. Source:
+The content security policy of the UI allows local traces only from port 9001. The URL of the
+trace is in the fragment of the UI's URL, after "#". Browsers do not send the fragment to any
+server, but the UI itself reports its whole URL to Google Analytics. Source:
 docs/visualization/deep-linking-to-perfetto-ui.md, tools/open_trace_in_ui and
 ui/src/core/analytics_impl.ts in github.com/google/perfetto.
 
@@ -85,7 +85,7 @@ class TraceServer(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """The address of the file."""
+        """The URL at which this server offers the trace file."""
         return f"http://127.0.0.1:{PORT}{self.path}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -126,10 +126,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def ui_address(trace_address: str, view: Mapping[str, int] | None = None) -> str:
-    """Return an address that opens the Perfetto UI in a browser and loads the trace into the UI.
+    """Return a URL that opens the Perfetto UI in a browser and loads the trace into the UI.
 
     Args:
-        trace_address: the address of the trace.
+        trace_address: the URL of the trace.
         view: a result of `finding_view`; None shows the whole trace.
     """
     parameters = {"url": trace_address} | dict(view or {})
@@ -137,12 +137,12 @@ def ui_address(trace_address: str, view: Mapping[str, int] | None = None) -> str
 
 
 def finding_view(capture: Views, finding: Finding) -> dict[str, int]:
-    """Return parameters for the UI's address, so that the UI shows a finding.
+    """Return parameters for the UI's URL, so that the UI shows a finding.
 
-    The rows of evidence are tried in order, up to the first event that is in the trace. `ts` and
-    `dur` select this event; the UI scrolls to it. `visStart` and `visEnd` zoom to the event,
-    with some time before and after it. All values are in ns on the trace's own clock. The result is
-    empty if the trace has none of the events.
+    The items of evidence are tried in order, up to the first one whose longest event is in the
+    trace. `ts` and `dur` select this event; the UI scrolls to it. `visStart` and `visEnd` zoom to
+    the event, with some time before and after it. All values are in ns on the trace's own clock.
+    The result is empty if the trace has none of the events.
     """
     events = capture.events
     for row in finding.evidence:

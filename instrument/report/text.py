@@ -337,7 +337,7 @@ def as_json(
     The JSON key of a view is its name up to the first dot. If this short name is the name of
     another view, the key is the whole name. A view without the column `sort` is not sorted. If data
     is missing from these views, the JSON key "incomplete" holds the rows of `capture.coverage` that
-    describe the loss.
+    say what is missing.
 
     Raises:
         CaptureError: the trace does not hold the property `by`.

@@ -122,7 +122,7 @@ class _Rank:
         self._unnamed: dict[int, str] = {}
 
     def event(self, event: _Event) -> _Event:
-        """Change the process, time and numbers of an event, in place."""
+        """Change the process, time and ids (such as `correlation`) of an event, in place."""
         process = self._process(bytes(event.get("pid", b"0")))
         event["pid"] = Raw(b"%d" % process)
         if "ts" in event and self._later_ns:

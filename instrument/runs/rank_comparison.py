@@ -174,7 +174,7 @@ class _Cells(NamedTuple):
         return cls(paths, path, np.repeat(np.arange(len(listed)), [len(each) for each in listed]))
 
     def values(self, summaries: Sequence[RankSummary], name: str, *, per_step: bool = True) -> Ints:
-        """Return the values of a column for all ranges; unknown values are -1.
+        """Return the column `name` for each range of each rank; unknown values are -1.
 
         With `per_step`, values per step are returned. For a rank without finished steps, the values
         are for the whole window.

@@ -90,7 +90,7 @@ class TableSink(Sink):
         """Log the text, and write it to `table.txt`.
 
         Raises:
-            CaptureError: the data that `by` groups by was not recorded.
+            CaptureError: the data that the option `by` needs was not recorded.
             TraceError: the trace cannot be read.
         """
         text = render(capture, **dict(self))

@@ -98,16 +98,16 @@ def ints(values: Sequence[int | None], missing: int) -> Ints:
 
 
 def repeated(value: NDArray[Any], count: int) -> NDArray[Any]:
-    """A read-only column of `count` equal values that takes the memory of one value."""
+    """A read-only column of `count` equal values that stores the value only once."""
     column = np.ndarray(count, value.dtype, value, strides=(0,))  # faster than `broadcast_to`
     column.setflags(write=False)
     return column
 
 
 def compact(column: NDArray[Any]) -> NDArray[Any]:
-    """The same column, but in the memory of one value if all values are equal (see `repeated`).
+    """The same column. If all its values are equal, the result stores the value only once.
 
-    NaN equals NaN.
+    See `repeated`. NaN equals NaN.
     """
     if is_repeated(column):
         return column
@@ -125,7 +125,8 @@ def is_repeated(column: NDArray[Any]) -> bool:
 def taken(values: NDArray[Any], codes: Codes | Ints) -> NDArray[Any]:
     """The column of the values at the given codes.
 
-    If `codes` or `values` takes the memory of one value (see `repeated`), so does the result.
+    If all `codes` or all `values` are equal and stored only once (see `repeated`), the result also
+    stores its value only once.
     """
     if is_repeated(codes):
         return repeated(values[codes[:1]], len(codes))
@@ -145,8 +146,8 @@ def joined(
 ) -> dict[str, NDArray[Any]]:
     """Join the pieces of each column and remove them from `parts`.
 
-    A column without pieces is taken from `empty`. If all pieces hold the same value, and each takes
-    the memory of one value (see `repeated`), so does the joined column.
+    A column without pieces is taken from `empty`. If all pieces hold the same value, and each piece
+    stores it only once (see `repeated`), the joined column also stores it only once.
     """
     return {name: _joined(parts.pop(name, [column])) for name, column in empty.items()}
 

@@ -101,7 +101,7 @@ class Kinds:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, new: list[Any]) -> None:
-        """Add kinds of events: the values that many events share, as one decoded event each."""
+        """Add kinds (values that many events share). `new` holds one decoded event of each kind."""
         if new:
             append(self._parts, self._columns_of(new))
 

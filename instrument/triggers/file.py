@@ -36,7 +36,8 @@ class File(Trigger):
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
         """Create the hidden file that `instrument trigger` writes into.
 
-        A file `record` that already exists requests no window until it is touched again.
+        The user requests a window by touching another file, `record`. If this file already exists,
+        it requests no window until it is touched again.
         """
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)

@@ -157,7 +157,7 @@ def build_model(links: Links, work: Work, meets: Ints | None = None) -> Model:
         links: the relations of the trace.
         work: the device work of the trace.
         meets: the collectives in which other ranks of the window take part, as rows of `work`; see
-            `window`. Each of these rows gets a moment at its start.
+            `window`. The simulated graph gets a moment (a vertex) at the start of each collective.
 
     Cost: a few hundred array operations on the launches, the waits, the device events and the call
     tree.

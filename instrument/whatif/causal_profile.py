@@ -48,7 +48,8 @@ class _Part(NamedTuple):
     """The CPU time and the device work of a range, operator or kernel on one rank.
 
     Attributes:
-        cpu: the CPU time, as intervals on the axis that joins the times of all threads end to end.
+        cpu: the CPU time, as intervals on the axis that joins the times of all threads, one thread
+            after another.
         rows: a mask of the rows of `Model.work`.
     """
 
@@ -124,7 +125,7 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
 def _bounds(model: Model) -> Ints:
     """For each thread, the starts and ends of all steps, as positions on `Model.axis`.
 
-    This axis joins the times of all threads end to end.
+    This axis joins the times of all threads, one thread after another.
     """
     moments, axis = model.moments, model.axis
     threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))

@@ -27,7 +27,7 @@ Edits = Sequence[tuple[Intervals, float]]
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """The axis that joins the times of all threads end to end, and the waits on this axis.
+    """The axis that joins the times of all threads, one thread after another, and the waits on it.
 
     Attributes:
         begin_ns: the time in the trace at which each thread's part of the axis starts.
@@ -42,7 +42,7 @@ class CpuTime:
     def place(self, thread: Codes | Ints, time_ns: Ints) -> Ints:
         """Convert a thread and a time of the trace to a position on the axis.
 
-        The axis joins the times of all threads end to end.
+        The axis joins the times of all threads, one thread after another.
         """
         found: Ints = thread.astype(np.int64) * self.span_ns + (time_ns - self.begin_ns)
         return found
@@ -53,7 +53,7 @@ class CpuTime:
         Waits do not count.
 
         Args:
-            at: positions on the axis that joins the times of all threads end to end.
+            at: positions on the axis that joins the times of all threads, one thread after another.
             edits: the edits. Where several edits overlap, their factors are multiplied.
             inside: intervals on the axis. If given, only CPU time in these intervals counts.
 
@@ -81,10 +81,10 @@ class CpuTime:
 
 
 def axis_of(events: Events) -> tuple[int, int]:
-    """The time of the trace at which all parts of the axis start, and the length of each, in ns.
+    """The interval of the trace that the axis holds for each thread: its start and length in ns.
 
-    The axis joins the times of all threads end to end. Each thread has its own part of the axis,
-    and all parts stand for the same time of the trace.
+    The axis joins the times of all threads, one thread after another. The interval is the same for
+    all threads.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.

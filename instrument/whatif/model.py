@@ -99,8 +99,8 @@ class Arcs:
         target, source: moments; a source of -1 is the origin: the start of the trace, at time 0.
         kind: an index into `KINDS`.
         fixed_ns: the time from the source to the target, without CPU time and device time.
-        row: the device row (row of `Work`) that starts or ends at the target; -1 if there is none
-            or none is needed.
+        row: the device work (row of `Work`) whose start or end is the target; -1 if there is none,
+            or if the simulation does not need it.
         event: the waiting call or the device event that the arc belongs to; -1 if there is none.
     """
 
@@ -144,9 +144,9 @@ class Model:
 
     Attributes:
         links, work: the relations and the device work of the capture.
-        axis: the axis that joins the times of all threads end to end.
+        axis: the axis that joins the times of all threads, one thread after another.
         moments, arcs: see `Moments` and `Arcs`.
-        program: the arcs in order.
+        program: the `Program` that computes when each moment happens.
         residue_ns: for each device row, how much later it started than its arcs explain; negative
             if it started earlier.
         dropped: the number of arcs that are left out because they contradict the recorded times.
@@ -282,7 +282,8 @@ class Model:
     def places(self) -> Ints:
         """For each moment on a CPU thread, its position on `axis`.
 
-        A moment is a start or an end of an event. The axis joins the threads' times end to end.
+        A moment is a start or an end of an event. The axis joins the times of all threads, one
+        thread after another.
         """
         moments = self.moments
         count = len(moments.thread)
@@ -292,7 +293,7 @@ class Model:
     def node_spans(self) -> Intervals:
         """The start and the end of each node of the call tree, as positions on `axis`.
 
-        The axis joins the times of all threads end to end.
+        The axis joins the times of all threads, one thread after another.
         """
         tree, place = self.links.call_tree, self.axis.place
         return place(tree.thread, tree.start_ns), place(tree.thread, tree.end_ns)

@@ -26,7 +26,11 @@ NEVER = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The longest path to a moment: the arcs on it, and when each of these arcs begins and ends."""
+    """The critical path to a moment: its arcs, and when each arc begins and ends.
+
+    Moments (starts and ends of events) are the vertices of the simulated graph, and arcs are its
+    edges. Here, each arc begins when the arc before it ends, even if it is an arc from time 0.
+    """
 
     arc: Ints
     begin_ns: Ints
@@ -44,16 +48,20 @@ class _Arcs(NamedTuple):
     number: NDArray[np.int32]
 
     def reversed(self) -> _Arcs:
-        """All arcs but those from the origin, in reverse order, with source and target swapped."""
+        """The arcs between two moments, in reverse order, with source and target swapped.
+
+        An arc from the origin (time 0) has no moment as its source, so it is left out.
+        """
         own = self.source >= 0
         return _Arcs(*(each[own][::-1].copy() for each in (self.source, self.target, self.number)))
 
 
 @dataclass(frozen=True)
 class Program:
-    """The simulated graph: its vertices are moments (starts and ends of events), its edges arcs.
+    """The simulated graph.
 
-    An arc says that one moment, the target, waits for another moment, the source.
+    Its vertices are moments: starts and ends of events. Its edges are arcs: an arc says that one
+    moment, the target, waits for another moment, the source.
 
     Attributes:
         moment_order: the moments, each after the sources of the `kept` arcs that lead to it.
@@ -116,12 +124,15 @@ class Program:
     def critical(self, of_arcs: Ints, times: Ints, moment: int) -> Path:
         """The arcs that decide when a moment happens.
 
-        The path goes back in time. The arc that reaches a moment last decides, and the path goes on
-        at the source of this arc. If several arcs reach the moment last, the first of them decides.
+        Moments are the vertices of the simulated graph, and arcs are its edges. An arc ends at the
+        time of its source plus its weight. Of all arcs to a moment, the arc with the latest end
+        decides. If several arcs have the latest end, the first of them decides. The path goes back
+        in time: from each moment to the source of the arc that decides.
+
         An arc from the origin (time 0) has no moment as its source. But it can decide too, for
-        example if a batch arrives from another process. The path contains this arc, but goes on at
-        the source of another arc to the same moment: of the arcs with a source, the one that
-        reaches the moment last. `times` is the result of `run`.
+        example if a batch arrives from another process. Then the path contains this arc, but goes
+        on at the source of another arc to the same moment. Among the arcs with a source, this other
+        arc has the latest end. `times` is the result of `run`.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]
@@ -155,10 +166,10 @@ class Program:
 
 
 def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
-    """For each moment, the arc that reaches it last; -1 if it has no arcs.
+    """For each moment, the arc to it with the latest end; -1 if no arc leads to it.
 
-    If several arcs reach a moment last, the first of them counts. Equal values in `target` must be
-    adjacent.
+    `reached` holds the time at which each arc ends. If several arcs to a moment have the latest
+    end, the first of them counts. Equal values in `target` must be adjacent.
     """
     found = np.full(moments, -1)
     begin = np.flatnonzero(np.diff(target, prepend=-1))

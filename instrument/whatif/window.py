@@ -126,7 +126,10 @@ class Window:
 
     @cached_property
     def program(self) -> Program:
-        """The moments of all ranks and of the collectives, in order."""
+        """The `Program` that computes when the moments of all ranks and of the collectives happen.
+
+        The moments are starts and ends of events, and the start of each collective's transfer.
+        """
         return self._built[0]
 
     @cached_property

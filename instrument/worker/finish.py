@@ -174,7 +174,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
-    """Build the sinks of a job.
+    """Build the sinks of a job (the settings of a worker process).
 
     If a sink cannot be built, the error is logged, and the name of the sink is added to `failed`.
     """

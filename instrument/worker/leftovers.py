@@ -29,7 +29,9 @@ _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 
 
 def finish_all(path: Path | str, url: str | None) -> str:
-    """Finish all queued folders at or below a path, and upload captures; return a report.
+    """Turn queued folders at or below a path into captures, upload captures, and return a report.
+
+    A queued folder holds a complete trace that no worker has turned into a capture yet.
 
     Args:
         path: a folder.
@@ -93,7 +95,7 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Finish queued folders with `sinks`.
+    """Turn queued folders into captures, and run `sinks` on them.
 
     If `sinks` is None, the sinks of each folder's job (the saved settings of its run's worker
     process) are used. For a folder without a job, the default sinks are used.

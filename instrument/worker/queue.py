@@ -184,7 +184,10 @@ def is_queued(folder: Path) -> bool:
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
-    """Queue a partial folder: write capture.json, and rename the folder; return the new path."""
+    """Queue the folder of a window whose trace is complete, and return the new path.
+
+    Write capture.json, and rename the folder from `.NAME.partial` to `.NAME.queued`.
+    """
     name = name_of(staging)
     _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
     folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
@@ -250,7 +253,10 @@ def queued_of(job: Job) -> list[Path]:
 
 
 def _is_of(folder: Path, job: Job) -> bool:
-    """Whether a queued folder has the same run, rank and owner (a user id) as a job."""
+    """Whether a queued folder belongs to a job (the settings of a worker process).
+
+    Both must have the same run, the same rank and the same owner (a user id).
+    """
     try:
         if job.owner is not None and folder.lstat().st_uid != job.owner:
             return False

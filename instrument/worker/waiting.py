@@ -21,7 +21,7 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
         left: a function that returns the names of the unfinished windows, in order; called after
             each change.
         timeout_s: the longest wait, in seconds.
-        whom: the subject of the report: "exporter" or "upload".
+        whom: what the caller waits for, in the words of the messages: "exporter" or "upload".
     """
     began, total, reported = time.monotonic(), len(left()), False
     try:

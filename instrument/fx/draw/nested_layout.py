@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One piece of the line of a value. The line leads to the boxes that take the value.
+    """One piece of the drawn line that leads from a box to all boxes that take its value.
 
     If several boxes take the value, the line branches. A line is cut into pieces at its branches
     and at the edges of frames.
@@ -63,8 +63,8 @@ class Frame:
             or leave) and children are laid out as boxes. Their order is: the ports of `sources`,
             the children, and the ports of `results`.
         lines: two lists for each box whose value has a line inside the frame. The first list says
-            at which children and ports the line ends (the keys of `_ends`). The second list has the
-            segments of the line.
+            where the line ends. An end is an index into `children`, or, for a port, its index in
+            `results` plus the number of children. The second list has the segments of the line.
     """
 
     path: str
@@ -85,7 +85,7 @@ class Frame:
         return self.first <= box < self.last
 
     def child_of(self, box: int) -> int:
-        """The index of the child that is the box or contains the box."""
+        """The index in `children` of the box, or of the inner frame that contains the box."""
         return bisect_right(self.children, box, key=_first) - 1
 
 

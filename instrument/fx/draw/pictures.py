@@ -68,8 +68,9 @@ class DrawnNode(NamedTuple):
     """The box of a node, or of a closed module, which is drawn as one box without its nodes.
 
     `number` is the row of the node in the table of nodes; for a closed module, the row of its first
-    node. `frame` is the number of the module's frame; None for a node. `strength` is the opacity of
-    the colour. `texts` are lines of text with their vertical positions.
+    node. `frame` is the number of the frame that is drawn around the module when it is open; None
+    for a node. `strength` is the opacity of the colour. `texts` are lines of text with their
+    vertical positions.
     """
 
     number: int
@@ -109,7 +110,8 @@ class View(NamedTuple):
 class _Unit:
     """One box of the picture: a node, or a closed module.
 
-    `frame` is the number of the closed module's frame; None for a node.
+    `frame` is the number of the frame that is drawn around the module when it is open; None for a
+    node.
     """
 
     nodes: list[int]

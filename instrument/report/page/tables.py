@@ -1,4 +1,4 @@
-"""The section *Tables*: operators, kernels, collectives, copies and other views as columns."""
+"""The section *Tables*: the operators, kernels, collectives, copies and other views as tables."""
 
 from __future__ import annotations
 

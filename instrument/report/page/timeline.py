@@ -100,8 +100,9 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
 
     - `steps`: the number, start and duration of each finished step.
     - `first_step`: the index in `steps` of the step that the page shows first; None without steps.
-      This is the step in which the first row of the findings' evidence begins; rows that begin
-      outside of all steps are skipped. If no row begins in a step, this is the step with the median
+      Each item of a finding's evidence stands for events of one name. `first_step` is the step in
+      which the longest event of the first item begins. If this event begins outside of all steps,
+      the next item is tried. If no item gives a step, `first_step` is the step with the median
       duration. If there are several steps, the median leaves out the first step.
     - `first_code`: the code (such as `unmarked-time`) of the finding whose evidence determines
       `first_step`; None if no evidence does.
@@ -227,10 +228,10 @@ def _device(capture: Views) -> list[_Layer]:
 
 
 def _evidence(capture: Views, diagnosis: Diagnosis | None) -> list[tuple[int, int, str]]:
-    """For each row of evidence, the start and end of its longest event, and the finding's code.
+    """For each item of evidence, the start and end of its longest event, and the finding's code.
 
-    A code is the name of a finding, such as "unmarked-time". Rows of evidence from another capture
-    are left out.
+    A code is the name of a finding, such as "unmarked-time". An item is left out if this event is
+    unknown or in another capture.
     """
     return [
         (*span, finding.code)
@@ -256,7 +257,7 @@ def _first_in_step(
 
 
 def _findings(spans: Sequence[tuple[int, int, str]]) -> list[_Layer]:
-    """One layer, with a slice for each row of evidence.
+    """One layer, with a slice for the longest event of each item of evidence.
 
     The name of a slice is the code of its finding, such as "unmarked-time".
     """

@@ -31,7 +31,8 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `sentence`: what slows the run most.
     - `facts`: short texts on the steps, the versions, the devices and the rank.
     - `cost`: a sentence on the cost of recording, or "".
-    - `steps`: `numbers`, `start_ns` (since `begin_ns`) and `duration_ns` of the finished steps.
+    - `steps`: `numbers`, `start_ns` and `duration_ns` of the finished steps. Each `start_ns` counts
+      from the first event of the trace.
     - `spread`: `median_ns`, `min_ns` and `max_ns` of all steps but the first.
     - `parts`: how the time of all steps but the first splits. `steps` is the number of these steps,
       and `total_ns` their time. `by_kind` and `by_range` are lists of `name` and `ns`; each list
@@ -45,8 +46,9 @@ def section(capture: Views, diagnosis: Diagnosis) -> dict[str, Any]:
     - `findings`: the findings of `instrument diagnose --json`, with additional keys:
       - `baseline_ns`: the duration of the step without the change that saves `saving_ns`.
       - `difference`: a sentence; see `_difference`.
-      - `start_ns` and `end_ns` of each row of evidence: the start and end of its longest event,
-        since `begin_ns`. Both are None if this event is unknown or in another capture.
+      - `start_ns` and `end_ns` of each item of `evidence`: the start and end of its longest event,
+        counted from the first event of the trace. Both are None if this event is unknown or in
+        another capture.
     - `passed`, `not_checked`, `notes`: sentences.
 
     If there is only one step, `spread` and `parts` describe this step. Without finished steps, the
