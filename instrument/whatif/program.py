@@ -40,7 +40,8 @@ class Path:
 class _Arcs(NamedTuple):
     """Arcs (edges of the simulated graph) in the order in which a computation visits them.
 
-    `target` and `source` are moments. `number` is the index of each arc in `Program`.
+    `target` and `source` are the indices of the vertices at which each arc ends and starts.
+    `number` is the index of each arc in `Program`.
     """
 
     target: NDArray[np.int32]

@@ -75,8 +75,8 @@ def from_line(line: str) -> Job:
 def remember(job: Job) -> None:
     """Save a copy of a job, with its secrets removed, for `instrument export`.
 
-    A job is the settings of a run's worker process. If this fails, no error is raised, and
-    `instrument export` runs only its default sinks.
+    A job is the settings of a run's worker process. If the copy cannot be saved, no error is
+    raised, and `instrument export` runs only its default sinks.
     """
     with suppress(OSError, RuntimeError):  # no home, a full disk, no permission
         folder = files.state_folder() / "jobs"

@@ -70,7 +70,7 @@ def _folder_option() -> str:
 
 
 def hydra_run() -> Any:
-    """The `HydraConfig` of the running application, which holds the folder of the application.
+    """The `HydraConfig` of the running application; it holds the application's output folder.
 
     None if the application does not use Hydra.
     """
