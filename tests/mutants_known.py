@@ -296,7 +296,7 @@ EQUIVALENT = {
         "instrument/record/step_loop.py",
         "counter.next_event_step = counter.step_number + 1",
         "counter.next_event_step = counter.step_number - 1",
-    ): "at the end of a step it only matters whether the number is above that of the next step",
+    ): "both lines: at the end of a step it only matters whether the number is above that of the next step",
     (
         "instrument/analysis/cuda_graphs.py",
         "width, names = int(key.max(initial=0)) + 1, int(name.max(initial=0)) + 1",
@@ -376,7 +376,7 @@ EQUIVALENT = {
         "instrument/links/call_tree.py",
         "if loops.compiled is None or not len(thread):",
         "if loops.compiled is None or len(thread):",
-    ): "both ways give the same columns; without the compiled module, many tests fail",
+    ): "both ways give the same columns; without the C extension, many tests fail",
     (
         "instrument/analysis/memory_timeline.py",
         "same & (memory.address[order][1:] != 0) & (size[:-1] > 0) & (size[1:] < 0)",
@@ -401,7 +401,7 @@ EQUIVALENT = {
         "instrument/analysis/operator_keys.py",
         "if loops.compiled is None:",
         "if loops.compiled is not None:",
-    ): "both ways give the same mask; without the compiled module, many tests fail",
+    ): "both ways give the same mask; without the C extension, many tests fail",
     (
         "instrument/analysis/efficiency.py",
         "around = np.append(call_tree.nearest_of(node), -1)",

@@ -45,17 +45,22 @@ CUDA_GRAPHS: Schema = schema(
     "launched the graph",
     steps="the number of finished steps that launched the graph; None if no step is finished, or "
     "if the trace holds no launch of the graph",
-    replays="how many replays of the graph the trace holds",
-    nodes="the number of kernels, copies and memsets in a replay; the median if replays differ",
+    replays="how many replays of the graph the trace holds; None if its device events have no "
+    "correlation id, so that replays cannot be told apart",
+    nodes="the number of kernels, copies and memsets in a replay; the median if replays differ; "
+    "None if replays cannot be told apart",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
     idle_ns="time between start and end of a replay in which no node of the replay ran, summed "
-    "over all replays; a replay lasts from the start of its first node to the end of its last node",
+    "over all replays; a replay lasts from the start of its first node to the end of its last node; "
+    "None if replays cannot be told apart",
     launch_ns="CPU time of the calls that launched the graph; None if the trace holds no such call",
     median_delay_ns="the median delay from the end of a launch to the start of the replay (the "
     "lower one of two middle delays); 0 if the replay started before the call returned",
     max_delay_ns="the longest delay",
-    median_replay_ns="the median time from start to end of a replay",
-    max_replay_ns="the longest time from start to end of a replay",
+    median_replay_ns="the median time from start to end of a replay; None if replays cannot be "
+    "told apart",
+    max_replay_ns="the longest time from start to end of a replay; None if replays cannot be told "
+    "apart",
     streams="the number of streams on which the replays ran",
     names_from="how the nodes were joined to the captured launches: by `kernel names`, or only by "
     "`order` if the trace does not name the kernels of captured launches; None if the nodes have "

@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         CaptureError: there is no capture, or the trace does not hold what `--by` groups by, such as
             input shapes.
         ConfigError: an option names a column that does not exist, or an option is given for a table
-            that is not shown.
+            that is not shown, or `--csv` is given with several tables.
         TraceError: the trace cannot be read.
     """
     from instrument.analysis.table import ALL

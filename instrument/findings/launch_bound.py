@@ -2,8 +2,9 @@
 
 The check looks at gaps in which all devices are idle. A gap counts from its start until the call
 that launches the next work has returned. The time of the data loader, compilation, garbage
-collection, allocations and the profiler does not count. Only gaps shorter than 1 ms count. In a
-longer gap, the CPU does not only launch work: such gaps belong to the check `device-idle`.
+collection, allocations and the profiler does not count. A gap does not count if the CPU waits for
+the device when the gap begins. Only gaps shorter than 1 ms count. In a longer gap, the CPU does not
+only launch work: such gaps belong to the check `device-idle`.
 
 There is a finding if there are at least 20 such gaps and they take at least 5 % of the time of the
 steps. Even then, there is no finding if the simulation saves less than 1 % of the step. In

@@ -180,8 +180,8 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     """
     events, tree = capture.events, capture.links.call_tree
     device, launcher = capture.links.launched
-    launcher = launcher[np.isin(device, kernels)]
-    device = device[np.isin(device, kernels)]
+    chosen = np.isin(device, kernels)
+    device, launcher = device[chosen], launcher[chosen]
     nearest = np.append(tree.nearest(events.shapes[tree.index] >= 0), -1)[launcher]
     device, nearest = device[nearest >= 0], nearest[nearest >= 0]
     if not len(device):

@@ -87,7 +87,10 @@ class Links:
         return found.device, self._launching_nodes(found.call, found.operator)
 
     def nodes_of_calls(self, calls: Ints) -> Ints:
-        """The operator or annotation that each runtime call belongs to, as a node; -1 for none."""
+        """The node of the operator or annotation that each runtime call belongs to; -1 for none.
+
+        With `python`, it can also be the node of a Python frame.
+        """
         return self._launching_nodes(calls, self.named_operators[calls])
 
     def _launching_nodes(self, call: Ints, operator: Ints) -> Ints:
