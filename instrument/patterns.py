@@ -216,8 +216,8 @@ def check_pattern(names: str) -> None:
         matches_all = re.compile(f"(?:{names})").search("")  # readers join the patterns with |
     except re.error as error:
         raise ConfigError(
-            f"{option} is no regular expression ({error.msg}); give patterns for kernel names, "
-            "such as [my_all_reduce]."
+            f"{option} is no regular expression ({error.msg}); give a list of regular expressions "
+            "for kernel names, such as [my_all_reduce]."
         ) from None
     try:
         Pattern([names])

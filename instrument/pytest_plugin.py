@@ -201,7 +201,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
     if not session.captures:
         pytest.fail(
             f"{FIXTURE} has recorded nothing: start it with `with {FIXTURE} as session:`, and run "
-            "at least two steps. If the test does this, the log says what failed.",
+            "at least two steps. If the test already does both, look for the cause in the log.",
             pytrace=False,
         )
     capture = session.captures[-1]

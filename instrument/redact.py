@@ -97,10 +97,16 @@ def redact(value: Any, name: str = "") -> Any:
 def redact_words(words: Iterable[str]) -> list[str]:
     """Replace possible secrets in the words of a command line or in Hydra's overrides.
 
-    If a word contains the name of a secret, the rest of the word after the name is hidden. After an
-    option such as `--password`, the words up to the next option or override are hidden. After a
-    word such as `API_KEY`, only the next word is hidden. The same holds for `-p`, unless the next
-    word is a number.
+    These are hidden:
+
+    - In a word that contains the name of a secret, everything after the name: `password=abc`
+      becomes `password=***`.
+    - After an option such as `--password`: all words up to the next option or override.
+    - After a word such as `API_KEY`: only the next word.
+    - After `-p`: only the next word. A number after `-p` is not hidden, because it may be a port.
+    - Anywhere: what has the form of a secret, such as the password in a URL.
+
+    Harmless values, such as `true` or an empty text, are not hidden after a name.
     """
     shown = list[str]()
     before, hiding, only_one, open_brackets = "", False, False, 0
@@ -152,11 +158,13 @@ def public(options: Mapping[str, Any]) -> dict[str, Any]:
 def _is_secret(name: str, *, surely: bool = False) -> bool:
     """Whether a value with this name may be a secret.
 
-    With `surely`, the result is True only for names such as `password`, whose values are always
-    secrets, and False for names such as `key`. A harmless word, such as `per`, makes words
-    such as `key` harmless. In a dotted name, it does so in its own part and in the parts before it,
-    but not in the parts after it. So `per` makes `tokens.per_batch` harmless, but `head` does not
-    make `head.token` harmless.
+    A word such as `password` always names a secret. A word such as `key` or `token` names a
+    secret, unless the name also has a harmless word, such as `per` or `head`. In a dotted name, the
+    harmless word must be in the same part or in a later part. So `tokens.per_batch` is harmless,
+    but `head.token` is not.
+
+    With `surely`, the result is True only for words such as `password`, and False for words such
+    as `key`.
     """
     parts = [f"_{'_'.join(_WORD.findall(part))}_".lower() for part in name[-256:].split(".")]
     rests = ["".join(parts[index:]) for index in range(len(parts))]

@@ -52,8 +52,8 @@ def check(url: str, option: str) -> None:
         raise ConfigError(f"{option} is {url!r}, but it must be a URL such as s3://bucket/folder.")
     if holds_password(url):
         raise ConfigError(
-            f"{option} holds a password or a query, which would be logged: put passwords and keys "
-            "into profiler.upload_options."
+            f"{option} is a URL with a password or a query (the text after `?`). This URL would be "
+            "logged: put passwords and keys into profiler.upload_options."
         )
     _check_protocol(url)
 

@@ -177,7 +177,7 @@ def test_the_ranges_are_sorted_by_each_of_their_columns(
     folder = str(write_capture(tmp_path, steps() + kernels()).folder)
     for column in names_of(RANGES):
         assert main(["show", folder, "--ranges", "--sort", column]) == 0
-        assert f", by {column}; share: " in capsys.readouterr().out
+        assert f", by {column}; share = " in capsys.readouterr().out
 
 
 def test_the_trace_of_a_capture_names_the_nodes_of_graphs(

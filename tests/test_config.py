@@ -191,7 +191,7 @@ class Never:
         (
             {"communication": ["mine", "ring("]},
             "profiler.communication holds 'ring(', which is no regular expression (missing ), unterminated "
-            "subpattern); give patterns for kernel names, such as [my_all_reduce].",
+            "subpattern); give a list of regular expressions for kernel names, such as [my_all_reduce].",
         ),
         (
             {"communication": ["a|"]},

@@ -422,8 +422,9 @@ def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(
     assert log.at("WARNING") == [
         "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
     ]
-    assert f"Profiler records no window, and times the whole run on cpu, into {tmp_path}" in log.at(
-        "INFO"
+    assert (
+        f"Profiler records no window, and measures step times in the whole run on cpu, into {tmp_path}"
+        in log.at("INFO")
     )
 
 

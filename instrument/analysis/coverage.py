@@ -221,9 +221,10 @@ def _launches(capture: Views) -> Part | None:
         )
     elif 2 * at_end > total - covered:
         why += (
-            f"; {at_end} of these came after the last launch that has device work. The recording "
-            "ended before the device had done this work, or the profiler's buffer was full: "
-            "synchronize before the end of the window, or record fewer steps."
+            f"; {at_end} of these launches came after all launches that have device work. Either "
+            "the recording ended before the device ran the work of these last launches, or the "
+            "profiler's buffer was full: synchronize before the end of the window, or record fewer "
+            "steps."
         )
     else:
         why += (
@@ -234,9 +235,10 @@ def _launches(capture: Views) -> Part | None:
 
 
 def _are_recorded(capture: Views, calls: Ints) -> Flags:
-    """A mask of the calls whose device work should be in the trace, by `profiler.activities`.
+    """A mask of the calls whose device work was to be recorded.
 
-    This option can select kernels without copies, or copies without kernels.
+    The option `profiler.activities` can select kernels without copies, or copies without kernels.
+    If the option names no types of device activities, the mask has all calls.
     """
     activities = capture.about.config.activities
     chosen: set[str] = set()
@@ -360,10 +362,10 @@ def _in_order(capture: Views) -> Part | None:
     overtakes[order] = (before >= 0) & (called[by_call[before]] > returned[order])
     bad = overtakes | (start < called)
     why = (
-        "device time belongs to work that starts before its launch, or after work that was "
-        "launched later on the same stream. Both are impossible: the clocks of CPU and device "
-        "disagree, or the trace joins launches to the wrong work. Do not trust delays and the "
-        "causes of idle time."
+        "device time belongs to work that starts at an impossible time. Two starts are impossible: "
+        "before the launch of the work begins, and after the start of work that was launched later "
+        "on the same stream. Either the clocks of CPU and device disagree, or the trace joins "
+        "launches to the wrong work. Do not trust the delays and the causes of idle time."
     )
     return _time(int(length[~bad].sum()), int(length.sum()), why)
 

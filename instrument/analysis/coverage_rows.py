@@ -48,11 +48,13 @@ UNDISTURBED = "step time without the cost of recording"
 #: The rows in the order of the table.
 ROWS = {
     LAUNCHES: Row(
-        "the part of the launches that have device work with the same correlation. A launch is a "
-        "CPU call that launches a kernel, a CUDA graph or a copy. Two kinds of calls do not count: "
-        "calls during the capture of a CUDA graph, because they launch nothing, and memsets, "
-        "because a memset of 0 bytes launches nothing. Left out if the trace has no launches, or "
-        "if it has counters of a range profiler and no device work"
+        "the number of launches whose device work is in the trace, as a fraction of the number of "
+        "all launches. A launch is a CPU call that launches a kernel, a CUDA graph or a copy. The "
+        "device work of a launch has the same correlation number as the launch. These calls do not "
+        "count: calls during the capture of a CUDA graph, because they launch nothing; memsets, "
+        "because a memset of 0 bytes launches nothing; and calls whose device work was not to be "
+        "recorded, according to `profiler.activities`. Left out if the trace has no launches, or "
+        "if Kineto recorded hardware counters of the device instead of device work"
     ),
     RECORDS: Row(
         "the part of the records of device work and calls that Kineto did not drop, according to "
@@ -64,23 +66,25 @@ ROWS = {
         "there is no device work"
     ),
     IN_OPERATOR: Row(
-        "the part of the device time of work whose launch is inside an operator or a range. Only "
-        "work with a launch in the trace counts. The profiler records the launches of all threads, "
-        "but the operators of only some threads. Left out if there are no launches"
+        "the device time of the work that was launched inside an operator or a range, as a "
+        "fraction of the device time of all work whose launch is in the trace. The profiler "
+        "records the launches of all threads, but the operators of only some threads. Left out if "
+        "there are no launches"
     ),
     IN_ORDER: Row(
-        "the part of the device time of work in a possible order: the work starts after its launch "
-        "began, and before work that was launched later on the same stream. Only work with a "
-        "launch in the trace counts. Left out if there are no launches"
+        "the device time of the work that started at a possible time, as a fraction of the device "
+        "time of all work whose launch is in the trace. Two starts are impossible: before the "
+        "launch of the work began, and after the start of work that was launched later on the same "
+        "stream. Left out if there are no launches"
     ),
     OUTSIDE_GRAPHS: Row(
         "the part of the device time that no CUDA graph launched. Left out if there are no CUDA "
         "graphs"
     ),
     DEVICE_IN_STEPS: Row(
-        "the part of the device time of work that was launched in finished steps. If the launch is "
-        "not in the trace, the work counts if it started in a finished step. Left out if no steps "
-        "are marked"
+        "the device time of the work that was launched in finished steps, as a fraction of all "
+        "device time. Work without a launch in the trace counts if the work itself started in a "
+        "finished step. Left out if no steps are marked"
     ),
     CPU_IN_STEPS: Row(
         "the part of the CPU time of all threads that is in finished steps. Calls that only wait "
@@ -96,9 +100,9 @@ ROWS = {
         is_loss=False,
     ),
     TIMED_RANGES: Row(
-        "the part of the called ranges for which the trace has times; ranges with the same name "
-        "count as one. torch.compile removed the marks of the other ranges. Left out if it removed "
-        "no marks"
+        "the number of called ranges that have a time in the trace, as a fraction of the number of "
+        "all called ranges. Ranges with the same name count as one. A called range has no time if "
+        "torch.compile removed its marks. Left out if all called ranges have a time"
     ),
     JOINED: Row(
         "the part of the CPU time of the backward for which the forward operator is known. "

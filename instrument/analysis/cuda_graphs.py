@@ -51,8 +51,8 @@ CUDA_GRAPHS: Schema = schema(
     "None if replays cannot be told apart",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
     idle_ns="time between start and end of a replay in which no node of the replay ran, summed "
-    "over all replays; a replay lasts from the start of its first node to the end of its last node; "
-    "None if replays cannot be told apart",
+    "over all replays; a replay lasts from the start of its first node to the end of its last "
+    "node; None if replays cannot be told apart",
     launch_ns="CPU time of the calls that launched the graph; None if the trace holds no such call",
     median_delay_ns="the median delay from the end of a launch to the start of the replay (the "
     "lower one of two middle delays); 0 if the replay started before the call returned",
@@ -65,19 +65,20 @@ CUDA_GRAPHS: Schema = schema(
     names_from="how the nodes were joined to the captured launches: by `kernel names`, or only by "
     "`order` if the trace does not name the kernels of captured launches; None if the nodes have "
     "no operators and ranges",
-    no_names="why operators and ranges of nodes are missing; None if none is missing. `no "
-    "capture`: the traces hold no capture from before the launch. `other launches`: the captured "
-    "launches and the nodes differ in number or kinds. `other kernels`: the captured launches and "
-    "the nodes differ in kernels. `unknown order`: the graph has branches or its replays differ, "
-    "and the names of the kernels do not tell the nodes apart. `several captures`: several "
-    "captures fit the graph, with different operators or ranges. `several graphs`: the trace does "
-    "not name captured kernels, and the captures fit more graphs with different kernels than there "
-    "are captures, so it is not known which capture made which graph",
+    no_names="why operators and ranges of nodes are not known; None if all are known. `no "
+    "capture`: the traces hold no stream capture from before the first launch of the graph. `other "
+    "launches`: the captured launches and the nodes differ in number or kinds (kernel, copy, "
+    "memset). `other kernels`: the captured launches and the nodes differ in kernels. `unknown "
+    "order`: the graph has branches or its replays differ, and the names of the kernels do not "
+    "tell the nodes apart. `several captures`: several stream captures fit the graph, and give "
+    "different operators or ranges. `several graphs`: it is not known which stream capture made "
+    "which graph, because the trace does not name captured kernels. For example, one stream "
+    "capture fits two graphs that run different kernels, but can have made only one of them",
 )
 CUDA_GRAPH_NODES: Schema = schema(
     name="the name of the graph, as in the table `cuda_graphs`",
-    node="the number of the node in the order in which each replay started the nodes; None if "
-    "replays differ in this order",
+    node="the place of the node in a replay: 0 for the node that starts first, 1 for the next "
+    "node. None if replays start the nodes in different orders, or if the order is not known",
     graph_node="the id of the node; None if the trace has no ids of nodes, as on ROCm",
     kernel="the name of the kernel, copy or memset; if neither `node` nor `graph_node` is known, a "
     "row holds all nodes of the graph with the same name",
@@ -424,8 +425,8 @@ def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
     """The columns of `CUDA_GRAPHS` with counts and times.
 
-    If what seems to be one replay of a graph may be several (`_Replays.is_one` is False), the
-    columns that need single replays are None: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and
+    The replays of a graph cannot always be told apart (`_Replays.is_one` is False). Then these
+    columns are None for the graph: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and
     `max_replay_ns`.
     """
     is_one = graphs.number(~replays.is_one) == 0

@@ -76,8 +76,8 @@ EVENTS: Schema = schema(
     "and the event `record_param_comms` have this column and the next ones, up to "
     "`destination_rank`",
     element_type="(string) the type of the elements of a collective",
-    input_elements="(int64) the number of elements that this rank puts in",
-    output_elements="(int64) the number of elements that this rank gets",
+    input_elements="(int64) the number of elements in this rank's input of the collective",
+    output_elements="(int64) the number of elements in this rank's output of the collective",
     ranks="(string) the ranks that take part, as JSON; torch shortens a long list",
     group_size="(int64) how many ranks take part",
     process_group="(string) the name of the process group",

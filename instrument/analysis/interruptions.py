@@ -91,9 +91,10 @@ INTERRUPTIONS: Schema = schema(
     "any thread; None if no step finished in the trace",
     steps="the number of finished steps with these interruptions; None if no step finished",
     share="`step_ns` as a share of the time of all finished steps; None if no step finished",
-    workers="for torch's DataLoader, whether it loads in worker processes; None for other loaders "
-    "and other kinds",
-    iterator="for a loader, the class of its iterator; None for other kinds",
+    workers="for the kind `loader`: whether torch's DataLoader loads in worker processes; None if "
+    "the loader is not torch's DataLoader. None for all other kinds of interruptions",
+    iterator="for the kind `loader`: the class of the loader's iterator; None if `name` does not "
+    "contain the class. None for all other kinds of interruptions",
 )
 
 

@@ -58,12 +58,13 @@ class Calls:
     Attributes:
         tree: the call tree.
         outside: the calls that are not nodes.
-        node: the number of the call, in depth-first order. The nodes have the first numbers, and
-            after them come the calls in `outside`.
-        after: the number after the last call inside the call. So the calls inside it have the
-            numbers from `node` + 1 to `after` - 1.
-        row: an index into `rows`.
-        rows: the distinct pairs of a name and a kind, which is one of `KINDS`.
+        node: the number of the call. The nodes of the call tree have the first numbers, in
+            depth-first order. The calls in `outside` have the next numbers.
+        after: where the numbers of the calls inside this call end: all these calls have numbers
+            from `node` + 1 to `after` - 1. For example, if only the calls 4 and 5 are inside call
+            3, the `after` of call 3 is 6.
+        row: for each call, the index of its name and kind in `rows`.
+        rows: the distinct pairs of a name and a kind. Each kind is one of `KINDS`.
         quantities: the columns that the table sums; None for a quantity that was not recorded.
         counted: the times from which shares are computed; see `Links.counted_ns`.
     """

@@ -91,8 +91,8 @@ OPERATORS: Schema = schema(
 )
 OPS_WITHOUT_FLOPS: Schema = schema(
     name="the operator",
-    has_rule="whether a formula exists for the operator, or for an operator that it called. If "
-    "true, the arguments of the formula were not recorded or not understood",
+    has_rule="False if FLOPs have no formula, neither for the operator nor for an operator that it "
+    "called. True if a formula exists, but its arguments were not recorded or not understood",
     calls="the number of calls",
     cpu_ns="CPU time of the calls, including the calls inside them",
     device_ns="device time of the work that the calls and the calls inside them launched; None if "

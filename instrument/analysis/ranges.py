@@ -46,8 +46,8 @@ RANGES: Schema = schema(
     module_type="the class of the submodule that has the range's name; None if the session had no "
     "such submodule",
     depth="the number of ranges around this range; 0 for an outermost range",
-    calls="the number of calls that began in the window; 0 if the window holds only later slices "
-    "of a call",
+    calls="the number of calls that began in the window; 0 if all calls began before the window "
+    "and were only resumed in it",
     slices="the number of uninterrupted parts of calls. A call that is suspended and resumed (a "
     "coroutine, a generator) has several slices",
     cpu_ns="CPU time between start and end",
@@ -55,10 +55,11 @@ RANGES: Schema = schema(
     "steps; None if no step is finished",
     share="`self_total_ns` as a fraction of the CPU time of all threads. Only time in finished "
     "steps counts; if no step is finished, all time counts",
-    device_share="the device time of the work that was launched in `self_total_ns`, as a fraction "
-    "of all device time. Only work that was launched in finished steps counts; if its launch is "
-    "unknown, the work counts if it started in a finished step. If no step is finished, all work "
-    "counts",
+    device_share="the device time of the work that the range and its backward launched, as a "
+    "fraction of all device time. Work that was launched by the ranges inside this range, or by "
+    "their backward, is not part of the share. Only work that was launched in finished steps "
+    "counts. Work without a launch in the trace counts if the work itself started in a finished "
+    "step. If no step is finished, all work counts",
     self_cpu_ns="`cpu_ns` without the time of the ranges directly inside this range",
     self_total_ns="`total_ns` without the `total_ns` of the ranges inside this range",
     total_ns="all CPU time that the range caused: forward, backward, accumulate, recompute and "
@@ -412,7 +413,8 @@ def ranges(links: Links, module_types: Mapping[str, str] = MappingProxyType({}))
     `module_types` maps the range names of submodules to their classes.
 
     Cost: about 0.4 µs per event, at any depth of nesting. The call tree takes half of this time.
-    In addition, `device_busy_ns` merges the device's intervals once for each range around them.
+    The column `device_busy_ns` costs more if ranges are nested: the time of a device event is
+    processed once for each range that the event counts for.
     """
     events, scopes = links.events, links.scopes
     resumed = flags(lambda name: name.endswith(RESUMED), events.names)[

@@ -328,8 +328,10 @@ class Table:
 class GroupableTable(Table):
     """A table that can still be grouped after `sort`, `head`, `where` and `select`.
 
-    `keys` holds a key for each row, such as an operator's name. Each row of the grouped table has a
-    key too. Rows of the grouped table whose key is not in `keys` are left out.
+    `keys` holds a key for each row, such as an operator's name. A grouping makes a new table, whose
+    rows have keys too. A row of the new table is kept only if a row of this table has the same key.
+    For example, if `where` has left only the row of aten::mm, the new table has only rows of
+    aten::mm.
     """
 
     def __init__(

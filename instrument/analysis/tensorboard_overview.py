@@ -88,7 +88,8 @@ DEVICES: Schema = schema(
     "most 1; None if the trace does not hold blocks per multiprocessor",
     occupancy="Kineto's estimate of the achieved occupancy as a fraction, averaged over the "
     "kernels' time; None if the trace holds no estimate, as on ROCm",
-    occupancy_covered="the share of the kernels' time for which the trace holds an estimate",
+    occupancy_covered="the time of the kernels whose occupancy Kineto estimated, as a fraction of "
+    "the time of all kernels",
 )
 
 

@@ -225,7 +225,8 @@ VIEWS = {
     "queue": View(
         "launch_queue:QUEUE",
         "queue",
-        "how much launched work waited on each stream, and calls that a full queue blocked",
+        "for each stream, how many launches waited until the device started their work, and how "
+        "many calls a full queue blocked",
         coverage=coverage_rows.ORDERED,
     ),
     "queue.series()": View("launch_queue:QUEUE_SERIES", coverage=coverage_rows.ORDERED),
@@ -256,7 +257,7 @@ VIEWS = {
     "coverage": View(
         "coverage:COVERAGE",
         "coverage",
-        "what is missing from the capture: the share of time, launches and memory that it shows",
+        "how complete the capture is: the recorded fractions of time, launches and memory",
     ),
 }
 

@@ -180,10 +180,12 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 def skip_in_dynamo(function: Callable[..., Any]) -> None:
     """Make Dynamo skip `function` itself, but compile the functions that `function` calls.
 
-    Dynamo treats torch's own `nn.Module.__call__` in the same way. Otherwise, after a graph break,
-    Dynamo would also compile the wrapper of `nn.Module.__call__`, and the module call inside the
-    wrapper a second time. `torch.compiler.disable(recursive=False)` has the same effect, but loads
-    Dynamo, which takes two seconds.
+    One such function is the wrapper of `nn.Module.__call__`. If Dynamo did not skip the wrapper,
+    Dynamo would compile the wrapper after a graph break, and compile the module call inside the
+    wrapper a second time. Dynamo skips torch's own `nn.Module.__call__` in the same way.
+
+    `torch.compiler.disable(recursive=False)` has the same effect, but loads Dynamo, which takes two
+    seconds.
     """
     dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     code = function.__code__

@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--by",
         choices=("range", "operator", "kernel", "shape"),
-        help="in the text output, show only this table below the parts of the step",
+        help="in the text output, show this one table after the parts of the step, instead of the "
+        "operators, kernels and counters",
     )
     add(
         "--rows",

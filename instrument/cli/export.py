@@ -24,10 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Without --sink, export the captures that a run recorded but did not export, and upload "
         "the captures that the run did not upload. If you recorded the run on this machine, the "
-        "run's own config is used; otherwise the sinks are table, chrome_trace, stacks and memory. "
-        "A capture cannot choose the code that runs. With --sink, run one sink on a capture, on "
-        "all captures below a folder, or on a Chrome trace. KEY=VALUE are options of the sink, in "
-        "YAML, with dots for nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
+        "saved config of the run gives the sinks and the URL. Otherwise, the sinks are table, "
+        "chrome_trace, stacks and memory, and --upload-to gives the URL. The sinks and the URL in "
+        "the files of a capture are never used, so that a capture from another person cannot run "
+        "code on this machine. With --sink, run one sink on a capture, on all captures below a "
+        "folder, or on a Chrome trace. KEY=VALUE are options of the sink, in YAML, with dots for "
+        "nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
     )
     parser.set_defaults(options=[])
     add = parser.add_argument

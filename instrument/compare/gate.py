@@ -1,15 +1,21 @@
-"""Conditions that make a comparison fail, such as `syncs>0`, and the verdict on each condition.
+"""Conditions such as `syncs>0`, and the verdict on each condition.
+
+A condition describes what must not happen. The verdict is "fail" if the condition is true, "pass"
+if it is false, and "undecided" if it is not known whether it is true.
 
 A condition has a name, a comparison sign such as `>`, and a value:
 
 - `syncs>0`, `peak>2GB`: the value of the counter after the change.
 - `operators>+5%`, `operators>+10`: the change of the counter.
 - `range:attention.operators>0`: a counter of the ranges of this name or path; `*` matches any text.
-- `step>5%`, `range:attention.total>5%`: the change of a time. Times vary from run to run, so they
-  are judged only if both sides have at least three windows. Otherwise the condition is undecided.
+- `step>5%`, `range:attention.total>5%`: the change of a time. Times vary from run to run, so a
+  condition on a time is undecided if a side has fewer than three windows, or if the times of the
+  windows vary too much.
 
-A condition on a counter is undecided if the counter varies between steps or was not recorded. The
-exit status of a command is 1 if a condition fails, else 3 if a condition is undecided, else 0.
+A condition on a counter is undecided if the counter varies between steps or was not recorded.
+
+The exit status of a command is 1 if at least one verdict is "fail". Otherwise, the exit status is 3
+if at least one verdict is "undecided", and 0 if all verdicts are "pass".
 """
 
 from __future__ import annotations
@@ -100,11 +106,12 @@ class Verdict(NamedTuple):
 
     Attributes:
         condition: the condition.
-        result: "fail" if the condition is true, "pass" if it is false, else "undecided".
+        result: "fail" if the condition is true, because a condition describes what must not happen;
+            "pass" if the condition is false; "undecided" if it is not known which of the two holds.
         before, after: the values of both sides; None if they are not known or not needed.
         reason: why the condition is undecided, and what to record; "" if it is decided.
-        ranges: if the condition is on a counter of the whole step and `result` is "fail", the
-            innermost ranges in which the counter is higher than before; at most five.
+        ranges: the innermost ranges in which the counter is higher than before, at most five. Empty
+            unless `result` is "fail" and the condition is on a counter of the whole step.
     """
 
     condition: Condition

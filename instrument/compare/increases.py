@@ -30,13 +30,18 @@ class Increase(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that increases a counter: the outermost operator at or around a counted event.
+    """A call that adds to a counter, such as the number of allocations.
+
+    The call is the outermost operator that contains the counted event or is this event. If the
+    event is in no operator, the call is the event itself.
 
     Attributes:
-        name: the name of the operator; if the event is in no operator, the event's name.
-        before, after: the number of calls per step in the operator's range. `before` is None if
-            this number is not known.
-        event: the position of the first call in the table of events.
+        name: the name of the operator or event.
+        before, after: how often a step makes this call in the same range, in the earlier and in the
+            later capture. If the steps differ, the highest number of a step. Calls in inner ranges
+            do not count. `before` is None if the number of the earlier capture is not known. In
+            this case, `after` can be the mean number of counted events per step, rounded down.
+        event: the position of the first such call in the table of events of the later capture.
     """
 
     name: str

@@ -31,10 +31,11 @@ _CALLS = {"calls": "the number of calls"}
 _OF_OPERATORS = _CALLS | {
     "self_cpu_ns": "CPU time of the calls, without the calls inside them",
     "self_device_ns": "device time of the work that the calls themselves launched",
-    "self_cpu_bytes": "CPU memory allocated, minus CPU memory freed, without the calls inside them",
-    "self_device_bytes": "device memory allocated, minus device memory freed, without the calls "
-    "inside them",
-    "flops": "floating-point operations, without the calls inside them",
+    "self_cpu_bytes": "memory that the calls themselves allocated on the CPU, minus memory that "
+    "they freed there",
+    "self_device_bytes": "memory that the calls themselves allocated on devices, minus memory that "
+    "they freed there",
+    "flops": "floating-point operations of the calls, without the calls inside them",
 }
 _OF_RANGES = _CALLS | {
     "step_ns": "the part of the step's time that counts for this range, without the ranges inside "

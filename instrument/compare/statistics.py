@@ -151,12 +151,19 @@ def is_higher(these: Sequence[Rational], those: Sequence[Rational]) -> bool:
 def _orders(low: int, high: int) -> list[int]:
     """Return a list: item k is the number of orders in which the statistic of `is_higher` is k.
 
-    `low` is the size of the first sample, `those` in `is_higher`. `high` is the size of the second
-    sample, `these`. The values of both samples are sorted together; an order says to which sample
-    each value belongs. If the highest value belongs to the second sample, it is higher than every
-    value of the first sample, so it adds their number, `low`, to the statistic. If the highest
-    value belongs to the first sample, it adds nothing. Cost: the square of the product of the
-    sizes.
+    Sort the values of both samples together. An order says which of the sorted values belong to the
+    sample `those` and which to `these`. For example, one value of each sample has two orders. The
+    statistic is 0 in one order and 1 in the other, so the result is [1, 1].
+
+    The orders are counted by the sample of their highest value. A highest value from `these` is
+    higher than all `low` values of `those`, so this value adds `low` to the statistic. A highest
+    value from `those` adds nothing.
+
+    Args:
+        low: the number of values in `those`.
+        high: the number of values in `these`.
+
+    Cost: the square of the product of `low` and `high`.
     """
     table: dict[tuple[int, int], list[int]] = {}
     for i in range(low + 1):
@@ -187,11 +194,16 @@ def _signs(blocks: int) -> Floats:
 
 
 def _left_out(blocks: int, largest: Floats) -> int:
-    """How many means of pairs of blocks lie below the interval; equally many lie above it.
+    """Return how many means `_change` leaves out at each end to get the interval of a change.
 
-    The number is -1 if there are too few blocks for a significant result. A pattern is one choice
-    of a sign for each block. For each pattern, `largest` holds one value: the largest statistic of
-    all quantities. The values are sorted.
+    `_change` computes the mean of each pair of blocks, and sorts the means. With a result of k, the
+    k lowest means lie below the interval, and the k highest means lie above it. The result is -1 if
+    there are too few blocks for a significant result.
+
+    Args:
+        blocks: the number of blocks.
+        largest: for each pattern of `_signs`, the largest statistic of all quantities. The values
+            are sorted.
     """
     values, first = np.unique(largest, return_index=True)
     is_rare = len(largest) - first <= LEVEL * len(largest)

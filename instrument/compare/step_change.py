@@ -21,8 +21,8 @@ PARTS: Schema = schema(
     "whose launch is not in the trace. A renamed range has its new path",
     kind="compute, exposed communication, copy, waiting for data, launch, other CPU or idle; see "
     "`instrument.compare.step_parts`",
-    before_ns="the part of the step before the change",
-    after_ns="the part of the step after the change",
+    before_ns="in a mean step before the change: the time that counts for this range and kind",
+    after_ns="in a mean step after the change: the time that counts for this range and kind",
     change_ns="`after_ns` minus `before_ns`",
 )
 

@@ -70,10 +70,15 @@ _NO_LAUNCH, _ON_CPU = -2, -3
 class _Layer(NamedTuple):
     """Intervals of one kind of time. The intervals do not overlap, and are sorted by start.
 
-    `code` holds a number for the range of each interval. From 0 on, it is an index into the paths
-    of the ranges, followed by the names of the loaders. The number -1 means no range. `_NO_LAUNCH`
-    means that the launch is not in the trace, and `_ON_CPU` means the range in which the CPU is at
-    that time. Only in the result of `_engine`, `code` holds the thread of each interval.
+    `code` holds a number for each interval, which says for which range the interval counts:
+
+    - 0 or more: an index into a list that holds the paths of all ranges, and after them the names
+      of the loaders.
+    - -1: no range.
+    - `_NO_LAUNCH`: the range is not known, because the launch is not in the trace.
+    - `_ON_CPU`: each moment counts for the range in which the CPU is at this moment.
+
+    In the result of `_engine`, `code` holds the thread of each interval instead.
     """
 
     kind: int
@@ -195,10 +200,13 @@ def _segments(capture: Views, span: Measured) -> _Segments:
 
 
 def compared_steps(capture: Views) -> Measured:
-    """The steps to compare: all finished steps except the first, without overlaps.
+    """Return the steps to compare: all finished steps except the first.
 
-    `Measured` describes the exceptions. If a step begins before the previous step ends, the
-    previous step is cut at that time.
+    If only one step is finished, the result is this step. If no step is finished, the result is the
+    whole recording as one step.
+
+    The steps do not overlap: if a step begins before the previous step ends, the previous step is
+    cut at that time.
     """
     span = measured(capture)
     return replace(span, end_ns=np.minimum(span.end_ns, np.append(span.start_ns[1:], _LATEST)))
@@ -254,8 +262,8 @@ def _device_layers(capture: Views) -> list[_Layer]:
 def _cpu_communication(links: Links) -> _Layer:
     """Return the intervals of exposed communication on the CPU.
 
-    Each interval counts for the range in which the CPU is at that time. So instead of a range, the
-    column `code` holds `_ON_CPU`.
+    The `code` of all intervals is `_ON_CPU`: each moment counts for the range in which the CPU is
+    at this moment. `_segments` finds these ranges.
     """
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
@@ -339,9 +347,10 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
 
 
 def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """The innermost node at each time on the thread; -1 for none.
+    """For each given thread and time, the innermost node that runs on the thread at the time.
 
-    At the time of its end, a node has ended; in `CallTree.node_at`, it still runs then.
+    The result is -1 if no node runs. A node does not run at the time of its end. This differs from
+    `CallTree.node_at`, where a node still runs at the time of its end.
     """
     node = tree.node_at(thread, time_ns)
     while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():

@@ -231,7 +231,12 @@ def _ranges(capture: Views, span: Measured, parts: Mapping[tuple[str, str], int]
 
 
 def _columns_of_ranges(capture: Views, span: Measured) -> dict[str, list[int | None]]:
-    """The quantities of the ranges of each path, without the ranges inside them."""
+    """Return `calls`, `self_cpu_ns`, `self_device_ns` and `flops`, with an item for each path.
+
+    `calls` counts the ranges of the path that began in the steps. CPU time, device time and FLOPs
+    include the backward of these ranges, but not the ranges inside them. If device work or FLOPs
+    were not recorded, the items are None.
+    """
     events, links = capture.events, capture.links
     tree, scopes, count = links.call_tree, links.scopes, len(links.scopes.paths.texts)
     path = scopes.path_of_node[:-1]

@@ -32,11 +32,16 @@ class Config(Protocol):
 
 
 def checked(given: Any) -> Activities:
-    """Validate the option: names become lower case and unique, types stay as given.
+    """Check the value of the option `activities`; return it with one entry for each activity.
+
+    An entry is the name of the activity in lower case, such as "cuda". If types of the activity's
+    events are selected, the entry is a mapping such as `{"cuda": ["GPU_MEMCPY"]}`. The names of the
+    event types are not checked.
 
     Raises:
-        ConfigError: the value is not a list of activities, is empty, names an unknown activity, or
-            names an activity twice with different types.
+        ConfigError: the value is not a list of activities, is empty, names an unknown activity,
+            selects event types without a list, or names an activity twice with different event
+            types.
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(

@@ -97,13 +97,21 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
-    """Return a mask of the copies that block the CPU, and the calls that wait for these copies.
+    """Find the copies that block the CPU.
 
     A copy blocks in two cases:
 
-    - The call that launches the copy returns after the copy has ended. This call is a waiting
-      call, or the copied memory is pageable.
-    - Another call inside the same operator waits for the device.
+    - The launching call does not return before the copy has ended. And the call is of a kind that
+      waits (`is_wait`), or the copied memory is pageable.
+    - Another call waits for the device inside the same outermost operator.
+
+    Args:
+        capture: the capture.
+        copies: the positions of the copies in the table of events.
+        calls: for each copy, the position of the call that launches the copy.
+
+    Returns:
+        A mask of the copies that block, and the positions of the waiting calls of the second case.
     """
     events, tree = capture.events, capture.links.call_tree
     waits = np.flatnonzero(events.among(is_runtime) & events.named(is_wait))

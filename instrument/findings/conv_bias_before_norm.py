@@ -170,9 +170,11 @@ def _values(events: Events, event: int) -> list[Any]:
 
 
 def _bias_work(capture: Views, convolutions: Ints) -> Ints:
-    """Events that add the biases, sum the gradients of biases or accumulate these gradients.
+    """Return the events that work on the biases of the given convolutions.
 
-    The backward node of a convolution is the node with the convolution's sequence number.
+    An event adds a bias in the forward, sums the gradient of a bias in the backward, or accumulates
+    this gradient. The sum runs inside the backward node of the convolution. This node is found by
+    its sequence number, which is that of the convolution.
     """
     events, tree = capture.events, capture.links.call_tree
 

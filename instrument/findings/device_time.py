@@ -44,10 +44,10 @@ class LaunchGaps:
         queued_ns: when the call that launches the next work returned, but at most the end of the
             gap. For a gap after all device work, it is the end of the gap.
         call: the CPU call that launches the next work; -1 for a gap after all device work.
-        wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps, without the
-            interruptions that other findings cover.
-        waiting: the intervals that `wait_ns` measures. The method `only` keeps the intervals of all
-            gaps, even of gaps that it leaves out.
+        wait_ns: the time from `start_ns` to `queued_ns` inside the measured steps. The
+            interruptions in `_EXPLAINED`, such as waits for data, do not count.
+        waiting: the time of `wait_ns` as merged intervals, sorted by start. There is not one
+            interval for each gap. The method `only` selects gaps, but does not change `waiting`.
     """
 
     start_ns: Ints

@@ -40,10 +40,11 @@ _MOST_ROWS = 5
 _CHANGES = (
     (
         re.compile(r"DistributedDataParallel"),
-        "Send less often: model.no_sync() in all but the last step of an accumulation; send less: "
-        "model.register_comm_hook(None, default_hooks.bf16_compress_hook); and let it overlap with "
-        "the backward: DistributedDataParallel(model, gradient_as_bucket_view=True) without "
-        "find_unused_parameters.",
+        "To send less often, use model.no_sync() for all batches of a gradient accumulation "
+        "except the last. To send fewer bytes, use model.register_comm_hook(None, "
+        "default_hooks.bf16_compress_hook). To let the communication overlap better with the "
+        "backward, use DistributedDataParallel without find_unused_parameters. To save copies of "
+        "the gradients, use DistributedDataParallel(model, gradient_as_bucket_view=True).",
     ),
     (
         re.compile(r"FullyShardedDataParallel|FSDP::"),

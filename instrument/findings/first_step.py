@@ -52,7 +52,7 @@ _LEAST_CAUSE = 0.2
 # What each kind of interruption is called in a title.
 _CAUSES = {
     "loader": "waiting for data, while the loader starts",
-    "module loading": "loading code of the device",
+    "module loading": "loading kernel code onto the device",
     "memory allocation": "allocating and freeing device memory",
     "profiler": "the profiler's own work",
 }
@@ -157,9 +157,10 @@ def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int)
     zeros = steps - 1 - of_later.size
 
     def ranked(rank: int) -> Ints:
-        """For each event name, return one of the name's times in the steps after the first.
+        """For each event name, return the time at the position `rank` of a sorted list.
 
-        The times are sorted, and `rank` is a position in them, counted from 0.
+        The list of a name holds the time of this name in each step except the first.
+        Positions are counted from 0.
         """
         skipped = np.where(rank < less, 0, zeros)
         is_zero = (rank >= less) & (rank < less + zeros)

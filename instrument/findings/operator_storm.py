@@ -211,12 +211,18 @@ def _loops(name: Ints, parent: Ints) -> list[tuple[int, int, int]]:
 
 
 def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> Scenario | None:
-    """Simulate the step as if one round of each loop did the work of all rounds.
+    """Simulate the step as if each loop had one round, which does the work of all rounds.
 
-    Of the median call, up to `_CALL_NS` are overhead, and the rest is work. All rounds keep the
-    work, but only one round keeps the overhead. If the loops take at least half of their range, the
-    whole range is scaled: its backward and the time between the calls become shorter too.
-    Otherwise, only the calls become shorter.
+    The simulation keeps the work of all calls. It removes the overhead of the calls, except in one
+    round of each loop. The overhead of a call is `_CALL_NS`, or the median duration of the calls if
+    this is shorter. The work of a call is the median duration minus the overhead.
+
+    If the loops take at least half of the time of their range, the time of the whole range is
+    multiplied by a factor. So the backward of the range and the time between the calls become
+    shorter too. If the loops take less, or are outside of all ranges, only the calls become
+    shorter.
+
+    The result is None if the step cannot be simulated.
     """
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]

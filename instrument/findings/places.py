@@ -352,7 +352,7 @@ class Measured:
 
 
 def measured(capture: Views) -> Measured:
-    """Return the measured time, of which a finding states a share; see `Measured`."""
+    """Return the time that counts as 100 % in the titles of findings; see `Measured`."""
     events, steps = capture.events, capture.links.steps
     if not len(steps):
         begin, end = events.begin_ns, int(events.end_ns.max(initial=events.begin_ns))

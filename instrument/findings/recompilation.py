@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE = 0.01
 _CHANGE = (
     "torch.compile(…, dynamic=True), or torch._dynamo.mark_dynamic(tensor, dim) for the dimension "
-    "that changes; keep changing Python numbers and objects out of compiled functions"
+    "that changes; in compiled functions, do not use Python numbers and objects that change"
 )
 _UNNAMED = '; TORCH_LOGS="recompiles" prints the guard that fails'
 

@@ -106,9 +106,9 @@ def _change(row: Any) -> str:
     )
     if row.idle_ns is not None and row.idle_ns - (row.others_idle_ns or 0) > _waited_ns(row) / 2:
         return (
-            f"{where}The device of rank {row.rank}{host} is idle because its CPU is late: give the "
-            "rank CPU cores of its own (numactl, OMP_NUM_THREADS), and take work off it that the "
-            "others do not do, such as logging."
+            f"{where}The device of rank {row.rank}{host} is idle because its CPU is late. Give the "
+            "rank CPU cores of its own (numactl, OMP_NUM_THREADS). Remove work that only this rank "
+            "does, such as logging."
         )
     return (
         f"{where}Give all ranks equally much work (lengths of sequences, sizes of batches, layers "

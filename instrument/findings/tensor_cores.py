@@ -198,7 +198,8 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
             len(np.unique(event[of.reshape(-1) == most])),
             int(total_ns[most]),
             None,
-            f"inputs {shape_text(events.texts[shapes])}; the time is that of its kernels",
+            f"inputs {shape_text(events.texts[shapes])}; the time counts only kernels of the kind "
+            "in the title",
         ),
     )
 

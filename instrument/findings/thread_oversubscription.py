@@ -1,15 +1,19 @@
 """Find programs with more working threads than CPUs.
 
-The check reads the numbers of threads, CPUs and processes in `capture.json`; a trace alone does not
-have them. Each process of the job on this machine has `intra_op` threads for large operators, and
-the worker processes of its loaders. There is a finding if all these threads and workers are at
-least 1.25 times as many as the CPUs. Even then, there is no finding if no lower number of threads,
-workers or processes can be advised. The threads of one operator wait for each other, so a thread
-without a CPU stops all of them.
+The threads of one operator wait for each other. So one thread without a CPU stops all threads of
+the operator.
+
+The check reads the numbers of threads, CPUs, processes and loader workers in `capture.json`; a
+trace alone does not have them. Each process of the job on this machine has `intra_op` threads for
+large operators, and the worker processes of its loaders. There is a finding if two conditions hold:
+
+- The threads and workers of all processes are at least 1.25 times as many as the CPUs.
+- The check can advise fewer threads, fewer workers or fewer processes.
 
 Threads without work do not compete for CPUs. So the `intra_op` threads count only if long operators
-take at least 5 % of the steps. If they take less, each process counts as one thread, plus its
-workers. A long operator takes 50 µs or more on the CPU, so torch may divide it among threads.
+take at least 5 % of the time of the steps. If long operators take less, each process counts as one
+thread, plus its workers. A long operator takes 50 µs or more on the CPU and launches no device
+work. torch may divide such an operator among threads.
 
 No saving is simulated, because a trace does not show how long a thread waits for a CPU.
 

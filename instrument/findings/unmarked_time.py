@@ -159,7 +159,10 @@ def _change(capture: Views, outside: float, main: str | None) -> str:
     if not len(capture.ranges):
         text = 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
     else:
-        text = 'Mark the rest: with profiled("loss"): around a block, or @profiled on a function.'
+        text = (
+            "Mark the code outside of all ranges. Use @profiled for a function, and "
+            'with profiled("loss") for a block.'
+        )
     if outside >= _LEAST_SHARE / 2 and not has_sources(capture):
         text += " profiler.with_stack=true shows which functions take the time."
     return text

@@ -146,7 +146,11 @@ def _finding(
 
 
 def _decided(capture: Views, made: Ints) -> Flags:
-    """A mask of the operators whose backward, if there is one, should lie in the window."""
+    """A mask of the operators in `made` that lie in a finished step, but not in the last one.
+
+    Operators in the last finished step are left out, because their backward may run after the
+    window. If fewer than two steps finished, the mask holds all operators.
+    """
     events, steps = capture.events, capture.links.steps
     if len(steps) < 2:
         return np.ones(len(made), np.bool_)

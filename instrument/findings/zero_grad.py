@@ -97,8 +97,10 @@ def _inside(
 def _additions(capture: Views, fills: Ints) -> Ints:
     """The additions that would not run if gradients were set to None and not filled with zeros.
 
-    After n fills in a row, the first n additions count. If the next fill comes earlier, only the
-    additions before the next fill count.
+    Fills with no addition between them are a group. After a group of n fills, the first n additions
+    count. If the next group begins before n additions have run, only the additions before the next
+    group count. A fill of all gradients in one call (`_FILL_ALL`) belongs to no group, because the
+    number of its gradients is not known.
     """
     events = capture.events
     adds = _inside(capture, lambda name: name.endswith(ACCUMULATION), _ADDS.__contains__)

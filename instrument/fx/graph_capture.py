@@ -170,9 +170,15 @@ def _saving_hooks() -> Any:
 
 
 def _packed(leaves: Sequence[Any], packing: _PackingObserver) -> str | None:
-    """If activations were checkpointed or offloaded, say so as the end of a sentence.
+    """Why a graph cannot represent a call that checkpoints or offloads activations.
 
-    A graph would not checkpoint or offload, so the graph and the model would differ in memory.
+    The text is the end of a sentence whose subject is the model. None if the call did neither. A
+    run of the graph would neither checkpoint nor offload, so it would need another amount of memory
+    than the model.
+
+    Args:
+        leaves: the leaves of the call's result.
+        packing: the observer that was active during the call.
     """
     nodes = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor)]
     seen: set[Any] = set()
@@ -394,7 +400,7 @@ def _difference(given: Outcome, expected: Outcome) -> str | None:
         return "changes buffers or inputs differently than the model"
     if given.changed != expected.changed:
         _, name = next(key for key, _ in given.changed.items() ^ expected.changed.items())
-        return f"leaves a different value of {name} in a module than the model"
+        return f"does not change the module attribute {name} in the same way as the model"
     return None
 
 

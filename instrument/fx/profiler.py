@@ -35,33 +35,38 @@ def profile_graph(
 
         print(profile_graph(model, x).nodes.sort("mean_ns").head(10))
 
-    These are restored afterwards: buffers, attributes of modules, tensors among the inputs, and the
-    random number generators of torch, NumPy and Python. These are not restored: parameters, files,
-    and the content of lists and dicts that an attribute holds. Hooks see every run. If the forward
-    pass waits for other ranks, all ranks must make the same call. The modes of the model and the
-    caller apply: for inference, call `model.eval()` first, and call this function under
-    `torch.no_grad()`. Before each run of the graph, the model also runs once without the graph, so
-    that `GraphProfile.overhead` can compare both times.
+    The forward pass may change the model and other state. These are restored after the runs:
+    buffers, attributes of modules, tensors among the inputs, and the random number generators of
+    torch, NumPy and Python. These are not restored: parameters, files, and the content of lists and
+    dicts that an attribute holds. Hooks see every run.
+
+    If the forward pass waits for other ranks, all ranks must make the same call. For inference,
+    call `model.eval()` first, and call this function under `torch.no_grad()`. Before each run of
+    the graph, the model also runs once without the graph, so that `GraphProfile.overhead` can
+    compare both times.
 
     Args:
-        model: a module; it is not changed.
+        model: the module whose forward pass runs.
         inputs: positional arguments of the forward pass: tensors and plain values, also in dicts,
             lists and tuples.
         runs: the number of timed runs.
         warmup: the number of runs before the timed runs.
         sync: wait for the device before and after each node, so that no two nodes overlap. Without
-            `sync`, events in the stream of the device measure the device's own time. The time to
-            launch a node then counts only if the device waits for the launch.
+            `sync`, the time of a node is its time on the device. The time that the CPU needs to
+            launch the node then counts only while the device waits for this launch. For a model on
+            the CPU, `sync` has no effect.
         kwargs: keyword arguments of the forward pass, of the same types as `inputs`.
 
     Cost: the model runs at most `2 * (runs + warmup) + 6` times, one of them under torch's profiler
     for the FLOPs.
 
     Raises:
-        GraphError: neither `torch.fx` nor `torch.export` can capture the model, or a graph cannot
-            represent the call. A graph cannot represent a call that takes inputs of types not named
-            above, changes the dicts and lists among its inputs, or checkpoints activations. Errors
-            of the model itself are not caught.
+        GraphError: neither `torch.fx` nor `torch.export` can capture the model; a graph cannot
+            represent the call; or a tensor cannot be restored. A graph cannot represent a call that
+            takes inputs of types that are not named above, changes dicts or lists among its inputs,
+            or checkpoints or offloads activations. A graph cannot represent a model that is
+            TorchScript, has lazy parameters, or has code compiled by torch.compile. Errors of the
+            model itself are not caught.
         ConfigError: `runs` is not positive, or `warmup` is negative.
     """
     if runs < 1 or warmup < 0:
@@ -162,13 +167,18 @@ class NodeProfiler:
         )
 
     def _graph_for(self, inputs: Inputs) -> tuple[Traced, NodeInterpreter]:
-        """The graph, and an interpreter for calls with the signature of `inputs`.
+        """Return the graph, and the interpreter for calls with the signature of `inputs`.
 
-        A signature is a key of what the graph depends on, such as the shapes of the inputs
-        (`graph_capture.signature`). The first call captures the graph. The first call with another
-        signature raises GraphError if the graph does not agree with the model for these inputs.
+        Two calls have the same signature if everything that the graph depends on is equal, such as
+        the shapes of the inputs and the modules of the model (see `graph_capture.signature`). The
+        first call captures the graph. All later calls use this graph.
+
         Each signature has its own interpreter, because an interpreter keeps the modules that the
         model had when the interpreter was made.
+
+        Raises:
+            GraphError: the model cannot be captured, or a call has a new signature, and the graph
+                does not agree with the model for this call.
         """
         key, captured = signature(self._model, inputs), self._captured
         if captured is None:

@@ -3,7 +3,7 @@
 - `call_tree`: which CPU event lies inside which.
 - `launches`: which CPU event launched each kernel, copy and memset.
 - `cuda_graphs`: which device events a launch of a CUDA graph replayed.
-- `stream_capture`: which node of a CUDA graph each launch of a CUDA stream capture became.
+- `stream_capture`: the operator and the range that launched each node of a CUDA graph.
 - `autograd`: the range around the forward operator of each backward node.
 - `attribution`: the range and the kind of work that each nanosecond belongs to.
 - `paths`: the path of each range, such as `train/forward/layer`. Ranges can have equal paths.
@@ -16,5 +16,6 @@
 - `traffic`: the bytes that operators read and write, computed by formula.
 - `groupby`: sums, minima and quantiles of groups of rows, for links and for the tables.
 
-`links.Links` holds these relations for one trace. Each relation is computed at its first use.
+The class `Links` in `links.links` computes most of these relations for one trace, each at its first
+use.
 """

@@ -278,10 +278,18 @@ def _target_accumulations(
 ) -> None:
     """Set `target` for the backward nodes that accumulate a gradient.
 
-    Each scope (a range or a backward node) has an owner: the range that its time belongs to
-    (`_owners`). For each scope, `target` holds another scope that has the same owner, or the scope
-    itself if it is a range. A node that accumulates a gradient gets as its target the last backward
-    node of another kind before this node on the same thread, or `unknown` if there is none.
+    Such a node gets the owner of an earlier backward node: the last backward node that began before
+    on the same thread and accumulates no gradient. The function writes the index of this earlier
+    node into `target`, or `unknown` if there is no earlier node. If a node that accumulates a
+    gradient is directly inside another one, its target does not change.
+
+    Args:
+        events: the events of the trace.
+        scopes: the call tree of the scopes (ranges and backward nodes) alone.
+        backward: a mask of the scopes that are backward nodes.
+        target: for each scope, another scope with the same owner; for a range, the range itself.
+            Two numbers above all scopes stand for a missing owner; see `_owners`.
+        unknown: the target for nodes whose owner is not known.
     """
     is_sum = is_accumulation(events, scopes.index)
     nodes = np.arange(len(scopes))

@@ -10,11 +10,14 @@ torch/autograd/profiler_util.py):
   is not a child of the earlier event, and the earlier event gets no more children.
 - An event without a duration is not a child of an event that ends at the same moment.
 
-So the parent of an event is the nearest earlier event on the same thread that does not end before
-the event ends. The C extension `_loops` finds the parents one after the other. Without it, array
-operations find the parents of all events at once. Each event has a candidate for its parent.
-The first candidate of an event is the event before it. If B is the candidate of A and ends before A
-ends, the candidate of B replaces B. This is repeated until no candidate ends too early.
+So the parent of an event A is found as follows. Go back from A in this order, on the thread of A.
+The first event that does not end before A is the parent. If A has no duration, the parent must end
+later than A.
+
+The C extension `_loops` finds the parents one after the other. Without `_loops`, array operations
+find the parents of all events at once. Each event has a candidate for its parent, at first the
+event before it. If B is the candidate of A and ends too early, the candidate of B becomes the
+candidate of A. This is repeated until no candidate ends too early.
 """
 
 from __future__ import annotations

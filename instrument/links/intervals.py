@@ -57,9 +57,10 @@ class Timeline:
 
     @cached_property
     def _lasting(self) -> Ints:
-        """The indices of the segments with a duration.
+        """The indices of the segments with a duration above 0.
 
-        The segment between two starts or ends at the same time has no duration.
+        Time is cut at each start and each end of an interval. Two cuts at the same time have a
+        segment with the duration 0 between them.
         """
         return np.flatnonzero(self.end_ns > self.start_ns)
 

@@ -23,13 +23,13 @@ class Paths:
 
     Siblings are sorted by the start of their first node in the call tree.
 
-    Cost: a sum of items over paths is linear in the number of paths plus the number of items. For
-    items with two paths (see `summed`), the cost also grows with the depth of these paths.
+    Cost: the time of the method `summed` grows linearly with the number of paths plus the number of
+    items. For items with two paths, the time also grows with the depth of these paths.
 
     Attributes:
         above: the parent of each path; -1 for a root.
-        after: the index after the last descendant: the descendants of path k are the paths k + 1 to
-            `after[k]` - 1.
+        after: for each path, the index after the last descendant. So the descendants of path k are
+            the paths k + 1 to `after[k]` - 1.
         names: the last name of each path.
         texts: the names from the root to the path, joined by "/". If such a text has more than
             `LONGEST_PATH` characters, a hash of the text replaces its middle. So texts stay

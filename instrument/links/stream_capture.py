@@ -1,26 +1,29 @@
-"""Find the launches that were captured into CUDA graphs, and the node that each launch became.
+"""Find the launches that were captured into CUDA graphs, and the graph node made by each launch.
 
 In this module, a capture is a stream capture of CUDA or HIP, not the folder of a recorded window.
 
-A program captures a graph once: between `cudaStreamBeginCapture` and `cudaStreamEndCapture`, the
-CPU runs the calls that launch work, inside their operators and ranges, and the work becomes nodes
-of the graph. The device runs nothing. Each launch of the graph then replays all nodes. HIP
-works in the same way.
+A program captures a graph once, between `cudaStreamBeginCapture` and `cudaStreamEndCapture`. In
+this time, the CPU runs the calls that launch work, inside their operators and ranges. The work
+becomes nodes of the graph, and the device does not run the work. Each later launch of the graph
+replays all nodes. HIP works in the same way.
 
 If the captured calls use one stream, each node depends on the node before it. So the nodes start in
 the order of the calls, even if the device runs them on several streams. If a call makes a stream
 wait for another stream, the graph has branches, and the order of the nodes is not known.
 
-No id in a trace joins a captured call to its node, so calls and nodes are joined by their order. A
-capture fits a graph only if it has as many launches as the graph has nodes. Each launch must be of
-the same kind (kernel, copy or memset) as its node. If the trace names the kernel of a launch, the
-node must have the same kernel. Kineto writes the name of the kernel on launches of ROCm, but not on
-launches of CUDA.
+No id in a trace joins a captured call to its node, so calls and nodes are joined by their order. If
+the order is not known, they are joined by the names of the kernels. A capture fits a graph only if
+the capture has as many launches as the graph has nodes (for an exception, see `CapturedNames.of`).
+Each launch must be of the same kind (kernel, copy or memset) as its node. If the trace names the
+kernel of a launch, the node must have the same kernel. Kineto writes the name of the kernel on
+launches of ROCm, but not on launches of CUDA.
 
-Without names of kernels, a capture can also fit a graph that it did not make, such as a graph that
-was captured before the recording. All graphs from one capture run the same kernels. So if n
-captures fit graphs with more than n different sequences of kernels, at least one of these graphs is
-from another capture. In this case, the nodes of all these graphs get no operators and ranges.
+Without names of kernels, a capture can also fit a graph from another capture, such as a graph that
+was captured before the recording. In some cases, this is visible, because all graphs from one
+capture run the same kernels. For example, one capture fits two graphs that run different kernels.
+Then at least one of the two graphs is from another capture, but it is not known which. So the nodes
+of both graphs get no operators and ranges. The same holds for more captures: two captures cannot
+have made graphs with three different sequences of kernels.
 """
 
 from __future__ import annotations
@@ -244,15 +247,16 @@ _OPEN = object()
 
 
 class _Alike:
-    """Stream captures of which each can be the origin of the same CUDA graphs.
+    """Stream captures that fit the same CUDA graphs.
 
-    They are sorted by `since_ns`; see `add`.
+    Any one of these stream captures may have made such a graph. The stream captures must be added
+    in the order of their `since_ns`; see `add`.
 
     Attributes:
-        keys: None if launches and nodes are matched by their order. In this case, pass `add` one
-            operator and one range for each launch. If they are matched by their keys (see `_Key`),
-            `keys` holds the sorted distinct keys. In this case, pass `add` one operator and one
-            range for each key.
+        keys: how launches and nodes are matched. If `keys` is None, they are matched by their
+            order. Then `add` takes one operator and one range for each launch. If `keys` is a list
+            (the sorted distinct keys, see `_Key`), they are matched by their keys. Then `add` takes
+            one operator and one range for each key.
     """
 
     def __init__(self, keys: list[_Key] | None = None) -> None:
@@ -270,7 +274,11 @@ class _Alike:
         self._agreed.append(_common(self._agreed[-1], names) if self._agreed else names)
 
     def until(self, launched_ns: int) -> int:
-        """How many stream captures may have made a graph first launched at `launched_ns`."""
+        """The number of stream captures with a `since_ns` of at most `launched_ns`.
+
+        If `launched_ns` is the time of a graph's first launch, only these stream captures can be
+        the origin of the graph.
+        """
         return bisect_right(self._since_ns, launched_ns)
 
     def agreed(self, count: int, nodes: GraphNodes) -> list[Any]:
@@ -435,14 +443,19 @@ def _first_level(levels: _Levels, launched_ns: int) -> _Chosen:
 def _contradicted(chosen: list[_Chosen], sequences: list[_Sequence]) -> dict[_Alike, int]:
     """Find stream captures that fit more graphs than they can have made.
 
-    All graphs that one stream capture made run the same sequence of kernels. So n stream captures
-    made graphs with at most n different sequences. If n stream captures fit graphs with more
-    sequences, it is not known which of these graphs they made.
+    All graphs from one stream capture run the same sequence of kernels. So two stream captures
+    cannot have made graphs with three different sequences. If two stream captures fit such graphs,
+    at least one of the graphs is from another stream capture, but it is not known which.
+
+    Only graphs that are matched `BY_ORDER` are compared. The stream captures of an `_Alike` that
+    fit a graph are always its first ones, up to a number (see `_Chosen`).
 
     Returns:
-        For each `_Alike` whose stream captures fit graphs by order, a number n: its first n stream
-            captures fit graphs with more than n different sequences of kernels. If several numbers
-            have this property, n is the largest of them. If no number has it, n is 0.
+        For each `_Alike` with such graphs, a number of stream captures, counted from the first. If
+            a graph fits at most this number of stream captures, its origin is not known. For
+            example, the number is 2 if the graphs that fit at most two stream captures have three
+            different sequences. If several numbers are possible, the result is the largest. If none
+            is possible, the result is 0.
     """
     fitted: dict[_Alike, dict[_Sequence, int]] = {}
     for (source, fits), sequence in zip(chosen, sequences):

@@ -178,10 +178,10 @@ _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
 class _Index:
-    """Looks up the last row of a group before a time, or the first row at or after the time.
+    """Finds the last row of a group before a time, or the first row at or after the time.
 
-    A row is a piece of device work, at the time of its launch, or a wait, at the time of its start.
-    A group is a device, a stream or a thread.
+    A row is a piece of device work or a wait. The time of device work is the time of its launch.
+    The time of a wait is its start. A group is a device, a stream or a thread.
     """
 
     def __init__(self, group: Ints, time_ns: Ints) -> None:
@@ -217,14 +217,14 @@ class _Index:
 
 
 class _Latest:
-    """Looks up, of all work that a stream or device got before a time, the work that ends last.
+    """Finds which work ends last, among the work that was queued before a given time.
 
-    Work that was queued before this time, but ends later, counts too. A group is a stream or a
-    device. A row is a piece of device work.
+    Only the work of one group counts. A group is a stream or a device. The work may end after the
+    given time. A row is a piece of device work.
 
-    A stream runs its work in the order of the launches, so its last work is the work that ends
-    last. The search compares the ends of the work, not the starts of the launching calls. If
-    several threads launch on one stream, the calls can start in another order than the work runs.
+    The search compares the ends of the work, not the starts of the launching calls. The order of
+    these starts can be wrong: if several threads launch on one stream, a call can start first
+    although its work runs last.
     """
 
     def __init__(self, group: Ints, queued_ns: Ints, end_ns: Ints) -> None:
@@ -314,7 +314,7 @@ class _Work:
 
 
 class _Waits:
-    """The waits of a trace. A wait is called stated if a `cuda_sync` event describes the wait."""
+    """The waits of a trace. If a `cuda_sync` event describes a wait, the wait is "stated"."""
 
     def __init__(self, events: Events, found: Launches, work: _Work) -> None:
         is_call = events.among(is_runtime)

@@ -24,9 +24,14 @@ class Limits:
     """Checks the limits of one window, from its beginning until `closed` is set.
 
     `StepLoop` calls `reached` at the end of each step, and ends the window if `reached` returns a
-    reason. If no step ends, as in a server without requests, a thread ends the window at twice the
-    memory limit or at twice the time limit, but at least one second after the time limit. To end
-    the window, the thread calls `end` with this object and the reason.
+    reason. Sometimes no step ends for a long time, as in a server without requests. So a thread
+    also checks the limits, twice per second. This thread ends the window in two cases:
+
+    - The duration of the window is at least twice the time limit, and at least one second longer
+      than the time limit.
+    - During the window, the memory of the process has grown by at least twice the memory limit.
+
+    To end the window, the thread calls `end` with this object and the reason.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """The plan in words, such as "records steps 2–4 (counted from 0), and times the whole run"."""
+    """The plan in words, such as "records steps 2–4 (counted from 0)".
+
+    With `profiler.timings`, the text also says that step times are measured in the whole run.
+    """
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where
     if schedule.triggers_ask(config):
         requested = "the windows that triggers request"
         words = f"records {requested}" if planned is None else f"{words}, and {requested}"
-    return words if config.timings is None else f"{words}, and times the whole run"
+    return words if config.timings is None else f"{words}, and measures step times in the whole run"
 
 
 def unreachable_window(

@@ -523,7 +523,9 @@ class StepLoop:
     def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
         """End the step; end the window too if it is over; then begin the next step.
 
-        Returns True, because `exclusively` returns None if it could not call this method.
+        Returns:
+            Always True. `exclusively` returns None if it could not call this method, so the caller
+                can tell the two cases apart.
         """
         counter.step_number += 1
         recorder = self.recorder

@@ -122,7 +122,7 @@ def _verdict(comparison: Comparison) -> str:
 def _change(quantity: Quantity) -> str:
     change = quantity.change
     if change.low is None or change.high is None:
-        return f"{percent_change(change.share)}, too few blocks for an interval"
+        return f"{percent_change(change.share)} (no 95 % interval: too few blocks of runs)"
     low, high = percent_change(change.low), percent_change(change.high)
     return f"{percent_change(change.share)} ({low} to {high})"
 
@@ -145,10 +145,13 @@ def _ranges(comparison: Comparison) -> str | Section:
     )
     title = (
         "Time of a step by range; A and B are medians over the runs; change is estimated from the "
-        "changes within the blocks, so it is not exactly B / A"
+        "change within each block (two runs of A and two of B), so it is not exactly B / A"
     )
     if comparison.step.change.low is not None:
-        title += "; in 95 of 100 comparisons, all true changes are between low and high"
+        title += (
+            "; low and high are bounds of the true change: in 95 of 100 comparisons, the true "
+            "change of every range is between its bounds"
+        )
     return Section(
         table,
         known_columns(table),

@@ -263,8 +263,8 @@ def device(capture: Views) -> str:
     bottleneck = _BOUND_BY[most].format(share[most])
     if share[most] < _BINDING <= share["idle_ns"]:
         bottleneck = (
-            f"Idle {share['idle_ns']:.0%} of the time, for several reasons or for reasons that "
-            "are not in the trace (--steps)."
+            f"Idle {share['idle_ns']:.0%} of the time, without a main reason: each reason that the "
+            f"trace shows explains less than {_BINDING:.0%} of the time (--steps)."
         )
     elif share[most] < _BINDING:
         bottleneck = (
@@ -390,14 +390,14 @@ def ranges_title(capture: Views, shown: Table, by: str | None = None) -> str:
             if some == count
             else f", {some} of {count}: the largest shares and the ranges around them"
         )
-    return f"Ranges{few}; share: self total (with its backward), of {shares_are_of(capture)}"
+    return f"Ranges{few}; share = self total (with backward) / {shares_are_of(capture)}"
 
 
 def operators_title(capture: Views, rows: int, count: int, by: str) -> str:
     """Return the title of the operator table, which shows the first `rows` of `count` operators."""
-    of_device = "; device share: self, of all device time" if len(capture.work.event) else ""
+    of_device = "; device share = self device / all device time" if len(capture.work.event) else ""
     return (
-        f"Operators, {min(rows, count)} of {count}, by {by}; share: self, of "
+        f"Operators, {min(rows, count)} of {count}, by {by}; share = self CPU / "
         f"{shares_are_of(capture)}{of_device}"
     )
 

@@ -195,9 +195,13 @@ def _least_bar(columns: Sequence[_Column]) -> int:
 def _narrowed(
     columns: list[_Column], width: int, section: Section
 ) -> tuple[list[list[_Column]], list[str]]:
-    """Return the columns that fit in a line, and the names of the columns that are left out.
+    """Choose the columns that fit in one line; leave out the least important columns.
 
-    The columns are in a list of one block, because `_blocks` returns a list of blocks.
+    The column of names and the column `section.key` are never left out.
+
+    Returns:
+        The chosen columns, as the only item of a list, and the names of the columns that are left
+        out.
     """
     names = [column.name for column in columns]
     of_cpu = ["share"] if "device_share" in names and section.of_cost else []

@@ -34,10 +34,12 @@ CLOCKS: Schema = schema(
     "window",
     drift_ppm="how many µs the clock gains on the lowest rank's clock in each second; None if it "
     "is not known",
-    uncertainty_ns="the median distance of the measured differences between the two clocks from "
-    "the difference that `offset_ns` and `drift_ppm` give. If the clock is compared with the "
-    "clocks of other ranks than the lowest, the largest of their uncertainties is added. None if "
-    "only one collective was compared, or if one of these uncertainties is None",
+    uncertainty_ns="the median error of `offset_ns` and `drift_ppm`. Each compared collective "
+    "gives a measured difference between the two clocks. The error is how far this difference is "
+    "from the difference that `offset_ns` and `drift_ppm` give. If the rank has no collective in "
+    "common with the lowest rank, its clock is compared with the clocks of other ranks, and the "
+    "largest `uncertainty_ns` of these ranks is added. None if only one collective was compared, "
+    "or if `uncertainty_ns` of one of these ranks is None",
     matched="how many collectives were compared",
 )
 _Ends = dict[int, int]
@@ -85,19 +87,20 @@ def measure(collectives: MatchedCollectives) -> list[Clock | None]:
     lowest rank both recorded a collective, their clocks show two times for its end. From the
     differences between such times, three values are computed:
 
-    - `offset_ns` is the median difference. If a drift is used, its effect is subtracted first.
-    - `drift_ppm` is the median slope between any two differences (Theil and Sen). It is None with
-      fewer than eight collectives. It is also None if `uncertainty_ns` without a drift is less than
-      twice as large as with the drift.
-    - `uncertainty_ns` is the median distance of the differences from the line that offset and
-      drift describe. With only one collective, `uncertainty_ns` is None.
-
-    If the offset is larger than `BEYOND_NS`, the largest time in a trace, the clock is not known.
+    - `drift_ppm` is the median slope between any two differences (Theil and Sen). A drift is used
+      only if it makes `uncertainty_ns` at most half as large. Otherwise, and with fewer than eight
+      collectives, `drift_ppm` is None.
+    - `offset_ns` is the median difference. If a drift is used, the effect of the drift is
+      subtracted from the differences first.
+    - `uncertainty_ns` is the median error: how far a difference is from the difference that
+      `offset_ns` and `drift_ppm` give. With only one collective, `uncertainty_ns` is None.
 
     A rank that has no collective in common with the lowest rank is compared with ranks whose clocks
     are already measured. The largest uncertainty of these ranks is added to the rank's own
-    uncertainty. The sum is None if one of these uncertainties is None. A rank that has no
-    collective in common with measured ranks has no known clock.
+    uncertainty. The sum is None if one of these uncertainties is None.
+
+    The clock of a rank is None in two cases: the rank has no collective in common with measured
+    ranks, or its offset is larger than `BEYOND_NS`, the largest time in a trace.
 
     Only the last 128 collectives of each rank are compared. If a rank has collectives on the
     device, its collectives on the CPU are not compared.

@@ -41,8 +41,8 @@ RANKS: Schema = schema(
     host="the name of the rank's machine",
     steps="how many steps ended in the window",
     step_ns="the mean duration of a step",
-    own_ns="the mean time of a step in which the rank does not wait in communication: `step_ns` "
-    "minus `exposed_communication_ns`",
+    own_ns="mean per step: time in which the rank does not wait in communication. This is "
+    "`step_ns` minus `exposed_communication_ns`",
     compute_ns="mean per step: time in which a memset, or a kernel that is not communication, ran",
     communication_ns="mean per step: time in which communication ran",
     exposed_communication_ns="mean per step: time in which communication ran, but no compute",
@@ -75,7 +75,7 @@ RANK_RANGES: Schema = schema(
 STRAGGLERS: Schema = schema(
     rank="the rank that other ranks wait for",
     host="the name of the rank's machine",
-    own_ns="the mean time of a step in which the rank does not wait in communication",
+    own_ns="mean per step: time in which the rank does not wait in communication",
     median_own_ns="the median of `own_ns` over all ranks",
     excess="the fraction by which `own_ns` is above `median_own_ns`",
     exposed_communication_ns="how long the rank waits in communication per step",

@@ -258,11 +258,16 @@ def _windows(found: Iterable[_Found]) -> list[Ranks]:
     """Group captures into windows; a window has at most one capture of each rank.
 
     The captures of a window have the same phase and first step, but may be in different folders.
-    Captures of different runs can have the same phase and first step too. So only one window is
-    tried for each capture. The candidates are the windows without a capture of this capture's rank.
-    If some candidates have a capture in the same folder as this capture, the others are dropped.
-    The candidate that is nearest in time is tried: the capture belongs to it if the two began at
-    most `TOGETHER_S` apart. Otherwise, or without candidates, the capture begins a new window.
+    Captures of different runs can have the same phase and first step too. So the window of a
+    capture is chosen by rank, folder and time:
+
+    1. The candidates are the windows without a capture of this rank.
+    2. If some candidates have a capture in the same folder, only these candidates are kept.
+    3. Of these, the candidate whose start is nearest in time is chosen. If a start is not known,
+       the distance in time counts as 0.
+
+    The capture belongs to the chosen window if the two began at most `TOGETHER_S` seconds apart.
+    Otherwise, or without candidates, the capture begins a new window.
     """
     groups: dict[Any, list[_ByRank]] = {}
     for path, summary in sorted(

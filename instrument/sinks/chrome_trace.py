@@ -38,8 +38,8 @@ class ChromeTrace(Sink):
 
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Keys to add to the top level of the trace's JSON object; Perfetto's info page shows the keys.
-    Keys from `profiler.metadata` or `Session.add_metadata` are in the trace already. Their values
-    do not change."""
+    If `profiler.metadata` or `Session.add_metadata` has already set a key, the trace keeps that
+    value, and the value given here is ignored."""
 
     keep: bool = True
     """Whether the trace stays in the capture's folder. The copy in `copy_to` always stays."""

@@ -372,11 +372,14 @@ def _skip(text: bytes, at: int, characters: bytes) -> int:
 
 
 def _piece_end(text: bytes, begin: int, end: int) -> int:
-    """Between two positions, guess the end of the last event that another event follows.
+    """Guess a position such that `text[begin:position]` holds only whole events.
 
-    The guess is the position after the last `}` before `, {`. Without such a position, the result
-    is the end of the event at `begin`, which may be the last event of the trace. The result is -1
-    if this event does not end before `end`.
+    An event looks like `{…}`. Between two events, the text contains `}, {`, with or without blanks.
+    The position is directly after the `}` of the last `}, {` before `end`. If there is no `}, {`,
+    the position is directly after the event at `begin`, which may be the last event of the trace.
+
+    The result is -1 if there is no `}, {`, and no event that begins at `begin` and ends before
+    `end`.
     """
     at = text.rfind(b"{", begin, end)
     while at > begin:

@@ -62,8 +62,10 @@ class SlowStep(Trigger):
 def _lower_bound(times: list[int]) -> tuple[int, int]:
     """Return a lower bound of the median in ns, and for how many steps this bound is valid.
 
-    A step moves the median by at most one place in the sorted times. With this bound, the
-    trigger sorts the times only every few steps, and after steps that may be slow.
+    `times` is sorted. Each new step moves the median by at most one place in the sorted times.
+
+    The bound saves time, because the trigger need not sort the times after every step. It sorts
+    them only when the bound is no longer valid, and when a step takes so long that it may be slow.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1

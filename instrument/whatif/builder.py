@@ -26,12 +26,13 @@ source. There are these arcs:
   So these batches arrive at the same times as in the recording.
 
 The usual delays and gaps are medians over the trace. A device event can start later or earlier than
-these delays and gaps explain. The difference is the residue of the event. With the residues, the
-model always repeats the recording exactly. So this agreement does not show that the model is right.
-`Model.typical` leaves the residues out.
+the usual delays and gaps predict. The difference is the residue of the event. With the residues,
+the model always repeats the recording exactly, even if the model is wrong. `Model.typical` leaves
+the residues out.
 
-Daydream (Zhu et al., USENIX ATC 2020) edits a dependency graph of kernels and launches in the same
-way. This model adds the launch queue, the waits between threads and the data loader.
+The idea is from Daydream (Zhu et al., USENIX ATC 2020). Daydream also builds a graph of kernels and
+launches, changes the graph, and simulates how long the changed graph takes. This model adds the
+launch queue, the waits between threads and the data loader.
 """
 
 from __future__ import annotations

@@ -30,16 +30,16 @@ CAUSAL_PROFILE: Schema = schema(
     kind="range (with all that runs inside it, its backward and its device work), operator (with "
     "all that runs inside it and its device work), or kernel (device work with this name, without "
     "template arguments)",
-    name="the path of the range, or the name",
+    name="for a range, its path; for an operator or a kernel, its name",
     cpu_ns="CPU time of the row in one step, on average, after the edits of the scenario; waits do "
     "not count",
     device_ns="time of the row's device work in one step, on average, after the edits of the "
     "scenario; None if the trace has no device work",
     saving_10_ns="how much shorter a step would be if the row took 10 % less time; see "
     "`Scenario.saving_ns`",
-    saving_25_ns="the same for 25 % less time",
-    saving_50_ns="the same for half the time",
-    saving_100_ns="the same if the row took no time",
+    saving_25_ns="how much shorter a step would be if the row took 25 % less time",
+    saving_50_ns="how much shorter a step would be if the row took 50 % less time",
+    saving_100_ns="how much shorter a step would be if the row took no time",
     saving_50_share="`saving_50_ns` as a share of the step",
 )
 

@@ -27,11 +27,13 @@ Edits = Sequence[tuple[Intervals, float]]
 
 @dataclass(frozen=True, slots=True)
 class CpuTime:
-    """The axis that joins the times of all threads, one thread after another, and the waits on it.
+    """The axis that joins the times of all threads, one thread after another.
+
+    `waits` says where on this axis the threads only wait, so that waits do not count as CPU time.
 
     Attributes:
         begin_ns: the time in the trace at which each thread's part of the axis starts.
-        span_ns: the length of each thread's part.
+        span_ns: the length of each thread's part, in ns.
         waits: intervals on the axis in which a thread only waits.
     """
 
@@ -81,10 +83,10 @@ class CpuTime:
 
 
 def axis_of(events: Events) -> tuple[int, int]:
-    """The interval of the trace that the axis holds for each thread: its start and length in ns.
+    """Return the start of the trace, and the length of each thread's part of the axis, in ns.
 
-    The axis joins the times of all threads, one thread after another. The interval is the same for
-    all threads.
+    The axis joins the times of all threads: each thread has a part of the axis, one part after
+    another. Each part stands for the whole trace, so all parts have the same length.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.

@@ -25,12 +25,14 @@ from instrument.whatif.window import Window
 
 CRITICAL_PATH: Schema = schema(
     kind="what takes the time. CPU: CPU time; kernel, communication, copy or memset: device work; "
-    "launch: from the launching call until the device begins; stream: between two device events of "
-    "a stream; other stream: from the end of work on another stream until the waiting work begins; "
-    "wait: from the end of device work until the waiting call returns; full queue: until the "
-    "launch queue has a free place; hand-over: one thread waits for another; waiting for data: "
-    "until worker processes deliver a batch; other ranks: until the recorded end of a collective; "
-    "unexplained or origin: a device event began late without a known cause",
+    "launch: the usual delay from the launching call until the device work begins; stream: the "
+    "usual gap between two device events of a stream; other stream: from the end of work on "
+    "another stream until the waiting work begins; wait: from the end of device work until the "
+    "waiting call returns; full queue: a launching call waits until the launch queue has a free "
+    "place; waiting for data: until worker processes deliver a batch; unexplained: a device event "
+    "begins later than usual, or the trace does not show what it waits for; origin: from the start "
+    "of the trace until a device event begins, if the recorded times contradict all its known "
+    "causes",
     name="for CPU time, the path of the range; for device work, its name; for a wait, the name of "
     "the waiting call; None if there is none",
     rank="the rank, if the scenario has several ranks; None for the transfer of a collective",

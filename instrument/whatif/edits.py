@@ -207,10 +207,14 @@ def others_stay(model: Model, costs: Costs) -> Costs:
 
 
 def _without_gaps(model: Model, costs: Costs, rows: Flags) -> Ints:
-    """The fixed times of all arcs (`Arcs.fixed_ns`), without the gaps before some device rows.
+    """The fixed times of all arcs (edges of the simulated graph), without gaps before some work.
 
-    `rows` selects these rows. If their delay after the launch is longer than usual, it becomes the
-    usual delay.
+    `rows` is a mask of device work (rows of `Work`). Two fixed times change for each selected row:
+
+    - The gap between the row and the previous work on its stream becomes 0.
+    - The delay from the launch of the row to its start becomes at most the usual delay.
+
+    All other fixed times are those of `costs`. Arcs that an edit has removed stay removed.
     """
     arcs, fixed_ns = model.arcs, costs.fixed_ns.copy()
     inside = np.append(rows, False)[arcs.row] & np.isin(arcs.kind, (LAUNCH, STREAM))

@@ -55,17 +55,22 @@ KINDS = (
 class Moments:
     """The moments of a window: the starts and ends of events that the simulation uses.
 
-    Moments on CPU threads come first, then ends of device events, then starts of device events.
+    A moment is an index into `time_ns` and `phase`. The moments on CPU threads have the first
+    indices, then come the ends of device events, then the starts of device events. `thread` and
+    `call` have entries only for the moments on CPU threads.
 
     Attributes:
-        time_ns: the measured time, from the start of the trace.
-        phase: a number that orders moments at the same time. The order is: starts of device events,
-            ends of device events, ends of waits on the CPU, starts on the CPU, other ends on the
-            CPU. But of two device events, the one that started first comes first.
+        time_ns: the recorded time of each moment in ns, from the start of the trace.
+        phase: the kind of each moment. It orders moments at the same time: 0 is a start of a device
+            event, 1 an end of a device event, 2 an end of a wait on the CPU, 3 a start on the CPU,
+            and 4 another end on the CPU. Device moments of the same time are first ordered by the
+            starts of their events. For example, if kernel A ends when kernel B starts, the end of
+            A comes before the start of B.
         thread: the thread of each CPU moment.
         call: the event of each CPU moment; -1 if there is none.
-        end_of: the moment at the end of each device row.
-        start_of: the moment at the start of each device row; -1 if there is none.
+        end_of: for each device event (row of `Work`), the moment at its end.
+        start_of: for each device event (row of `Work`), the moment at its start; -1 if the
+            simulation does not need this moment.
         step_start, step_end: the moments at the start and the end of each step.
     """
 

@@ -26,10 +26,12 @@ NEVER = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The critical path to a moment: its arcs, and when each arc begins and ends.
+    """The critical path to a moment: the arcs of the path, and when each arc begins and ends.
 
     Moments (starts and ends of events) are the vertices of the simulated graph, and arcs are its
-    edges. Here, each arc begins when the arc before it ends, even if it is an arc from time 0.
+    edges. The arcs are in order of time, and the path has no holes: the first arc begins at time 0,
+    and each other arc begins when the previous arc ends. So an arc from the origin (time 0) can
+    begin later here than in the graph; see `Program.critical`.
     """
 
     arc: Ints
@@ -104,9 +106,11 @@ class Program:
 
     @cached_property
     def _earliest(self) -> Ints:
-        """The times before the computation: 0 for a moment to which no arc leads, else far below 0.
+        """For each moment, the start value of its time in `run_shares`, in ns.
 
-        Moments are the vertices of the simulated graph, and arcs are its edges.
+        The start value is 0 if no arc leads to the moment. Otherwise it is far below 0, so that the
+        arcs decide the time. Moments are the vertices of the simulated graph, and arcs are its
+        edges.
         """
         found = np.zeros(len(self.moment_order), np.int64)
         found[self._ordered.target] = 2 * NEVER
@@ -127,13 +131,20 @@ class Program:
 
         Moments are the vertices of the simulated graph, and arcs are its edges. An arc ends at the
         time of its source plus its weight. Of all arcs to a moment, the arc with the latest end
-        decides. If several arcs have the latest end, the first of them decides. The path goes back
-        in time: from each moment to the source of the arc that decides.
+        decides. If several arcs have the latest end, the first of them decides.
 
-        An arc from the origin (time 0) has no moment as its source. But it can decide too, for
-        example if a batch arrives from another process. Then the path contains this arc, but goes
-        on at the source of another arc to the same moment. Among the arcs with a source, this other
-        arc has the latest end. `times` is the result of `run`.
+        The path is built backwards in time. At each moment, the deciding arc is added to the path.
+        The path then goes on at the source of this arc.
+
+        An arc from the origin (time 0) has no moment as its source. But such an arc can decide too,
+        for example if a moment waits for a batch from another process. Then the arc is added to the
+        path, and the path goes on as if this arc did not exist: at the source of the latest of
+        those arcs to the moment that have a source. If there are none, the path is complete.
+
+        Args:
+            of_arcs: the weight of each arc in ns.
+            times: the result of `run` for these weights.
+            moment: the moment at which the path ends.
         """
         arcs = self._ordered
         reached = np.append(times, 0)[arcs.source] + of_arcs[arcs.number]
@@ -185,8 +196,9 @@ def _latest(target: NDArray[np.int32], reached: Ints, moments: int) -> Ints:
 def _longest_paths(arcs: _Arcs, own: Ints, change: Ints, shares: Floats, earliest: Ints) -> Ints:
     """For each moment, the length in ns of the longest path to it, at least `earliest`.
 
-    The result has a row for each value in `shares`. Such a value is the share of `change` to add to
-    `own`, the weights of the arcs; see `Program.run_shares`.
+    The result has a row for each value in `shares`, and a column for each moment. For a share of
+    0.1, for example, the weight of each arc is `own` + 0.1 · `change`. The product is cut to whole
+    nanoseconds.
     """
     if loops.compiled is not None:
         columns = (*arcs, own, change, shares, earliest)

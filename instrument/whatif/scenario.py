@@ -161,7 +161,8 @@ class Scenario:
         if self.unexplained > MOST_UNEXPLAINED:
             found.append(
                 f"For {self.unexplained:.0%} of the time, device work is late for an unknown "
-                "reason; the bounds of the saving include a simulation without these delays."
+                "reason: another simulation leaves out these delays, and the savings of both "
+                "simulations lie within the bounds of the saving."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
@@ -172,8 +173,8 @@ class Scenario:
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
                 "Other ranks are not in this capture: the estimate assumes that the edits apply to "
-                "them too; the bounds of the saving include a simulation in which the other ranks "
-                "do not change."
+                "them too; another simulation assumes that the other ranks do not change, and the "
+                "savings of both simulations lie within the bounds of the saving."
             )
         if abs(self.baseline_ns - self.step_ns - self.saving_ns) > _UNLIKE * self.baseline_ns:
             found.append(
@@ -240,8 +241,9 @@ class Scenario:
     def scale_events(self, positions: Ints, by: float) -> Scenario:
         """Multiply the time of CPU events and device events by a factor.
 
-        A CPU event includes all that runs inside it. It also includes the device work that it
-        launches, unless it is a runtime call.
+        For a CPU event, the factor also applies to all that runs inside the event, and to the
+        device work that is launched there. But for a runtime call, such as `cudaLaunchKernel`, the
+        factor applies only to the CPU time of the call.
 
         Args:
             positions: positions in `capture.events`.

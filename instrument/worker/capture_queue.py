@@ -105,11 +105,15 @@ class CaptureQueue:
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def remember(self, staging: Path) -> None:
-        """Save the job of the run for `instrument export`; see `instrument.worker.job`.
+        """Save the settings with which the captures of this run are finished.
 
-        The session calls this method before it queues the first window. The job's `owner` is the
-        user id that owns the window's folder `staging`. On a network file system this may differ
-        from the user id of this process.
+        With these settings, `instrument export` can finish the windows if this process is killed.
+        The settings are a `Job`: the sinks, the upload URL and more, without secrets; see
+        `instrument.worker.job`. The session calls this method before it queues the first window.
+
+        Args:
+            staging: the folder of a window. The user id that owns this folder becomes the job's
+                `owner`. On a network file system, it may differ from the user id of this process.
         """
         self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
         url, options = self._config.upload_to, self._config.upload_options

@@ -360,9 +360,10 @@ def _queue(job: Job, answers: TextIO) -> Iterator[Path]:
 
 
 def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
-    """Finish a folder and return the folder of its capture, or None if this fails.
+    """Finish a queued folder, and return the folder of the capture; None if the folder fails.
 
-    Only the first failure is logged.
+    The worker logs an error only for the first folder that fails. Then it adds "exporter" to
+    `failed`, and folders that fail later are not logged.
     """
     try:
         return finish(folder, sinks, failed=failed)

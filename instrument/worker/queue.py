@@ -109,8 +109,8 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
         run: the id of the run if the run holds its `RunLock`; otherwise empty.
 
     Raises:
-        CaptureError: `output_dir` was removed and cannot be created again.
-        OSError: the folder cannot be created.
+        CaptureError: `output_dir` is a link to a folder that does not exist.
+        OSError: a folder cannot be created.
     """
     for capture in _names(name):
         staging = output_dir / f".{capture}{_PARTIAL}"
@@ -147,7 +147,14 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create a partial folder together with its parent folders, which something has removed."""
+    """Create the partial folder `staging`, and the missing folder for captures that contains it.
+
+    The folder for captures existed earlier in the run, but was removed, for example by a user.
+
+    Raises:
+        CaptureError: the folder for captures is a link to a folder that does not exist.
+        OSError: a folder cannot be created.
+    """
     above = staging.parent
     if above.is_symlink():
         raise CaptureError(

@@ -211,12 +211,17 @@ def has_arrived(folder: Path, url: str) -> bool:
 def _note(folder: Path) -> dict[str, Any]:
     """The content of a capture's `upload.json`; empty if there is no valid file.
 
-    The content is the token (a random id that also marks the remote folder), the inode of the
-    folder for which the file was written, and, once the upload is complete, the URL of the uploaded
-    capture.
+    The keys:
 
-    The file is valid only in the folder with this inode. If it were valid in every folder, a
-    downloaded capture with the token of another capture could overwrite that capture at the URL.
+    - `token`: a random id. `send` uploads a capture only into a remote folder that holds the same
+      token.
+    - `inode`: the inode of the capture's folder when the file was written.
+    - `sent_to`: the URL of the uploaded capture; missing until the upload is complete.
+
+    The file is valid only if the folder has this inode, so a copied or downloaded `upload.json` is
+    ignored. Without this check, an attacker could put the token of your uploaded capture into the
+    `upload.json` of another capture. If you downloaded the other capture and uploaded it to the
+    same URL, it could overwrite your capture there.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))

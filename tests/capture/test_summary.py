@@ -39,7 +39,7 @@ def test_a_capture_shows_its_ranges_as_a_tree_and_its_costliest_operators(tmp_pa
         in shown
     )
     assert names(shown)[:4] == ["forward", "  attention", "(no range)", "aten::mm"]
-    assert "<p>Operators, 3 of 3, by self_device_ns; share: self, of " in shown
+    assert "<p>Operators, 3 of 3, by self_device_ns; share = self CPU / " in shown
     assert 'title="100,000 ns">100.000 µs</td>' in shown
     assert (
         ', <code title="Every event with a duration, and the allocations and frees, as columns.">events</code>, '
@@ -69,7 +69,7 @@ def test_of_many_ranges_those_with_the_most_host_time_are_shown_in_order(tmp_pat
     ]
     shown = write_capture(tmp_path, events)._repr_html_()
     assert (
-        "<p>Ranges, 20 of 50: the largest shares and the ranges around them; share: self total (with its "
+        "<p>Ranges, 20 of 50: the largest shares and the ranges around them; share = self total (with "
         in shown
     )
     assert names(shown)[:20] == [f"range&lt;{k}&gt;" for k in [*range(15, 25), *range(40, 50)]]
@@ -217,7 +217,8 @@ def test_idle_time_without_a_known_reason_is_not_called_device_bound(tmp_path) -
         device(found)
         .splitlines()[1]
         .startswith(
-            "Idle 40% of the time, for several reasons or for reasons that are not in the trace"
+            "Idle 40% of the time, without a main reason: each reason that the trace shows explains less "
+            "than 20% of the time"
         )
     )
 
@@ -241,7 +242,7 @@ def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
         ("h100_timesformer_inference", "Device-bound: 97%"),
         (
             "mtia_rank0",
-            "Idle 42% of the time, for several reasons or for reasons that are not in the trace",
+            "Idle 42% of the time, without a main reason",
         ),
     ],
 )

@@ -398,8 +398,8 @@ def test_the_title_of_the_table_names_low_and_high_only_where_they_are_shown(
     found = parts(program, program, Comparison(blocks_of(a, b, number)))
     (table,) = (part for part in found if isinstance(part, Section))
     assert ("low" in table.columns) == has_interval
-    assert ("between low and high" in table.title) == has_interval
-    assert "change is estimated from the changes within the blocks" in table.title
+    assert ("low and high are bounds" in table.title) == has_interval
+    assert "change is estimated from the change within each block" in table.title
 
 
 def test_the_change_is_estimated_from_the_blocks_and_not_from_the_medians() -> None:

@@ -169,7 +169,7 @@ def test_a_slow_first_step_and_its_cause(tmp_path: Path) -> None:
     (finding,) = check(builders.capture(tmp_path, events), "first-step")
     assert finding.title == (
         "The first step takes 20.000 ms, 20.0 times as long as the others; 79 % of the difference is loading "
-        "code of the device"
+        "kernel code onto the device"
     )
 
 

@@ -25,7 +25,7 @@ def page(
 ) -> str:
     """Render the page of a graph: one HTML file that loads no other file.
 
-    `payload` describes the data of the page.
+    For the data in this file, see the function `payload`.
 
     Args:
         nodes: a `NodeTable`; it may have additional columns. All columns with values are shown.

@@ -23,20 +23,29 @@ def graphs(
     """Return two flame graphs of the nodes' times; an empty list if no node has a time.
 
     In the graph `BY_MODULE`, each module is a frame, and its nodes are frames inside this frame. If
-    a module without submodules has only one node, this node has no frame of its own. Parameters
-    (`get_attr`) have no frames either: their time counts for the module that holds the parameter.
-    The time of parameters that the model itself holds counts for the frame `get_attr`.
+    a module without submodules has only one node, this node has no frame of its own.
 
-    In the graph `BY_TYPE`, the outermost frames are types. The type of a node that calls a module,
-    or is the only node of its module, is the class of this module. The type of any other node is
-    the function or method that it calls; the type of a node without a call is its `op`.
+    Parameters (nodes with the op `get_attr`) have no frames of their own. The time of a parameter
+    counts for the frame of the module that holds the parameter. For parameters that the model
+    itself holds, there is one frame with the name `get_attr`. This frame has the time of all these
+    parameters.
 
-    Each graph has the keys of the graphs in `instrument.report.page.flame.section`, and two more
-    keys. Their values are lists with an entry for each name in `names`:
+    In the graph `BY_TYPE`, the outermost frames are types. The type of a node is:
 
-    - `labels`: the name without the path of the module around it.
+    - the class of the module, if the node calls a module;
+    - the class of the module, if the node has a call and is the only node of a module without
+      submodules;
+    - the function or method that the node calls, for any other node with a call;
+    - the op of the node, for a node without a call.
+
+    Each graph has the keys of the graphs in `instrument.report.page.flame.section`, and the keys
+    `labels` and `targets`. Each of these two keys holds a list with an entry for each name in
+    `names`:
+
+    - `labels`: for a module, the name without the path of the module around this module. For any
+      other frame, the whole name.
     - `targets`: a link to the module or node in the picture of the graph, such as `#graph?node=3`;
-      None for a type.
+      None for a frame that the picture does not have, such as a type.
 
     Args:
         nodes: a table with the columns of `NodeTable`.

@@ -57,14 +57,15 @@ class Frame:
         path: the qualified name of the module; "" for the whole model.
         first, last: the boxes of the frame are `first` to `last` - 1.
         children: what is directly in this frame: inner frames, and indexes of boxes.
-        sources: the boxes outside the frame whose values enter it.
-        results: the boxes inside the frame whose values leave it.
-        drawing: the layout inside the frame. Ports (points on the frame's edge at which lines enter
-            or leave) and children are laid out as boxes. Their order is: the ports of `sources`,
-            the children, and the ports of `results`.
-        lines: two lists for each box whose value has a line inside the frame. The first list says
-            where the line ends. An end is an index into `children`, or, for a port, its index in
-            `results` plus the number of children. The second list has the segments of the line.
+        sources: the boxes outside the frame whose values enter the frame.
+        results: the boxes inside the frame whose values leave the frame.
+        drawing: the layout inside the frame. Ports and children are laid out as boxes. A port is a
+            point on the frame's edge at which a line enters or leaves. The ports of `sources` come
+            first, then the children, then the ports of `results`.
+        lines: the lines inside the frame, by the box whose value the line carries. Each line is a
+            pair of lists. The first list holds the ends of the line as numbers. If the frame has 3
+            children, the numbers 0 to 2 are these children, and the number 3 + k is the port of
+            `results[k]`. The second list holds the segments of the line.
     """
 
     path: str
@@ -234,10 +235,11 @@ def _ends(
 
 
 def _port(frame: Frame, boxes: Sequence[Box], child: int, source: int, *, into: bool) -> float:
-    """The distance from a child's left edge to the point where the line of a value meets it.
+    """Return where the line of a value meets a child, in pixels from the left edge of the child.
 
-    The value comes from the box `source`. With `into`, the line leads into the child; otherwise it
-    leads out of the child.
+    A child is a box or an inner frame that lies directly in `frame`; `child` is its index in
+    `frame.children`. The value comes from the box `source`. With `into`, the line leads into the
+    child. Without `into`, the line leads out of the child.
     """
     inner = frame.children[child]
     if not isinstance(inner, Frame):
@@ -260,11 +262,22 @@ def _set_places(frame: Frame, x: float, y: float) -> None:
 
 
 def _draw(frame: Frame, source: int, after: int | None, lines: list[Line]) -> int | None:
-    """Append the pieces of a value's line inside a frame to `lines`.
+    """Draw the line of one value inside a frame: append the pieces of the line to `lines`.
 
-    The pieces directly in the frame come first, then the pieces in its inner frames. `after` is the
-    index of the piece that leads into the frame, or None. Returns the index of the piece that ends
-    at a port of the frame's `results`; None if the value does not leave the frame.
+    The pieces directly in the frame come first. After them come the pieces in the inner frames to
+    which the line leads.
+
+    Args:
+        frame: the frame.
+        source: the box that makes the value.
+        after: the index in `lines` of the piece that the line continues in this frame. This piece
+            ends at the edge of this frame or of the inner frame that holds `source`. None if
+            `source` is directly in this frame.
+        lines: the pieces so far.
+
+    Returns:
+        The index in `lines` of the piece that ends at the lower edge of the frame; None if the
+        value does not leave the frame.
     """
     reached, segments = frame.lines[source]
     first, last = len(lines), len(frame.children)

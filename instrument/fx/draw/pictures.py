@@ -246,10 +246,14 @@ def _closed(
 
 
 def _label(graph: _Graph, node: int, frame: Frame) -> str:
-    """The label of a node: its name, or the label of its module (see `module_label`).
+    """Return the label of a node that is drawn as a box in `frame`.
 
-    The node has its module's label if it is the only box in a call of this module. But the label of
-    a `get_attr` node is always its name.
+    Usually, the label is the name of the node. But if the box stands for a whole call of a module,
+    the label is the label of the module (see `module_label`). A box stands for a whole call if no
+    other box belongs to the call: then no frame is drawn around the box.
+
+    The label is also the name of the node if the class of the module is not known, or if the node
+    is a `get_attr` node.
     """
     row = graph.rows[node]
     is_whole = row.module_path in graph.types and row.module_path not in ("", frame.path)

@@ -73,11 +73,16 @@ class Drawing:
 
 
 class _Neighbour(NamedTuple):
-    """The item at the other end of a line between neighbouring rows.
+    """A line from one item (the own item) to an item in a neighbouring row (the other item).
 
-    The line meets the other item at `other_x`, and the item at this end at `own_x`. Both are
-    distances in pixels to the right of the item's middle. The wanted position of an item is a mean
-    over its lines, and `weight` is the weight of this line.
+    Attributes:
+        other: the other item.
+        other_x: where the line meets the other item, in pixels to the right of the middle of the
+            other item.
+        own_x: where the line meets the own item, in pixels to the right of the middle of the own
+            item.
+        weight: how strongly the line pulls the own item. The wanted position of an item is a
+            weighted mean over the lines of the item.
     """
 
     other: int
@@ -88,13 +93,17 @@ class _Neighbour(NamedTuple):
 
 @dataclass
 class _Rows:
-    """The rows and their items: boxes have the first numbers, waypoints the numbers after them.
+    """The rows of the layout, and the items in the rows.
+
+    An item is a box or a waypoint. A waypoint is a point where a line passes a row. Each item is a
+    number: with 5 boxes, the items 0 to 4 are the boxes, and the items from 5 on are waypoints.
 
     Attributes:
-        rank: the row of each item.
-        widths: the width of each item.
-        rows: the items of each row, in order.
-        above, below: for each item, its lines to the row above and to the row below.
+        rank: the index of each item's row; row 0 is at the top.
+        widths: the width of each item in pixels; 0 for a waypoint.
+        rows: the items of each row, from left to right.
+        above, below: for each item, the lines from this item to items in the next row above, and
+            to items in the next row below.
     """
 
     rank: list[int]
