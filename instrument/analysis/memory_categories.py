@@ -101,8 +101,8 @@ def _read(path: Path, device: str, base_ns: int) -> Categories:
         raise CaptureError(f"The file {path} cannot be understood ({error}): remove it.") from None
     if len(times) != len(sizes) or not times:
         raise CaptureError(
-            f"The file {path} has {len(times)} times and {len(sizes)} lists of sizes, but each "
-            "time needs one list, and there must be at least one time: remove the file."
+            f"The file {path} holds {len(times)} timestamps and {len(sizes)} lists of sizes. Both "
+            "numbers must be equal, and at least 1: remove the file."
         )
     held_before = times[0] < 0 or times[:1] == times[1:2]
     time_ns = np.zeros(1, np.int64) if times == [-1] else np.array(times, np.int64) * 1000 - base_ns

@@ -33,8 +33,9 @@ SYNCHRONISATIONS: Schema = schema(
     kernel="the kernel or copy that the calls waited for longest; if no call had to wait, the "
     "kernel or copy with which most calls synchronised",
     known_calls="the number of calls for which the awaited work is known",
-    recorded_calls="the number of calls for which cuda_sync events in the trace name the awaited "
-    "work. For all other `known_calls`, the work is inferred from times",
+    recorded_calls="the number of `known_calls` for which a cuda_sync event shows what the call "
+    "waited for: a CUDA event, a stream or a device. For the other `known_calls`, the awaited work "
+    "is inferred from times",
 )
 
 

@@ -100,7 +100,10 @@ def detach(modules: Iterable[nn.Module]) -> None:
 
 
 def _follow_arming() -> None:
-    """Make `_refresh` run each time that `backends` switches ranges of annotations on or off."""
+    """Make `backends.arm` and `backends.disarm` call `_refresh` at their end.
+
+    These two functions start and stop the recording of ranges.
+    """
     if _refresh not in backends.on_arming:
         backends.on_arming.append(_refresh)
 

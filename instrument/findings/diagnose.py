@@ -284,7 +284,9 @@ class _Seen:
 
     @contextmanager
     def _noting(self, code: str, what: str) -> Iterator[None]:
-        """A context manager: if its block fails, note the reason, and go on.
+        """A context manager: note an error of its block in `missing`, and do not raise the error.
+
+        Two types of errors are not noted, but raised.
 
         Raises:
             TraceError: the trace cannot be read.

@@ -144,14 +144,11 @@ def _ranges(comparison: Comparison) -> str | Section:
         }
     )
     title = (
-        "Time of a step by range; A and B are medians over the runs; change is estimated from the "
-        "change within each block (two runs of A and two of B), so it is not exactly B / A"
+        "Time of a step by range. A and B are medians over the runs. change is estimated from the "
+        "change within each block (two runs of A and two of B), so it is not exactly B / A."
     )
     if comparison.step.change.low is not None:
-        title += (
-            "; low and high are bounds of the true change: in 95 of 100 comparisons, the true "
-            "change of every range is between its bounds"
-        )
+        title += " In 95 of 100 comparisons, the true change of every range is from low to high."
     return Section(
         table,
         known_columns(table),

@@ -180,10 +180,10 @@ def spread(step: Whole) -> str:
             "change may be due to chance."
         )
     change_ns = other.median_ns - one.median_ns
-    where = "within" if abs(change_ns) <= one.deviation_ns + other.deviation_ns else "larger than"
+    where = "at most" if abs(change_ns) <= one.deviation_ns + other.deviation_ns else "larger than"
     return (
-        f"{medians}The change of the median is "
-        f"{where} the spread of the steps (their median distance from the median)."
+        f"{medians}The change of the median is {where} the sum of both ± values. A ± value is the "
+        "median distance of one side's steps from the median step of this side."
     )
 
 
@@ -390,7 +390,7 @@ def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
     """
     head = [
         f"## {escaped(summary(found))}",
-        "Found by `instrument diff`. Names in code marks are data from the traces.",
+        "Found by `instrument diff`. The names of ranges are copied from the traces.",
         *(f"> {escaped(sentence)}" for sentence in _sentences(found.unlike)),
         escaped(spread(found.step)),
     ]

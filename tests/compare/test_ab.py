@@ -398,7 +398,7 @@ def test_the_title_of_the_table_names_low_and_high_only_where_they_are_shown(
     found = parts(program, program, Comparison(blocks_of(a, b, number)))
     (table,) = (part for part in found if isinstance(part, Section))
     assert ("low" in table.columns) == has_interval
-    assert ("low and high are bounds" in table.title) == has_interval
+    assert ("is from low to high" in table.title) == has_interval
     assert "change is estimated from the change within each block" in table.title
 
 
