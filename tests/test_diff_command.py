@@ -68,7 +68,7 @@ def test_the_first_sentence_says_what_changed_most(
         f"mostly: other CPU in read {MINUS}0.300 ms"
     )
     assert (
-        "Median step: 1.400 ms ± 0.000 ms (3 steps) → 1.100 ms ± 0.000 ms (3 steps). The change of"
+        "Median step: 1.400 ms ± 0.000 ms (3 steps) → 1.100 ms ± 0.000 ms (3 steps). The medians"
         in " ".join(text.split())
     )
     assert max(map(len, text.splitlines())) <= 80
@@ -268,8 +268,10 @@ def test_a_small_change_is_said_to_lie_within_the_spread(tmp_path: Path) -> None
         return report.parts(found)[1]  # type: ignore[return-value]
 
     base = uneven(100, 110, 120)
-    assert "is within the spread" in " ".join(spread(diff(base, uneven(105, 115, 125))).split())
-    assert "is larger than the spread" in " ".join(
+    assert "differ by at most the sum of both ± values" in " ".join(
+        spread(diff(base, uneven(105, 115, 125))).split()
+    )
+    assert "differ by more than the sum of both ± values" in " ".join(
         spread(diff(base, uneven(300, 310, 320))).split()
     )
     fewer = " ".join(report.spread(diff(base, uneven(300, 310)).step).split())

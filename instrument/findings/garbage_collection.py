@@ -50,8 +50,11 @@ _RECORD = "profiler.with_stack=true profiler.experimental_config={record_python_
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     """Yield one finding if Python's garbage collector takes at least 2 % of the time of the steps.
 
-    If the trace has no "Python GC" events, the collector's time in the window is known, but not its
-    time in the steps. There is then a finding if the collector takes at least 2 % of the window.
+    If the trace has no "Python GC" events, the collector's time in the steps is not known. There is
+    then a finding if the collector takes at least 2 % of the window.
+
+    Raises:
+        NotRecorded: the collector's time in the window is not known either.
     """
     events = capture.events
     collections = np.flatnonzero(events.among(PYTHON) & events.named(_EVENT.__eq__))

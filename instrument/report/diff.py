@@ -180,10 +180,10 @@ def spread(step: Whole) -> str:
             "change may be due to chance."
         )
     change_ns = other.median_ns - one.median_ns
-    where = "at most" if abs(change_ns) <= one.deviation_ns + other.deviation_ns else "larger than"
+    where = "at most" if abs(change_ns) <= one.deviation_ns + other.deviation_ns else "more than"
     return (
-        f"{medians}The change of the median is {where} the sum of both ± values. A ± value is the "
-        "median distance of one side's steps from the median step of this side."
+        f"{medians}The medians differ by {where} the sum of both ± values. A ± value is the median "
+        "distance of one side's steps from the median step of this side."
     )
 
 
