@@ -76,7 +76,7 @@ class _Layer(NamedTuple):
       of the loaders.
     - -1: no range.
     - `_NO_LAUNCH`: the range is not known, because the launch is not in the trace.
-    - `_ON_CPU`: each moment counts for the range in which the CPU is at this moment.
+    - `_ON_CPU`: the interval is divided between the ranges that run on the CPU in this time.
 
     In the result of `_engine`, `code` holds the thread of each interval instead.
     """
@@ -262,8 +262,8 @@ def _device_layers(capture: Views) -> list[_Layer]:
 def _cpu_communication(links: Links) -> _Layer:
     """Return the intervals of exposed communication on the CPU.
 
-    The `code` of all intervals is `_ON_CPU`: each moment counts for the range in which the CPU is
-    at this moment. `_segments` finds these ranges.
+    The `code` of all intervals is `_ON_CPU`: an interval is divided between the ranges that run on
+    the CPU in this time. `_segments` finds these ranges.
     """
     start_ns, end_ns = exposed_on_cpu(links)
     return _Layer(EXPOSED_COMMUNICATION, start_ns, end_ns, np.full(len(start_ns), _ON_CPU))
@@ -284,9 +284,10 @@ def _waits(capture: Views) -> tuple[_Layer, list[str]]:
 
 
 def _launches(capture: Views, span: Measured) -> list[_Layer]:
-    """Return two layers of intervals: calls that launch work, and delays from call to work.
+    """Return two layers of intervals: calls that launch work, and gaps in the device's work.
 
-    A delay counts only if no device is busy. A trace without device work has no such layers.
+    The second layer holds, of each gap in which all devices are idle, the time in which the next
+    work is already launched. The result is empty if the trace has no device work.
     """
     events, links, work = capture.events, capture.links, capture.work
     if not len(work.event):

@@ -183,7 +183,7 @@ def _counters(counters: Sequence[CounterValues]) -> str:
         elif each.a != each.b or each.a[0] < each.a[1]:
             lines.append(f"  {each.name}: {a} in A, {b} in B (varies, no clear difference)")
     equal = [each.name for each in counters if each.a == each.b and each.a[0] == each.a[1]]
-    heading = "Counters of a step" if lines else "Counters of a step are equal in A and B"
+    heading = "Counters of a step" if lines else "These counters of a step are equal in A and B"
     if lines and equal:
         lines.append(f"  equal: {', '.join(equal)}")
     return "\n".join([f"{heading}:" if lines else f"{heading}: {', '.join(equal)}", *lines])

@@ -83,7 +83,11 @@ class Memory(Sink):
 
 
 def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices with memory events. Without such events, `timeline` raises CaptureError."""
+    """The devices with memory events.
+
+    Raises:
+        CaptureError: the capture has no memory events.
+    """
     memory.timeline()
     return memory.timelines
 

@@ -84,7 +84,10 @@ class Window:
         return tuple(found)
 
     def recorded_steps(self, assumption: int) -> list[int]:
-        """The duration of each step, simulated with `assumptions[assumption]` and without edits."""
+        """The simulated duration of each step, in ns, if nothing of the recording is changed.
+
+        `assumption` is an index into `assumptions`.
+        """
         if assumption not in self._recorded:
             self._recorded[assumption] = self.simulated(self.assumptions[assumption])
         return self._recorded[assumption]
