@@ -68,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     alone(
         "--roofline",
         action="store_true",
-        help="show what limits each node on this machine, and the node's time at that limit",
+        help="show for each node of the graph whether compute or memory bandwidth limits it on "
+        "this machine, and the time that the node would take at this limit",
     )
     add(
         "--depth",

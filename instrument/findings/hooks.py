@@ -81,7 +81,11 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
 
 
 def _count(capture: Views) -> int | None:
-    """How many hooks there are; None if the number of hooks on modules is not known."""
+    """The number of all hooks, on modules and on parameters.
+
+    If the number on modules is not known, the result is None. If only the number on parameters is
+    not known, it counts as 0.
+    """
     environment = capture.about.environment
     hooks = None if environment is None else environment.hooks
     if hooks is None or hooks.every_module is None or hooks.modules is None:

@@ -160,8 +160,8 @@ def _change(capture: Views, outside: float, main: str | None) -> str:
         text = 'Session(model=model) marks its submodules; with profiled("loss"): marks a block.'
     else:
         text = (
-            "Mark the code outside of all ranges. Use @profiled for a function, and "
-            'with profiled("loss") for a block.'
+            "Mark the code outside of all ranges: write `@profiled` above a function, or put "
+            'a block into `with profiled("loss"):`.'
         )
     if outside >= _LEAST_SHARE / 2 and not has_sources(capture):
         text += " profiler.with_stack=true shows which functions take the time."
