@@ -209,11 +209,11 @@ class Never:
         ),
         (
             {"modules": 2},
-            "profiler.modules is 2, but it must hold options such as enabled and depth.",
+            "profiler.modules is 2, but it must be a mapping with keys such as enabled and depth.",
         ),
         (
             {"timings": 5},
-            "profiler.timings is 5, but it must hold options such as every and device.",
+            "profiler.timings is 5, but it must be a mapping with keys such as every and device.",
         ),
         (
             {"timings": {"evry": 5}},

@@ -281,7 +281,12 @@ def is_on_cpu(events: Events) -> Flags:
 
 
 def _rows(events: Events, steps: Ints, found: _Found) -> dict[str, list[Any]]:
-    """The cells of `COLLECTIVE_CALLS`. Events with the same record share one row."""
+    """The columns of the table `COLLECTIVE_CALLS` for the events in `found`.
+
+    torch records each collective call as a CPU event, the record. Events with the same record
+    belong to one call and share one row. Each event without a record has its own row. `steps` holds
+    the positions of the finished steps in `events`.
+    """
     unit = np.where(found.record >= 0, found.record, len(events) + np.arange(len(found.record)))
     groups = groupby(unit)[1]
     first = groups.sorted_by(events.start_ns[found.event]).row(0)

@@ -61,8 +61,8 @@ EFFICIENCY: Schema = schema(
 EFFICIENCY_STEPS: Schema = schema(
     number="the step's number, counted from 0",
     duration_ns="the duration of the step on the CPU",
-    busy_ns="time in which work that the step launched ran on any device; None if the trace "
-    "has no device events",
+    busy_ns="the time in which at least one device was busy with work that the step launched, "
+    "also after the end of the step on the CPU; None if the trace has no device events",
     flops="floating-point operations of the operators in `efficiency` that the step called; if the "
     "trace has device events, only calls that launched work count",
     recomputed_flops="the part of `flops` that activation checkpointing computed again",

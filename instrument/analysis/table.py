@@ -380,7 +380,10 @@ class GroupableTable(Table):
 
 @lru_cache
 def _row(columns: tuple[str, ...]) -> Callable[..., Any]:
-    """The class of a table's rows, cached because it takes longer to make than most tables."""
+    """The class for the rows of a table with these columns.
+
+    The classes are cached, because making a class often takes longer than making all rows.
+    """
     return namedtuple("Row", columns)
 
 

@@ -79,7 +79,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
         "string": "must be text",
         "dict": "must be a mapping with names as keys",
         "list": "must be a list",
-        "model": f"must hold options such as {' and '.join([*options][:2])}",
+        "model": f"must be a mapping with keys such as {' and '.join([*options][:2])}",
         "literal": "must be " + str(error.get("ctx", {}).get("expected")),
         "too": "needs at least one item",
     }

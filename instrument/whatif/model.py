@@ -193,9 +193,12 @@ class Model:
 
     @cached_property
     def typical(self) -> Costs:
-        """The usual costs, without the unexplained delays of device work (`residue_ns`).
+        """The recorded costs, but with usual delays instead of the recorded delays.
 
-        The delay from an awaited moment to the end of the wait has its usual length.
+        - Device work starts without its unexplained delay (`residue_ns`).
+        - When a call on the CPU waits for the end of device work, the call returns a short time
+          after this end. This time has its usual length. The same is true of a call that waits for
+          the start of device work because the launch queue is full.
         """
         return self._costs(self._typical_ns)
 
@@ -242,7 +245,12 @@ class Model:
 
     @cached_property
     def _work_arcs(self) -> tuple[Ints, Ints]:
-        """The arcs whose weight contains the duration of a device row, and the row of each arc."""
+        """The arcs (edges of the simulated graph) whose time includes a duration of device work.
+
+        Returns:
+            Two arrays of the same length: the index of each of these arcs; and for each of them,
+                the device work, as a row of `work`.
+        """
         arcs = np.flatnonzero(self.lasting >= 0)
         return arcs, self.lasting[arcs]
 
@@ -276,9 +284,10 @@ class Model:
 
     @cached_property
     def _has_source(self) -> Flags:
-        """For each CPU arc (see `_cpu_arcs`), whether it comes from another moment on its thread.
+        """For each CPU arc (see `_cpu_arcs`), False if the arc is the first one on its thread.
 
-        The first arc of a thread comes from the start of the trace instead.
+        The first arc on a thread begins at the start of the trace. Each later arc begins where the
+        previous arc on the thread ends.
         """
         found: Flags = self.arcs.source[self._cpu_arcs] >= 0
         return found
@@ -339,8 +348,9 @@ class Model:
     def _last(self) -> tuple[Ints, Ints, Ints]:
         """For each step, the ends of the device work that can finish last in the step.
 
-        Work that always ends before the next work of the same step and stream begins is left out,
-        because it cannot finish last.
+        Device work that cannot finish last is left out. For example, kernel B comes directly after
+        kernel A on the same stream and in the same step. If B never starts before the end of A, A
+        cannot finish last.
 
         Returns:
             Three arrays:

@@ -86,7 +86,10 @@ class Frame:
         return self.first <= box < self.last
 
     def child_of(self, box: int) -> int:
-        """The index in `children` of the box, or of the inner frame that contains the box."""
+        """The position of a box of this frame in the list `children`.
+
+        If the box is inside an inner frame, the result is the position of the inner frame.
+        """
         return bisect_right(self.children, box, key=_first) - 1
 
 

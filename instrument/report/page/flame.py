@@ -53,7 +53,14 @@ def section(capture: Views) -> dict[str, Any] | None:
 
 
 def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
-    """Return the columns of a graph; see `section`. `ranges` holds the names of ranges."""
+    """Return the data of one flame graph: the names, depths and times of its frames.
+
+    For the keys of the result, see `section`.
+
+    Args:
+        root: the tree of frames; the graph shows the frames below the root.
+        ranges: the names of all ranges.
+    """
     frames = _in_order(root, 0)
     least_ns = 0
     if len(frames) > MOST_FRAMES:
