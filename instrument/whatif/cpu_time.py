@@ -83,10 +83,9 @@ class CpuTime:
 
 
 def axis_of(events: Events) -> tuple[int, int]:
-    """Return the start of the trace, and the length of each thread's part of the axis, in ns.
+    """Return the start and the length of the trace, in ns, for a common axis of all threads.
 
-    The axis joins the times of all threads: each thread has a part of the axis, one part after
-    another. Each part stands for the whole trace, so all parts have the same length.
+    On this axis, each thread has a part of this length, one part after another.
 
     Raises:
         CaptureError: the trace is so long that the axis of all its threads exceeds 64 bits.
