@@ -165,7 +165,11 @@ class _Recording(NamedTuple):
 
 
 def _judge(item: pytest.Item, recording: _Recording) -> None:
-    """Compare a test's counters with its budget; --perf-update stores the counters in a file."""
+    """Compare a test's counters with its budget.
+
+    With `--perf-update`, the counters become the new budget in the test's file. Then only limits
+    that the marker itself gives are compared.
+    """
     from instrument.compare.baseline import as_text
     from instrument.errors import InstrumentError
     from instrument.files import write
