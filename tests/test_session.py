@@ -423,8 +423,8 @@ def test_a_schedule_of_nothing_is_told_unless_something_else_is_on(
         "profiler.at_steps is [], and there are neither triggers nor timings: nothing will be recorded."
     ]
     assert (
-        f"Profiler records no window, and measures step times in the whole run on cpu, into {tmp_path}"
-        in log.at("INFO")
+        f"Profiler records no window, and measures the times of ranges and steps in the whole run on cpu, "
+        f"into {tmp_path}" in log.at("INFO")
     )
 
 

@@ -615,15 +615,15 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
         ),
         (
             {"upload_to": f"file://me:{SECRET}@host/x"},
-            "profiler.upload_to is a URL with a password or a query",
+            "profiler.upload_to is a URL with a password or a query (the text after `?`). This URL would be",
         ),
         (
             {"upload_to": f"file://me:{SECRET}/a@host/x"},
-            "profiler.upload_to is a URL with a password or a query",
+            "profiler.upload_to is a URL with a password or a query (the text after `?`). This URL would be",
         ),
         (
             {"upload_to": f"file:///x?sig={SECRET}"},
-            "profiler.upload_to is a URL with a password or a query",
+            "profiler.upload_to is a URL with a password or a query (the text after `?`). This URL would be",
         ),
         (
             {"upload_options": SECRET},

@@ -46,21 +46,19 @@ CUDA_GRAPHS: Schema = schema(
     steps="the number of finished steps that launched the graph; None if no step is finished, or "
     "if the trace holds no launch of the graph",
     replays="how many replays of the graph the trace holds; None if its device events have no "
-    "correlation id, so that replays cannot be told apart",
+    "correlation id, because then the trace does not show where a replay begins",
     nodes="the number of kernels, copies and memsets in a replay; the median if replays differ; "
-    "None if replays cannot be told apart",
+    "None if `replays` is None",
     device_ns="device time of all replays, summed over their kernels, copies and memsets",
     idle_ns="time between start and end of a replay in which no node of the replay ran, summed "
     "over all replays; a replay lasts from the start of its first node to the end of its last "
-    "node; None if replays cannot be told apart",
+    "node; None if `replays` is None",
     launch_ns="CPU time of the calls that launched the graph; None if the trace holds no such call",
     median_delay_ns="the median delay from the end of a launch to the start of the replay (the "
     "lower one of two middle delays); 0 if the replay started before the call returned",
     max_delay_ns="the longest delay",
-    median_replay_ns="the median time from start to end of a replay; None if replays cannot be "
-    "told apart",
-    max_replay_ns="the longest time from start to end of a replay; None if replays cannot be told "
-    "apart",
+    median_replay_ns="the median time from start to end of a replay; None if `replays` is None",
+    max_replay_ns="the longest time from start to end of a replay; None if `replays` is None",
     streams="the number of streams on which the replays ran",
     names_from="how the nodes were joined to the captured launches: by `kernel names`, or only by "
     "`order` if the trace does not name the kernels of captured launches; None if the nodes have "
@@ -425,9 +423,8 @@ def _agreed(groups: Groups, values: Ints, known: Flags) -> Ints:
 def _times(events: Events, work: Work, replays: _Replays, graphs: Groups) -> dict[str, list[Any]]:
     """The columns of `CUDA_GRAPHS` with counts and times.
 
-    The replays of a graph cannot always be told apart (`_Replays.is_one` is False). Then these
-    columns are None for the graph: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and
-    `max_replay_ns`.
+    If several replays of a graph may count as one (`_Replays.is_one` is False), these columns are
+    None for the graph: `replays`, `nodes`, `idle_ns`, `median_replay_ns` and `max_replay_ns`.
     """
     is_one = graphs.number(~replays.is_one) == 0
     start, end = events.start_ns[replays.event], events.end_ns[replays.event]

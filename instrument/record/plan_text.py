@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
     """The plan in words, such as "records steps 2–4 (counted from 0)".
 
-    With `profiler.timings`, the text also says that step times are measured in the whole run.
+    With `profiler.timings`, the text also says that the times of ranges and steps are measured in
+    the whole run.
     """
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
@@ -25,7 +26,9 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
     if schedule.triggers_ask(config):
         requested = "the windows that triggers request"
         words = f"records {requested}" if planned is None else f"{words}, and {requested}"
-    return words if config.timings is None else f"{words}, and measures step times in the whole run"
+    if config.timings is None:
+        return words
+    return f"{words}, and measures the times of ranges and steps in the whole run"
 
 
 def unreachable_window(

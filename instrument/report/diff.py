@@ -15,7 +15,15 @@ from instrument.compare.conditions import Unlike
 from instrument.compare.diff import Difference
 from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable
-from instrument.prose import PROSE_WIDTH, byte_count, code, escaped, shortened, wrapped
+from instrument.prose import (
+    NAMES_ARE_DATA,
+    PROSE_WIDTH,
+    byte_count,
+    code,
+    escaped,
+    shortened,
+    wrapped,
+)
 from instrument.report.section import Section, shown_of
 from instrument.units import MINUS, count, counted, durations_like, percent_change, size
 
@@ -390,7 +398,7 @@ def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:
     """
     head = [
         f"## {escaped(summary(found))}",
-        "Found by `instrument diff`. The names of ranges are copied from the traces.",
+        f"Found by `instrument diff`. {NAMES_ARE_DATA}",
         *(f"> {escaped(sentence)}" for sentence in _sentences(found.unlike)),
         escaped(spread(found.step)),
     ]

@@ -187,7 +187,9 @@ def test_the_likely_cause_depends_on_where_it_is_missing(tmp_path) -> None:
     longer = kernel("odd", 250, 21, correlation=98)
     assert "although other work of the same stream" in why(rows.LAUNCHED, [alone, longer])
     assert "no calls of the device's runtime" in why(rows.LAUNCHED, [alone], [])
-    assert "1 of these launches came after" in why(rows.LAUNCHES, ADDED["a lost kernel"][0])
+    assert "1 of these launches came after all launches that have device work" in why(
+        rows.LAUNCHES, ADDED["a lost kernel"][0]
+    )
     early = [event for event in TRAINING if event["name"] != "gemm_backward"]
     assert "profiler dropped records of the device" in why(rows.LAUNCHES, [], early)
     on_cpu = [event for event in TRAINING if event["cat"] not in ("kernel", "gpu_memcpy")]

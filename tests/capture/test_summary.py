@@ -242,7 +242,8 @@ def test_without_a_device_nothing_is_said_of_one(tmp_path) -> None:
         ("h100_timesformer_inference", "Device-bound: 97%"),
         (
             "mtia_rank0",
-            "Idle 42% of the time, without a main reason",
+            "Idle 42% of the time, without a main reason: each reason that the trace shows explains less than "
+            "20% of the time",
         ),
     ],
 )
