@@ -23,8 +23,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
+from instrument.analysis.section import Section
 from instrument.capture import Capture
-from instrument.report.section import Section
 from instrument.report.terminal import draw
 from instrument.report.text import capture_parts
 

@@ -14,8 +14,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from instrument.analysis.section import plain
 from instrument.capture import Capture
-from instrument.report.text import plain, view_part
+from instrument.report.text import view_part
 from instrument.runs.rank_summary import write
 from instrument.trace import reader
 from instrument.trace.events import Events

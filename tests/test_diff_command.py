@@ -13,10 +13,10 @@ import pytest
 from builders import Event, annotation, is_harmless, launched, span, step, write_capture, write_rank
 from rich.console import Console
 
+from instrument.analysis.section import Section
 from instrument.cli.command import main
+from instrument.compare import difference_text as report
 from instrument.compare.diff import Difference, diff
-from instrument.report import diff as report
-from instrument.report.section import Section
 from instrument.report.terminal import draw
 
 PAGE = (Path(__file__).parent.parent / "docs" / "compare.md").read_text("utf-8")
@@ -234,7 +234,7 @@ def test_a_hostile_trace_is_shown_harmlessly(tmp_path: Path) -> None:
 
 
 def report_text(section: Section) -> str:
-    from instrument.report.text import plain
+    from instrument.analysis.section import plain
 
     return plain([section])
 

@@ -16,12 +16,12 @@ from builders import annotation, kernels, span, steps, write_capture
 from rich.cells import cell_len
 from rich.console import Console
 
+from instrument.analysis.section import Section, plain
 from instrument.analysis.table import Table
 from instrument.capture import Capture
 from instrument.cli import show
-from instrument.report.section import Section
 from instrument.report.terminal import draw
-from instrument.report.text import capture_parts, plain, render, view_part
+from instrument.report.text import capture_parts, render, view_part
 
 WIDTHS = (30, 60, 80, 100, 140, 250)
 CONTROL = re.compile(r"\x1b\[[0-9;]*m")

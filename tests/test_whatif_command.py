@@ -25,10 +25,10 @@ from builders import (
 )
 from rich.console import Console
 
+from instrument.analysis.section import Section
 from instrument.cli.command import main
 from instrument.errors import CaptureError
 from instrument.report import whatif as report
-from instrument.report.section import Section
 from instrument.report.terminal import draw
 from instrument.runs.run import Run
 from instrument.units import durations_like

@@ -113,16 +113,17 @@ def _shown(
     """
     import json
 
-    from instrument.report import diff, gate
+    from instrument.compare.difference_text import as_dict, as_markdown, parts
+    from instrument.report import gate
 
     if arguments.json:
-        content = {} if found is None else diff.as_dict(found)
+        content = {} if found is None else as_dict(found)
         conditions = {"conditions": gate.as_dicts(verdicts)} if verdicts else {}
         return json.dumps({**content, **conditions}, indent=2)
     if arguments.markdown:
-        text = [] if found is None else [diff.as_markdown(found, rows=arguments.rows)]
+        text = [] if found is None else [as_markdown(found, rows=arguments.rows)]
         return "\n\n".join([*([gate.as_markdown(verdicts)] if verdicts else []), *text])
-    tables = [] if found is None else diff.parts(found, rows=arguments.rows, by=arguments.by)
+    tables = [] if found is None else parts(found, rows=arguments.rows, by=arguments.by)
     return [*([gate.as_text(verdicts)] if verdicts else []), *tables]
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from instrument.analysis.section import Section, is_every_column
 from instrument.cli.output import Parts, writing
 from instrument.errors import ConfigError
 from instrument.fx.machine import Machine
 from instrument.fx.profiler import profile_graph
 from instrument.fx.result import SHOWN, GraphProfile
-from instrument.report.section import Section, is_every_column
 
 
 def report(options: argparse.Namespace) -> Parts:

@@ -19,7 +19,7 @@ from instrument.printable import printable
 from instrument.units import counted
 
 if TYPE_CHECKING:
-    from instrument.report.section import Section
+    from instrument.analysis.section import Section
 
 HELP = "list runs and captures, and what slows each of them most"
 
@@ -119,7 +119,7 @@ def _parts(table: Table) -> Iterator[Section]:
 
     If all captures of a run have the same phase or rank, the title shows it instead of a column.
     """
-    from instrument.report.section import Section
+    from instrument.analysis.section import Section
 
     for run in dict.fromkeys(table.column("run")):
         captures = table.where(run=run)

@@ -13,7 +13,7 @@ from instrument.errors import ConfigError
 from instrument.printable import printable_lines
 
 if TYPE_CHECKING:
-    from instrument.report.section import Section
+    from instrument.analysis.section import Section
 
 # The result of a command that shows tables: text and tables, in the order of printing.
 Parts: TypeAlias = "Sequence[str | Section]"
@@ -39,7 +39,7 @@ def show_result(result: str | Parts) -> None:
 
         print(draw(result), end="", flush=True)
     else:
-        from instrument.report.text import plain
+        from instrument.analysis.section import plain
 
         print(printable_lines(plain(result)), flush=True)
 

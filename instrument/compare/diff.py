@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from instrument.analysis.section import plain
 from instrument.analysis.table import Table
 from instrument.compare.conditions import Unlike, unlike
+from instrument.compare.difference_text import as_markdown, parts
 from instrument.compare.renamed import renamed
 from instrument.compare.rows import (
     counters_compared,
@@ -77,15 +79,10 @@ class Difference:
 
     def __str__(self) -> str:
         """The text that `instrument diff` prints."""
-        from instrument.report.diff import parts
-        from instrument.report.text import plain
-
         return plain(parts(self))
 
     def _repr_markdown_(self) -> str:
         """The change of the step and its parts as Markdown, for a notebook."""
-        from instrument.report.diff import as_markdown
-
         return as_markdown(self)
 
     def __repr__(self) -> str:

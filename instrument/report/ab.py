@@ -8,12 +8,12 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from instrument.analysis.section import Section
 from instrument.analysis.table import Table, known_columns
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
 from instrument.compare.gate import amount_of
 from instrument.compare.machine import MachineState
 from instrument.printable import printable
-from instrument.report.section import Section
 from instrument.units import counted, durations_like, percent_change
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key

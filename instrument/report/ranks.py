@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from instrument.analysis.section import Section, is_every_column, plain
 from instrument.analysis.table import Table, known_columns
 from instrument.errors import ConfigError, did_you_mean
 from instrument.printable import printable
-from instrument.report.section import Section, is_every_column
-from instrument.report.text import plain, view_part
+from instrument.report.text import view_part
 from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
 

@@ -13,9 +13,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from instrument.analysis.section import Section
 from instrument.analysis.table import cell_text, heading, is_text, unit_of
 from instrument.printable import printable
-from instrument.report.section import Section
 from instrument.units import counted
 
 # If a terminal is narrow, columns are left out in this order: first the columns of this list, then

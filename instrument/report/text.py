@@ -1,7 +1,8 @@
 """A capture as text: for the log, for table.txt, and for the command line.
 
-The text is made of parts. A part is a paragraph, or a `Section`, which holds a table. This module
-writes parts as plain text. `instrument.report.terminal` draws the same parts on a terminal.
+The text is made of parts. A part is a paragraph, or a `Section`, which holds a table.
+`instrument.analysis.section` writes parts as plain text, `instrument.report.terminal` draws them on
+a terminal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.ranges import RANGES
+from instrument.analysis.section import Section, is_every_column, plain, shown_of
 from instrument.analysis.table import (
     ALL,
     DEVICE_KINDS,
@@ -23,7 +25,6 @@ from instrument.analysis.table import (
     Table,
     known_columns,
     names_of,
-    to_text,
 )
 from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
 from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
@@ -47,7 +48,6 @@ from instrument.report.notebook import (
     with_type,
     without_ranges,
 )
-from instrument.report.section import TEXT_WIDTH, Section, is_every_column, shown_of
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -97,7 +97,6 @@ _LEAST_MISSED_OF_VIEWS = {
         "description", "step",
     ),
 }  # fmt: skip
-_NARROWEST_NAME = 28
 # The text in this column of `capture.coverage` is shown below each row, in lines of this width.
 _REASON, _REASON_WIDTH = "why", 74
 # Groupings that are shown as a column. Other groupings are shown in lines below each row.
@@ -154,11 +153,6 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
             )
             raise ConfigError(f"The table has no column {column!r}{hint}")
     return [SORT_NAMES.get(column, column) for column in columns]
-
-
-def plain(parts: Iterable[str | Section]) -> str:
-    """Return parts as plain text, with an empty line between them."""
-    return "\n\n".join(part if isinstance(part, str) else _section_text(part) for part in parts)
 
 
 def render(capture: Views, **options: Any) -> str:
@@ -525,47 +519,3 @@ def _grouped(capture: Views, by: By, depth: int) -> Table:
 def _name_first(table: Table, columns: Iterable[str]) -> list[str]:
     """Return "name" and then the given columns, without the columns that the table lacks."""
     return [*dict.fromkeys(name for name in ("name", *columns) if name in table.columns)]
-
-
-def _section_text(section: Section) -> str:
-    text, left_out = _fitted(section)
-    lines = text.splitlines()
-    if section.below:
-        below = ("".join(f"\n    {_shortened(line)}" for line in lines) for lines in section.below)
-        lines = [*lines[:2], *(f"{line}{more}" for line, more in zip(lines[2:], below))]
-    note = f"Too wide to show: {', '.join(left_out)}." if left_out else ""
-    return "\n".join(filter(None, [section.title, *lines, note]))
-
-
-def _shortened(line: str) -> str:
-    return textwrap.shorten(printable(line), TEXT_WIDTH - 20, placeholder=" …")
-
-
-def _fitted(section: Section) -> tuple[str, list[str]]:
-    """Return the table as text, and the names of the columns that were left out to make it fit.
-
-    A column in `missable` is left out if the table is too wide even with names of the minimum
-    width. No other column is left out.
-    """
-    table, shown, most = section.table, [*section.columns], section.text_width
-    if most is None:
-        return to_text(table.select(shown), texts=section.texts), []
-    left_out = []
-    for name in section.missable:
-        if name in shown and _width(_narrowest(section, shown)) > most:
-            shown.remove(name)
-            left_out.append(name)
-    for width in range(60, _NARROWEST_NAME, -4):
-        text = to_text(table.select(shown), name_width=width, texts=section.texts)
-        if _width(text) <= most:
-            return text, left_out
-    return _narrowest(section, shown), left_out
-
-
-def _narrowest(section: Section, shown: Sequence[str]) -> str:
-    table = section.table.select(shown)
-    return to_text(table, name_width=_NARROWEST_NAME, texts=section.texts)
-
-
-def _width(text: str) -> int:
-    return max(map(len, text.splitlines()))

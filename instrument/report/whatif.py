@@ -12,11 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
+from instrument.analysis.section import Section, plain, shown_of
 from instrument.analysis.table import ALL, Table, known_columns
 from instrument.errors import ConfigError
 from instrument.printable import printable
-from instrument.report.section import Section, shown_of
-from instrument.report.text import plain
 from instrument.units import counted, durations_like
 from instrument.whatif.selection import short_name
 

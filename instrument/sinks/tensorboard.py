@@ -8,13 +8,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from instrument.analysis.section import plain
 from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, open_to_append, replacing
 from instrument.printable import printable
 from instrument.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
-from instrument.report.text import capture_parts, plain
+from instrument.report.text import capture_parts
 from instrument.report.verdict import verdict_as_markdown
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars

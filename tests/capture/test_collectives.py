@@ -24,9 +24,10 @@ from builders import (
 from rich.console import Console
 
 from instrument.analysis.collectives import kind_of
+from instrument.analysis.section import plain
 from instrument.capture import Capture
 from instrument.report.terminal import draw
-from instrument.report.text import plain, view_part
+from instrument.report.text import view_part
 
 GENERIC = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")

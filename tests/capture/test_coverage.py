@@ -38,12 +38,13 @@ from capture.test_device_views import TRAINING
 from capture.test_real_traces import EXPECTED, FOLDER, KNOWN
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.coverage import ENOUGH, incomplete, is_launch, line, part
+from instrument.analysis.section import plain
 from instrument.analysis.views import VIEWS, rows_of
 from instrument.capture import Capture
 from instrument.cli import show
 from instrument.report import notebook
 from instrument.report.terminal import draw
-from instrument.report.text import as_json, capture_parts, plain, render
+from instrument.report.text import as_json, capture_parts, render
 from instrument.sinks.memory import Memory
 from instrument.sinks.parquet import Parquet
 from instrument.sinks.scalars import scalars

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from builders import annotation, span, step, write_capture
 
+from instrument.analysis.section import Section
 from instrument.cli.command import main
 from instrument.compare import ab
 from instrument.compare.ab import Block, Comparison, Program, Run
@@ -24,7 +25,6 @@ from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.report.ab import parts
-from instrument.report.section import Section
 from instrument.worker.queue import output_dir
 
 QUIET = MachineState(None, None, None, None, None)

@@ -8,6 +8,16 @@ from typing import Any
 
 from instrument.analysis.table import Table, known_columns, unit_of
 from instrument.compare.diff import Difference, compare
+from instrument.compare.difference_text import (
+    TIMES,
+    main_time,
+    names,
+    of_ranks,
+    spread,
+    statuses,
+    summary,
+    whole_as_dict,
+)
 from instrument.compare.rows import (
     COUNTERS_COMPARED,
     KERNELS_COMPARED,
@@ -18,16 +28,6 @@ from instrument.compare.rows import (
 from instrument.compare.side import Side
 from instrument.compare.step_change import Whole
 from instrument.errors import CaptureError
-from instrument.report.diff import (
-    TIMES,
-    main_time,
-    names,
-    of_ranks,
-    spread,
-    statuses,
-    summary,
-    whole_as_dict,
-)
 from instrument.report.page.tables import as_columns
 
 # The page has a bar for each of the largest parts of the change, at most this many, and one bar for

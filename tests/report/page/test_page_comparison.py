@@ -24,8 +24,8 @@ from builders import (
 from instrument import diff
 from instrument.capture import Capture
 from instrument.cli.command import main
+from instrument.compare.difference_text import as_dict, summary
 from instrument.errors import CaptureError
-from instrument.report.diff import as_dict, summary
 from instrument.report.page.page import page, payload
 
 if TYPE_CHECKING:

@@ -1,18 +1,21 @@
-"""A table with its title, before it is drawn as plain text or on a terminal."""
+"""A table with its title: how it is made narrower, and its plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from instrument.analysis.table import Table
+from instrument.analysis.table import Table, to_text
+from instrument.printable import printable
 
 # If a user gives this word instead of column names, all columns that hold a value are shown.
 EVERY_COLUMN = "all"
 # The width of plain text in characters. To keep this width, names are shortened and columns are
 # left out. Some tables are still wider.
 TEXT_WIDTH = 140
+_NARROWEST_NAME = 28
 
 
 @dataclass(frozen=True)
@@ -57,3 +60,52 @@ def shown_of(shown: int, rows: int) -> str:
 def is_every_column(columns: Sequence[str] | None) -> bool:
     """Whether the reader asked for all columns that hold a value (`--columns all`)."""
     return columns is not None and [*columns] == [EVERY_COLUMN]
+
+
+def plain(parts: Iterable[str | Section]) -> str:
+    """Return parts as plain text, with an empty line between them."""
+    return "\n\n".join(part if isinstance(part, str) else _section_text(part) for part in parts)
+
+
+def _section_text(section: Section) -> str:
+    text, left_out = _fitted(section)
+    lines = text.splitlines()
+    if section.below:
+        below = ("".join(f"\n    {_shortened(line)}" for line in lines) for lines in section.below)
+        lines = [*lines[:2], *(f"{line}{more}" for line, more in zip(lines[2:], below))]
+    note = f"Too wide to show: {', '.join(left_out)}." if left_out else ""
+    return "\n".join(filter(None, [section.title, *lines, note]))
+
+
+def _shortened(line: str) -> str:
+    return textwrap.shorten(printable(line), TEXT_WIDTH - 20, placeholder=" …")
+
+
+def _fitted(section: Section) -> tuple[str, list[str]]:
+    """Return the table as text, and the names of the columns that were left out to make it fit.
+
+    A column in `missable` is left out if the table is too wide even with names of the minimum
+    width. No other column is left out.
+    """
+    table, shown, most = section.table, [*section.columns], section.text_width
+    if most is None:
+        return to_text(table.select(shown), texts=section.texts), []
+    left_out = []
+    for name in section.missable:
+        if name in shown and _width(_narrowest(section, shown)) > most:
+            shown.remove(name)
+            left_out.append(name)
+    for width in range(60, _NARROWEST_NAME, -4):
+        text = to_text(table.select(shown), name_width=width, texts=section.texts)
+        if _width(text) <= most:
+            return text, left_out
+    return _narrowest(section, shown), left_out
+
+
+def _narrowest(section: Section, shown: Sequence[str]) -> str:
+    table = section.table.select(shown)
+    return to_text(table, name_width=_NARROWEST_NAME, texts=section.texts)
+
+
+def _width(text: str) -> int:
+    return max(map(len, text.splitlines()))

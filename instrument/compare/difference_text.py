@@ -8,11 +8,11 @@ the rounded step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from instrument.analysis.section import Section, shown_of
 from instrument.analysis.table import Table, unit_of
 from instrument.compare.conditions import Unlike
-from instrument.compare.diff import Difference
 from instrument.compare.step_change import Steps, Whole, divided
 from instrument.printable import printable
 from instrument.prose import (
@@ -24,8 +24,10 @@ from instrument.prose import (
     shortened,
     wrapped,
 )
-from instrument.report.section import Section, shown_of
 from instrument.units import MINUS, count, counted, durations_like, percent_change, size
+
+if TYPE_CHECKING:
+    from instrument.compare.diff import Difference
 
 By = Literal["range", "operator", "kernel", "shape"]
 
