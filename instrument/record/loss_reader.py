@@ -31,12 +31,13 @@ class LossReader:
         try:
             if self._copied is not None:
                 known = self._read_copy()
-            if isinstance(loss, torch.Tensor) and not loss.is_cpu:
-                if self._copied is None:
-                    self._begin_copy(loss.detach().reshape(()))
-                    self._copied_step = number
-            elif loss is not None:
+            if loss is None:
+                return known or (None, None)
+            if not isinstance(loss, torch.Tensor) or loss.is_cpu:
                 self._known = float(loss), number
+            elif self._copied is None:
+                self._begin_copy(loss.detach().reshape(()))
+                self._copied_step = number
         except Exception as error:
             if not self._warned:
                 self._warned = True

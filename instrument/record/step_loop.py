@@ -476,7 +476,8 @@ class StepLoop:
         If another thread still holds the lock after 0.1 s, `act` is not called, and the result is
         None.
         """
-        if not self.lock.acquire(timeout=_LOCK_WAIT_S):
+        # A free lock is tried without a timeout first, because a timeout takes twice as long.
+        if not (self.lock.acquire(blocking=False) or self.lock.acquire(timeout=_LOCK_WAIT_S)):
             return None
         try:
             return act(*args)

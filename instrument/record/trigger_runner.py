@@ -138,9 +138,9 @@ class TriggerRunner:
             choice is the first new request whose trigger has windows left and no cooldown. With a
             coordinator, a new request begins no window yet, because it is sent to the leading rank.
         """
-        known = self._losses.after_step(number, loss)
+        ready, of_step = self._losses.after_step(number, loss)
         # the constructor of a NamedTuple takes twice as long
-        step: Step = tuple.__new__(Step, (number, took_ns, *known, recorded))
+        step: Step = tuple.__new__(Step, (number, took_ns, ready, of_step, recorded))
         first = self._first_pending(number) if self._pending_requests and not recorded else None
         for fires, trigger in self._checks:
             try:

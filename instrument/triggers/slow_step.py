@@ -31,14 +31,15 @@ class SlowStep(Trigger):
         """Start with an empty list of measured steps."""
         recent: deque[int] = deque(maxlen=self.over)
         excess_ns = self.excess_ms * 1e6
-        # In the next `valid_steps` steps, a step that takes at most `limit` ns is not slow.
-        limit, valid_steps = math.inf, min(self.after, self.over)
+        # A step that takes at most `limit` ns is not slow, until `faster_left` steps took less than
+        # `bound_ns`: then the median may be below `bound_ns`.
+        limit, bound_ns, faster_left = math.inf, math.inf, min(self.after, self.over)
 
         def threshold(median_ns: int) -> float:
             return max(self.factor * median_ns, median_ns + excess_ns)
 
         def fires(step: Step) -> str | None:
-            nonlocal limit, valid_steps
+            nonlocal limit, bound_ns, faster_left
             if step.recorded:
                 return None
             took_ns, reason = step.duration_ns, None
@@ -50,19 +51,20 @@ class SlowStep(Trigger):
                         f"{took_ns / max(median_ns, 1):.1f} × the median of {duration(median_ns)}"
                     )
             recent.append(took_ns)
-            valid_steps -= 1
-            if valid_steps == 0:
-                lowest_median_ns, valid_steps = _lower_bound(sorted(recent))
-                limit = threshold(lowest_median_ns)
+            faster_left -= took_ns < bound_ns
+            if faster_left == 0 or (took_ns > limit and reason is None):
+                bound_ns, faster_left = _lower_bound(sorted(recent))
+                limit = threshold(bound_ns)
             return reason
 
         return TriggerCallbacks(fires)
 
 
 def _lower_bound(times: list[int]) -> tuple[int, int]:
-    """Return a lower bound of the median in ns, and for how many steps this bound is valid.
+    """Return a lower bound of the median in ns, and how many faster steps make it invalid.
 
-    `times` is sorted. Each new step moves the median by at most one place in the sorted times.
+    `times` is sorted. A new step lowers the median only if it is faster than the bound, and then by
+    at most one place in the sorted times.
 
     The bound saves time, because the trigger need not sort the times after every step. It sorts
     them only when the bound is no longer valid, and when a step takes so long that it may be slow.
