@@ -95,8 +95,8 @@ EVENTS: Schema = schema(
     launched_kernel="(string) for a call, the kernel that it launches; only ROCm records this",
     annotation="(string) the text that `torch.cuda._graph_annotations.mark_kernels` gave to a node "
     "of a CUDA graph, if torch's tool wrote it into the trace",
-    python_id="(int64) the number of a Python frame",
-    python_parent="(int64) for a Python frame, the number of the frame around it",
+    python_id="(int64) the id of a Python frame",
+    python_parent="(int64) for a Python frame, the id of the frame that called it",
     size_bytes="(int64) the size of an allocation; negative for a free",
     address="(int64) the address of an allocation or free; null if it was not recorded",
     device_type="(int64) for an allocation or free, torch's `DeviceType`; 0 is the CPU",

@@ -72,8 +72,8 @@ RANGES: Schema = schema(
     "them, which is a guess",
     recompute_ns="the part of `cpu_ns` in ranges that activation checkpointing opens again during "
     "the backward",
-    optimizer_ns="the part of `cpu_ns` in `Optimizer.step#…` ranges, without the forward and "
-    "backward of a closure",
+    optimizer_ns="the part of `cpu_ns` in the ranges `Optimizer.step#…`, which torch opens. If the "
+    "step calls a closure, the closure's forward and backward do not count",
     device_ns="device time of the events that were launched inside the range or by its backward, "
     "including the AccumulateGrad nodes of `accumulate_ns`. Each event counts once. None if the "
     "trace has no device events",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 # The default number of rows of each table.
 ROWS = 15
+# The help of `--rows` where machine-readable output holds all rows by default.
+ROWS_HELP = f"rows of each table to show; -1 shows all (default: {ROWS}; all with --json or --csv)"
 # The help of an argument that names captures.
 CAPTURE = "a capture, a Chrome trace, a folder that holds captures, or a URL"
 

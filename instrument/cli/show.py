@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import get_args
 
 from instrument.analysis.views import VIEWS, Grouping
-from instrument.cli.arguments import CAPTURE, ROWS, column_names, path_or_url, positive, row_count
+from instrument.cli.arguments import (
+    CAPTURE,
+    ROWS,
+    ROWS_HELP,
+    column_names,
+    path_or_url,
+    positive,
+    row_count,
+)
 from instrument.cli.output import Parts, say
 from instrument.cli.paths import TIMINGS_FILES, newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
@@ -41,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json or --csv all)",
+        help=ROWS_HELP,
     )
     add(
         "--by",

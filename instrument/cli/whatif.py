@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument.cli.arguments import CAPTURE, ROWS, path_or_url, row_count
+from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, path_or_url, row_count
 from instrument.cli.output import Parts, say
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import ConfigError
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.set_defaults(edits=[])
     add = parser.add_argument
-    of = f"{CAPTURE}; several paths mean several ranks of one window, simulated together"
+    of = f"{CAPTURE}; several paths are the ranks of one window, which are simulated together"
     add("paths", metavar="PATH", type=path_or_url, nargs="+", help=of)
 
     def edit(option: str, metavar: str, text: str, **more: Any) -> None:
@@ -109,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows",
         metavar="N",
         type=row_count,
-        help=f"rows of each table to show; -1 for all (default: {ROWS}; with --json or --csv all)",
+        help=ROWS_HELP,
     )
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument(

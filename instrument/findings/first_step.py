@@ -86,8 +86,8 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
         code=CHECK.code,
         title=f"The first step takes {duration(int(took[0]))}, {took[0] / others_ns:.1f} times "
         f"as long as the others{why}",
-        change="Record later, so that the window contains only usual steps: profiler.warmup=3, or "
-        "profiler.wait. For the cause itself, see the evidence.",
+        change="Set profiler.warmup=3 or a larger profiler.wait. The window then begins later, and "
+        "holds only usual steps.",
         verify=show_command(capture, "--steps"),
         evidence=()
         if cause is None

@@ -67,7 +67,7 @@ class ProfilerCallback(TrainerCallback):
         model: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Start the session at the step of the checkpoint, with a range for each submodule."""
+        """Start the session. The first step number is that of the checkpoint, if there is one."""
         self.session.stop()  # with auto_find_batch_size, training may begin several times
         self.session.step_number = state.global_step
         self.session.loop.loaders.add(kwargs.get("train_dataloader"), "train")

@@ -10,9 +10,8 @@ torch/autograd/profiler_util.py):
   is not a child of the earlier event, and the earlier event gets no more children.
 - An event without a duration is not a child of an event that ends at the same moment.
 
-So the parent of an event A is found as follows. Go back from A in this order, on the thread of A.
-The first event that does not end before A is the parent. If A has no duration, the parent must end
-later than A.
+So the parent of an event A is the nearest event before A, in the order of A's thread, that does not
+end before A. If A has no duration, the parent must end later than A.
 
 The C extension `_loops` finds the parents one after the other. Without `_loops`, array operations
 find the parents of all events at once. Each event has a candidate for its parent, at first the

@@ -64,7 +64,7 @@ class Session:
         captures: the captures of this rank so far, oldest first.
         step_number: the current training step, counted from 0; the trace shows this number. When
             training resumes from a checkpoint, set the number before or after the start. The
-            schedule then continues from there. Steps of other phases do not change the number.
+            schedule then continues from there. Steps of validation and other phases do not count.
         activities: what is recorded, such as cpu and cuda; empty before the start.
         output_dir: the folder for captures; None before the start.
         timings: the timings of the whole run (see `timings.table()`). None before the start, or if

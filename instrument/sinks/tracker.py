@@ -125,7 +125,7 @@ class Tracker(Sink):
         timeout_s = self.timeout_s if timeout_s is None else min(self.timeout_s, timeout_s)
         thread.join(min(_SILENT_S, timeout_s))
         if thread.is_alive() and timeout_s > _SILENT_S:
-            names = ", ".join(folder.name for folder in self._unsent) or "the end of its run"
+            names = ", ".join(folder.name for folder in self._unsent) or "its last message"
             what = "{} still has to send {}. The run waits for this, at most {:g} s in all."
             logger.info(what, self.display_name(), names, timeout_s)
             thread.join(timeout_s - _SILENT_S)

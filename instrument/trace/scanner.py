@@ -78,10 +78,10 @@ class Scanned(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The events of several pieces of a trace's text, as columns.
+    """The events that were scanned so far, as columns.
 
-    `texts` holds two items for each column of `TEXTS`: the index of each event's text, and the list
-    of distinct texts. The index is -1 if the event has no such text.
+    `texts` holds two items for each column of `TEXTS`: for each event the index of its text, and
+    the list of distinct texts. The index is -1 if the event has no such text.
     """
 
     spans: Columns

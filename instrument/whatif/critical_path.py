@@ -43,9 +43,9 @@ CRITICAL_PATH: Schema = schema(
 )
 SLACK: Schema = schema(
     name="the path of the range",
-    slack_ns="how much longer the range or its device work could take before a step takes longer; "
-    "if the range is called several times, the call with the smallest slack counts; None if no "
-    "step depends on the range",
+    slack_ns="the time by which the range or its device work could grow without making a step "
+    "longer; if the range is called several times, the call with the smallest slack counts; None "
+    "if no step depends on the range",
 )
 _UNEXPLAINED = "unexplained"
 # A position after the end of the axis.

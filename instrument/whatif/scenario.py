@@ -193,7 +193,10 @@ class Scenario:
 
     @cached_property
     def slack(self) -> Table:
-        """How much longer each range could take; see `instrument.whatif.critical_path.SLACK`."""
+        """How much longer each range could take without making a step longer.
+
+        See `instrument.whatif.critical_path.SLACK`.
+        """
         return slack(self.window, self.variants[0].costs)
 
     def profile(self, rows: int = 12) -> Table:

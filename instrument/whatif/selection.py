@@ -191,7 +191,7 @@ def communication(model: Model) -> Selection:
 
 
 def loading(model: Model) -> Selection:
-    """Select the loading of batches in the training process, by data loaders without workers.
+    """Select the calls in which data loaders without workers load a batch in the training process.
 
     Raises:
         CaptureError: there is no such loader.

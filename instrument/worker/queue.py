@@ -147,9 +147,9 @@ def _names(name: str) -> Iterator[str]:
 
 
 def _make_again(staging: Path) -> None:
-    """Create the partial folder `staging`, and the missing folder for captures that contains it.
+    """Create the partial folder `staging`. Its parent, the folder for captures, is created too.
 
-    The folder for captures existed earlier in the run, but was removed, for example by a user.
+    The folder for captures existed earlier in the run, but somebody has removed it.
 
     Raises:
         CaptureError: the folder for captures is a link to a folder that does not exist.

@@ -69,8 +69,8 @@ def section(before: Side, after: Side) -> dict[str, Any]:
       - `time`: the time whose change sorts the rows, such as "self_cpu_ns".
       - `statuses`: the number of rows by status, such as "2 added".
       - `left_out`: the number of rows that are left out.
-    - `counters`: the counters, with `left_out` and the keys of `tables.as_columns`. `cells` also
-      has `unit`: the unit of each counter.
+    - `counters`: the table of the counters. It has `left_out` and the keys of `tables.as_columns`.
+      Its key `cells` also holds a column `unit`, the unit of each counter.
     """
     try:
         found = compare(before, after)
