@@ -16,7 +16,7 @@ import numpy as np
 
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.breakdown import Work, launched_ns
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import Schema, Table, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.call_tree import nest
 from instrument.links.cuda_graphs import is_graph_launch, replayed
@@ -159,9 +159,7 @@ def range_advice(capture: Views) -> str:
 
 def _table(capture: Views, names: Iterable[str]) -> Table:
     found = ((name, part(capture, name)) for name in names)
-    cells = [(name, *cells) for name, cells in found if cells is not None]
-    columns = zip(*cells) if cells else [()] * len(COVERAGE)
-    return Table.of(COVERAGE, dict(zip(names_of(COVERAGE), map(list, columns))))
+    return Table.of_rows(COVERAGE, [(name, *cells) for name, cells in found if cells is not None])
 
 
 def _percent(share: float) -> str:

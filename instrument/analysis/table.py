@@ -144,6 +144,12 @@ class Table:
             )
         return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
 
+    @classmethod
+    def of_rows(cls, columns: Schema, rows: Sequence[Sequence[Any]], *, begin_ns: int = 0) -> Table:
+        """Make the table of a view from its rows, with their cells in the order of the schema."""
+        cells = {name: [row[k] for row in rows] for k, name in enumerate(names_of(columns))}
+        return Table(cells, begin_ns=begin_ns)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""

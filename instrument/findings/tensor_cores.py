@@ -39,6 +39,7 @@ from instrument.findings.device_time import (
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import is_worth, simulated
+from instrument.links.groupby import groupby_rows
 from instrument.trace.events import Device, Ints
 
 if TYPE_CHECKING:
@@ -187,15 +188,14 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     if not len(device):
         return ()
     event = tree.index[nearest]
-    keys = np.stack([events.name[event], events.shapes[event]])
-    distinct, of = np.unique(keys, axis=1, return_inverse=True)
-    total_ns = np.bincount(of.reshape(-1), events.duration_ns[device])
+    keys, groups = groupby_rows(events.name[event], events.shapes[event])
+    total_ns = groups.sum(events.duration_ns[device])
     most = int(np.argmax(total_ns))
-    name, shapes = distinct[:, most].tolist()
+    name, shapes = keys[:, most].tolist()
     return (
         Evidence(
             events.names[name],
-            len(np.unique(event[of.reshape(-1) == most])),
+            len(np.unique(event[groups.of == most])),
             int(total_ns[most]),
             None,
             f"inputs {shape_text(events.texts[shapes])}; the time counts only kernels of the kind "

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from instrument.links.call_tree import CallTree
-from instrument.links.groupby import intern
+from instrument.links.groupby import groupby_rows, intern
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded, is_step, split_overload
 
 Shapes = list[list[int]]
@@ -57,11 +57,10 @@ def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
         events.named(has_rule)[call_tree.index] & (events.shapes[call_tree.index] >= 0)
     )
     event = call_tree.index[nodes]
-    keys = np.stack([events.name[event], events.shapes[event], events.concrete[event]])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
-    values = np.array([_evaluate(events, *key) for key in distinct.T.tolist()], np.int64)
+    keys, groups = groupby_rows(events.name[event], events.shapes[event], events.concrete[event])
+    values = np.array([_evaluate(events, *key) for key in keys.T.tolist()], np.int64)
     flops = np.full(len(call_tree), UNKNOWN)
-    flops[nodes] = values[code.reshape(-1)]
+    flops[nodes] = values[groups.of]
     return _outermost(call_tree, _without_outer_calls(events, call_tree, flops))
 
 
@@ -73,12 +72,13 @@ def needed_flops(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
     """
     index = call_tree.index
     nodes = np.flatnonzero(events.named(is_fused_attention)[index] & (flops != UNKNOWN))
-    keys = np.stack([events.name[index[nodes]], events.shapes[index[nodes]]])
-    keys = np.concatenate([keys, events.concrete[index[nodes]][None], flops[nodes][None]])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
-    values = np.array([_unmasked(events, *key) for key in distinct.T.tolist()], np.int64)
+    event = index[nodes]
+    keys, groups = groupby_rows(
+        events.name[event], events.shapes[event], events.concrete[event], flops[nodes]
+    )
+    values = np.array([_unmasked(events, *key) for key in keys.T.tolist()], np.int64)
     needed = flops.copy()
-    needed[nodes] = values[code.reshape(-1)]
+    needed[nodes] = values[groups.of]
     return needed
 
 
