@@ -469,11 +469,11 @@ def _owned(capture: Views) -> Part | None:
     is_owner = events.among(OPERATOR | ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name)
     )
-    owner = np.append(tree.nearest(is_owner[tree.index]), -1)
     node = tree.node_at(memory.thread[made], memory.time_ns[made])
+    owner = tree.nearest(is_owner[tree.index], node)
     # Python's integers cannot overflow; sizes in a damaged file can be very large.
     sizes = memory.size_bytes[made].astype(object)
-    total, missing = int(sizes.sum()), int(sizes[owner[node] < 0].sum())
+    total, missing = int(sizes.sum()), int(sizes[owner < 0].sum())
     if not total:
         return None
     why = (

@@ -88,9 +88,8 @@ def _attention(capture: Views) -> tuple[Ints, Ints]:
     batched = events.named(lambda name: split_overload(name)[0] in _BATCHED)[tree.index]
     hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
     shown = events.among(OPERATOR)[tree.index] & ~tree.at_or_inside(hidden)
-    softmax &= shown
     # aten::softmax calls aten::_softmax: only the outermost of the two counts.
-    softmax &= ~tree.inside(softmax)
+    softmax = tree.outermost(softmax & shown)
     products = shown & (tree.with_descendants(batched.astype(np.int64)) > 0) & ~softmax
     by_parent = np.flatnonzero(shown)[np.argsort(tree.parent[shown], kind="stable")]
     parents = tree.parent[by_parent]

@@ -75,7 +75,7 @@ def _in_float64(capture: Views) -> Ints:
     wanted = [code for code in codes[codes >= 0].tolist() if _is_float64(events.texts[code])]
     in_float64 = np.isin(events.types, wanted)[tree.index] & events.among(OPERATOR)[tree.index]
     in_steps = measured(capture).holds(tree.start_ns) >= 0
-    found: Ints = tree.index[in_float64 & in_steps & ~tree.inside(in_float64)]
+    found: Ints = tree.index[tree.outermost(in_float64) & in_steps]
     return found
 
 

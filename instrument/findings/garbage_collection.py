@@ -121,7 +121,7 @@ def _called(capture: Views, collections: Ints) -> bool | None:
     if not len(frames):
         return None
     is_call = capture.events.named(_CALL.__eq__)[frames.index]
-    nearest = np.append(frames.nearest(is_call), -1)[frames.nodes_of(collections)]
+    nearest = frames.nearest(is_call, frames.nodes_of(collections))
     return bool((nearest >= 0).mean() > 0.5)
 
 

@@ -104,16 +104,15 @@ def _calls(capture: Views) -> Ints:
     caller |= events.named(lambda name: _BACKWARD.fullmatch(name) is not None)[frames.index]
     others = events.named(lambda name: users_source(name) is not None)[frames.index]
     called: Flags = others & ~is_forward & np.append(caller, False)[frames.parent]
-    found: Ints = frames.index[called & ~frames.inside(called)]
+    found: Ints = frames.index[frames.outermost(called)]
     return found
 
 
 def _with_operators(capture: Views, calls: Ints) -> Ints:
     """The given frames, with the operators and calls inside them."""
     frames, tree = capture.links.frames, capture.links.call_tree
-    is_call = np.isin(frames.index, calls)
-    nearest = np.append(frames.nearest(is_call), -1)
-    inside = nearest[frames.node_at(tree.thread, tree.start_ns)] >= 0
+    node = frames.node_at(tree.thread, tree.start_ns)
+    inside = frames.nearest(np.isin(frames.index, calls), node) >= 0
     return np.concatenate([calls, tree.index[inside]])
 
 

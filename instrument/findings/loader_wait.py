@@ -99,7 +99,7 @@ def waits_for_data(capture: Views) -> Ints:
     if len(steps):
         chosen &= np.isin(events.thread, events.thread[steps])
     is_wait = chosen[tree.index]
-    return np.sort(tree.index[is_wait & ~tree.inside(is_wait)])
+    return np.sort(tree.index[tree.outermost(is_wait)])
 
 
 def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:

@@ -183,7 +183,7 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     device, launcher = capture.links.launched
     chosen = np.isin(device, kernels)
     device, launcher = device[chosen], launcher[chosen]
-    nearest = np.append(tree.nearest(events.shapes[tree.index] >= 0), -1)[launcher]
+    nearest = tree.nearest(events.shapes[tree.index] >= 0, launcher)
     device, nearest = device[nearest >= 0], nearest[nearest >= 0]
     if not len(device):
         return ()

@@ -89,8 +89,7 @@ def _inside(
     """
     events, tree = capture.events, capture.links.call_tree
     around = tree.at_or_inside(events.named(is_around)[tree.index])
-    wanted = events.named(is_wanted)[tree.index] & around
-    found = tree.index[wanted & ~tree.inside(wanted)]
+    found = tree.index[tree.outermost(events.named(is_wanted)[tree.index] & around)]
     return found[np.argsort(events.start_ns[found], kind="stable")]
 
 

@@ -62,10 +62,7 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
     node = tree.node_at(events.thread[call], events.start_ns[call])
     node[call < 0] = -1
     position = np.append(tree.index, -1)
-    around = [
-        position[np.append(tree.nearest(chosen[tree.index]), -1)[node]]
-        for chosen in (is_record, is_range)
-    ]
+    around = [position[tree.nearest(chosen[tree.index], node)] for chosen in (is_record, is_range)]
     return np.where(record >= 0, record, around[0]), around[1]
 
 

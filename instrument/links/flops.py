@@ -101,9 +101,7 @@ def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -
         & (call_tree.with_descendants(counted.astype(np.int64)) == 0)
         & ~call_tree.at_or_inside(counted)
     )
-    outer = np.append(call_tree.nearest(uncounted), -1)[call_tree.parent]
-    found: Flags = uncounted & (outer < 0)
-    return found
+    return call_tree.outermost(uncounted)
 
 
 def is_fused_attention(name: str) -> bool:
@@ -119,9 +117,8 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
     """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
-    nearest = np.append(call_tree.nearest(flops != UNKNOWN), -1)
     inner = np.flatnonzero(flops != UNKNOWN)
-    outer = nearest[call_tree.parent[inner]]
+    outer = call_tree.nearest(flops != UNKNOWN, call_tree.parent[inner])
     same = (outer >= 0) & (name[outer] == name[inner]) & (flops[outer] == flops[inner])
     repeated = np.bincount(outer[same], minlength=len(call_tree)) == 1
     return np.where(repeated, UNKNOWN, flops)
@@ -129,9 +126,7 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
     """Set the FLOPs of a node to `UNKNOWN` if a node above it has known FLOPs."""
-    counted = call_tree.nearest(flops != UNKNOWN)
-    below = (call_tree.parent >= 0) & (counted[call_tree.parent] >= 0)
-    return np.where(below, UNKNOWN, flops)
+    return np.where(call_tree.inside(flops != UNKNOWN), UNKNOWN, flops)
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:
