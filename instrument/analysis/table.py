@@ -291,18 +291,12 @@ class Table:
 
     def since_begin(self) -> Table:
         """Return the table with each point in time as the time since the recording began."""
-        if not self._begin_ns or not POINTS.intersection(self._columns):
+        if not self._begin_ns:
             return self
-        return Table(
-            {name: self._since_begin(name, cells) for name, cells in self._columns.items()}
-        )
-
-    def _since_begin(self, name: str, cells: Sequence[Any]) -> Sequence[Any]:
-        return (
-            [None if at is None else at - self._begin_ns for at in cells]
-            if name in POINTS
-            else cells
-        )
+        columns = dict(self._columns)
+        for name in POINTS.intersection(columns):
+            columns[name] = [None if at is None else at - self._begin_ns for at in columns[name]]
+        return Table(columns)
 
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""

@@ -31,7 +31,7 @@ from instrument.findings.costs import cost_share, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, input_shapes, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
 from instrument.units import counted
 
@@ -55,7 +55,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if share < _LEAST_SHARE:
         return
     chosen = capture.links.call_tree.index[between]
-    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    saving = scaled(whatif, chosen)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, capture.links.call_tree.index[softmax])

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import (
     RECORD_SHAPES,
     Check,
@@ -45,7 +45,7 @@ from instrument.findings.places import (
     measured,
     percent,
 )
-from instrument.findings.saving import is_worth
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.autograd import is_accumulation, is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded

@@ -23,9 +23,10 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
-from instrument.findings.event_time import scaled, share_of, shortened
+from instrument.findings.event_time import share_of, shortened
 from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import evidence, measured, percent
+from instrument.findings.saving import scaled
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Flags, Ints

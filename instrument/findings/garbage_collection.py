@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled
 from instrument.findings.finding import (
     RECORD_AGAIN,
     Check,
@@ -34,6 +33,7 @@ from instrument.findings.finding import (
     show_command,
 )
 from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import scaled
 from instrument.trace.events import PYTHON, Ints
 from instrument.units import duration
 

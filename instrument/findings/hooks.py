@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent, users_source
+from instrument.findings.saving import scaled
 from instrument.trace.events import Flags, Ints
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from instrument.findings.device_time import (
 )
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import groupby_rows
 from instrument.trace.events import Device, Ints
 
@@ -130,7 +130,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
     share = device_share(capture, time, chosen)
     if share < kind.least_share or not _has_faster_units(capture, chosen, kind):
         return
-    saving = simulated(lambda: whatif.scale_events(chosen, by=_FASTER))
+    saving = scaled(whatif, chosen, by=_FASTER)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, chosen)

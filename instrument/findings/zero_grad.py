@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.autograd import ACCUMULATION
 from instrument.trace.events import Ints
 
