@@ -453,11 +453,6 @@ EQUIVALENT = {
         "sums = np.flatnonzero(is_sum & ~((scopes.parent >= 1) & is_sum[scopes.parent]))",
     ): "as above",
     (
-        "instrument/links/flops.py",
-        "outer = np.append(call_tree.nearest(uncounted), -1)[call_tree.parent]",
-        "outer = np.append(call_tree.nearest(uncounted), -2)[call_tree.parent]",
-    ): "any number below 0 says that there is none",
-    (
         "instrument/analysis/memory_timeline.py",
         "alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))",
         "alive = np.flatnonzero((line.size_bytes >= 0) & (position <= at) & (self._ends(line) > at))",

@@ -25,7 +25,7 @@ from instrument.links.collective_records import (
     collective_records,
     records,
 )
-from instrument.links.groupby import Groups, cells, group_rows, groupby, intern
+from instrument.links.groupby import Groups, cells, group_rows, groupby, groupby_rows, intern
 from instrument.links.intervals import Intervals, merged, sweep, within
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_at, step_number
@@ -347,12 +347,9 @@ def _names(
     The kind comes from the first of these texts that contains a kind: torch's record, the name of
     the annotation, the name of the kernel. Each combination of these texts is searched only once.
     """
-    groups = group_rows(of, ranges, events.name[event])
-    first = groups.sorted_by().row(0)
+    keys, groups = groupby_rows(of, ranges, events.name[event])
     names, kinds = [], []
-    for number, around, own in zip(
-        *(each[first].tolist() for each in (of, ranges, events.name[event]))
-    ):
+    for number, around, own in keys.T.tolist():
         recorded, name = details[number].collective or "", _without_parameters(events.names[own])
         texts = (recorded, events.names[around] if around >= 0 else "", events.names[own])
         kinds.append(next(filter(None, map(kind_of, texts)), None))

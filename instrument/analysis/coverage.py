@@ -16,7 +16,7 @@ import numpy as np
 
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.breakdown import Work, launched_ns
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import Schema, Table, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.call_tree import nest
 from instrument.links.cuda_graphs import is_graph_launch, replayed
@@ -159,9 +159,7 @@ def range_advice(capture: Views) -> str:
 
 def _table(capture: Views, names: Iterable[str]) -> Table:
     found = ((name, part(capture, name)) for name in names)
-    cells = [(name, *cells) for name, cells in found if cells is not None]
-    columns = zip(*cells) if cells else [()] * len(COVERAGE)
-    return Table.of(COVERAGE, dict(zip(names_of(COVERAGE), map(list, columns))))
+    return Table.of_rows(COVERAGE, [(name, *cells) for name, cells in found if cells is not None])
 
 
 def _percent(share: float) -> str:
@@ -471,11 +469,11 @@ def _owned(capture: Views) -> Part | None:
     is_owner = events.among(OPERATOR | ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name)
     )
-    owner = np.append(tree.nearest(is_owner[tree.index]), -1)
     node = tree.node_at(memory.thread[made], memory.time_ns[made])
+    owner = tree.nearest(is_owner[tree.index], node)
     # Python's integers cannot overflow; sizes in a damaged file can be very large.
     sizes = memory.size_bytes[made].astype(object)
-    total, missing = int(sizes.sum()), int(sizes[owner[node] < 0].sum())
+    total, missing = int(sizes.sum()), int(sizes[owner < 0].sum())
     if not total:
         return None
     why = (

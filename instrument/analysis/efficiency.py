@@ -16,7 +16,7 @@ from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.links.autograd import is_backward
 from instrument.links.call_tree import CallTree
 from instrument.links.flops import UNKNOWN, needed_flops
-from instrument.links.groupby import Groups, groupby, intern
+from instrument.links.groupby import Groups, distinct, groupby_rows, intern
 from instrument.links.launches import have_work, launches_kernel
 from instrument.links.links import Links
 from instrument.links.step_index import step_at, step_number
@@ -172,18 +172,15 @@ def efficiency(links: Links, work: Work, given: PeakFlops | None = None) -> Effi
     """
     calls = _calls(links, given)
     if calls is None:
-        empty = Table.of(EFFICIENCY_STEPS, {name: [] for name in names_of(EFFICIENCY_STEPS)})
-        return EfficiencyTable([], empty)
+        return EfficiencyTable([], Table.of_rows(EFFICIENCY_STEPS, []))
     return EfficiencyTable(_rows(links.events, links.call_tree, calls), _steps(links, work, calls))
 
 
 def _rows(events: Events, call_tree: CallTree, calls: _Calls) -> list[dict[str, Any]]:
     index = call_tree.index[calls.node]
     name, names = intern(split_overload(each)[0] for each in events.names)
-    operator, shapes = name[events.name[index]], events.shapes[index].astype(np.int64)
-    keys = np.stack([operator, shapes, calls.dtype, calls.precision, calls.device])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
-    groups = Groups(code.reshape(-1), distinct.shape[1])
+    operator, shapes = name[events.name[index]], events.shapes[index]
+    keys, groups = groupby_rows(operator, shapes, calls.dtype, calls.precision, calls.device)
     moved = groups.sum(np.maximum(calls.moved_bytes, 0))
     totals = zip(
         groups.size.tolist(),
@@ -192,7 +189,7 @@ def _rows(events: Events, call_tree: CallTree, calls: _Calls) -> list[dict[str, 
         groups.sum(calls.device_ns).tolist(),
     )
     rows = []
-    for (code_of_name, text, dtype, of, device), total in zip(distinct.T.tolist(), totals):
+    for (code_of_name, text, dtype, of, device), total in zip(keys.T.tolist(), totals):
         precision = calls.precisions[of]
         row = {
             "name": names[code_of_name],
@@ -272,13 +269,13 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
         rates=rates,
         cpu=cpu,
     )
-    distinct, code = np.unique(np.stack([dtype, says, device]), axis=1, return_inverse=True)
+    keys, groups = groupby_rows(dtype, says, device)
     found = [
         _precision(operands[kind], said, on_device, calls.rates_of(on_device))
-        for kind, said, on_device in distinct.T.tolist()
+        for kind, said, on_device in keys.T.tolist()
     ]
     precision, precisions = intern(found)
-    return replace(calls, precision=precision[code.reshape(-1)], precisions=precisions)
+    return replace(calls, precision=precision[groups.of], precisions=precisions)
 
 
 def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[list[str]]]:
@@ -291,17 +288,17 @@ def _types(events: Events, index: Ints) -> tuple[Ints, Ints, list[str], list[lis
     - the same combinations, as lists of types.
     """
     columns = (events.name, events.shapes, events.concrete, events.types)
-    keys = np.stack([column[index] for column in columns])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
-    code, moved, operands = code.reshape(-1), [], []
-    for name, shapes, concrete, types in distinct.T.tolist():
+    keys, groups = groupby_rows(*(column[index] for column in columns))
+    moved, operands = [], []
+    for name, shapes, concrete, types in keys.T.tolist():
         given = events.texts[types] if types >= 0 else b"[]"
         arguments = events.texts[concrete] if concrete >= 0 else None
         moved.append(moved_bytes(events.names[name], events.texts[shapes], given, arguments))
         operands.append(tuple(operand_types(events.names[name], given)))
     dtype, found = intern(operands)
     texts = [", ".join(each) for each in found]
-    return np.array(moved, np.int64)[code], dtype[code], texts, [list(each) for each in found]
+    moved_of_calls = np.array(moved, np.int64)[groups.of]
+    return moved_of_calls, dtype[groups.of], texts, [list(each) for each in found]
 
 
 def _lacks_kernels(links: Links, around: Ints, count: int) -> Flags:
@@ -379,7 +376,7 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
     found = by_group(work, launched_in, count)
     busy = (found["total_ns"] - found["idle_ns"]).tolist() if has_device else [None] * count
     covered = _covered(work, launched_in, calls.owner, count)
-    devices = _distinct(calls.device[chosen], groups)
+    devices = [distinct(calls.device[chosen[row]]).tolist() for row in groups.rows()]
     rows = []
     for at, (total, again, duration) in enumerate(
         zip(groups.sum(flops).tolist(), recomputed.tolist(), events.duration_ns[steps].tolist())
@@ -409,14 +406,6 @@ def _steps(links: Links, work: Work, calls: _Calls) -> Table:
     return Table.of(
         EFFICIENCY_STEPS, {name: [row[name] for row in rows] for name in names_of(EFFICIENCY_STEPS)}
     )
-
-
-def _distinct(values: Ints, groups: Groups) -> list[list[int]]:
-    """For each group, its distinct values in increasing order."""
-    distinct, same = groupby(values)
-    pairs = np.unique(groups.of * len(distinct) + same.of)
-    number, value = np.divmod(pairs, max(len(distinct), 1))
-    return [distinct[value[row]].tolist() for row in Groups(number, groups.count).rows()]
 
 
 def _recomputed(links: Links, node: Ints) -> Flags:

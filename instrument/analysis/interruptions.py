@@ -10,8 +10,8 @@ import numpy as np
 from instrument.analysis.steps import is_loading
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.call_tree import nest
-from instrument.links.groupby import Groups, groupby
-from instrument.links.intervals import sweep
+from instrument.links.groupby import groupby
+from instrument.links.intervals import Intervals, merged, within
 from instrument.links.step_index import finished_steps
 from instrument.trace.events import (
     ANNOTATION,
@@ -124,9 +124,9 @@ def interruptions(events: Events) -> Table:
     kinds = [KINDS[k // len(events.names)] for k in keys.tolist()]
     rows = groups.rows()
     steps = finished_steps(events)
-    begun, ended = events.start_ns[steps], events.end_ns[steps]
-    step_ns, touched = (each.tolist() for each in _in_steps(start, end, groups, begun, ended))
-    whole = int((ended - begun).sum())
+    spans = events.start_ns[steps], events.end_ns[steps]
+    step_ns, touched = _in_steps((start, end), rows, spans)
+    whole = int(events.duration_ns[steps].sum())
     iterators = [loader_iterator(name) for name in names]
     has_thread = ~events.among(_OVERHEAD)[index]
     columns = {
@@ -175,63 +175,17 @@ def kinds_of(events: Events) -> Ints:
 
 
 def _in_steps(
-    start: Ints, end: Ints, groups: Groups, begun: Ints, ended: Ints
-) -> tuple[Ints, Ints]:
+    intervals: Intervals, rows: list[Ints], steps: Intervals
+) -> tuple[list[int], list[int]]:
     """For each group of intervals, the time inside steps, and how many steps the group overlaps.
 
     Time in which intervals of a group overlap counts once. Time in which two steps overlap counts
-    twice. The steps begin at `begun`, which is sorted, and end at `ended`.
-
-    Memory grows with the number of intervals plus the number of steps, not with their product.
+    twice. `rows` holds the indices of the intervals of each group.
     """
-    lasting = ended > begun
-    begun, ended = begun[lasting], ended[lasting]
-    timeline = sweep([(start, end)], [groups.of])
-    active = timeline.active[0] & (timeline.end_ns > timeline.start_ns)
-    start, end, group = timeline.start_ns[active], timeline.end_ns[active], timeline.group[active]
-    step_ns = _until(end, begun, ended) - _until(start, begun, ended)
-    # A step counts once for a group: at the first interval of the group that ends after the step
-    # begins. If this interval does not overlap the step, no interval of the group does.
-    is_first = np.append(True, group[1:] != group[:-1])[: len(group)]
-    begins_before_end = np.searchsorted(begun, end)
-    begins_before = np.where(is_first, 0, np.roll(begins_before_end, 1))
-    order = np.argsort(ended, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    ends_before = np.searchsorted(ended[order], start, "right")
-    over = ends_before - _smaller(rank, begins_before, ends_before)
-    steps = begins_before_end - begins_before - over
-    pieces = Groups(group, groups.count)
-    return pieces.sum(step_ns), pieces.sum(steps)
-
-
-def _until(time_ns: Ints, begun: Ints, ended: Ints) -> Ints:
-    """For each point in time, how long each step ran before the point, summed over the steps."""
-    times = np.concatenate([begun, ended])
-    order = np.argsort(times, kind="stable")
-    at_ns = times[order]
-    depth = np.cumsum(np.repeat([1, -1], len(begun))[order])
-    before = np.concatenate([[0], np.cumsum(depth[:-1] * np.diff(at_ns))])
-    at = np.searchsorted(at_ns, time_ns, "right") - 1
-    if not len(times):
-        return np.zeros(len(time_ns), np.int64)
-    total: Ints = np.where(at >= 0, before[at] + depth[at] * (time_ns - at_ns[at]), 0)
-    return total
-
-
-def _smaller(values: Ints, first: Ints, limit: Ints) -> Ints:
-    """For each k, how many of `values[: first[k]]` are smaller than `limit[k]`.
-
-    `values` are the numbers from 0 to `len(values) - 1` in any order. `values[: first[k]]` is cut
-    into blocks whose sizes are powers of two, and a binary search counts in each sorted block.
-    """
-    found, size = np.zeros(len(first), np.int64), 1
-    width = len(values) + 1
-    while size <= len(values):
-        block = np.arange(len(values)) // size
-        ordered = np.sort(block * width + values)
-        query = np.flatnonzero(first & size)
-        last = first[query] // size - 1
-        found[query] += np.searchsorted(ordered, last * width + limit[query]) - last * size
-        size *= 2
-    return found
+    start, end = intervals
+    step_ns, touched = [], []
+    for row in rows:
+        inside_ns = within(merged(start[row], end[row]), *steps)
+        step_ns.append(int(inside_ns.sum()))
+        touched.append(int((inside_ns > 0).sum()))
+    return step_ns, touched

@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from instrument import files
 from instrument.analysis.memory_plot import Plot, extremes
-from instrument.analysis.table import Schema, Table, names_of, schema
+from instrument.analysis.table import Schema, Table, schema
 from instrument.errors import CaptureError
 from instrument.trace.capture_json import BAD_JSON
 from instrument.trace.events import Ints
@@ -140,7 +140,4 @@ def table(found: Sequence[Categories]) -> Table:
         for name, sizes in sorted(held, key=lambda pair: -int(pair[1][peak])):
             at_peak, most, end = int(sizes[peak]), int(sizes.max()), int(sizes[-1])
             rows.append((each.device, name, at_peak, most, each.start_bytes[name], end))
-    names = names_of(MEMORY_CATEGORIES)
-    return Table.of(
-        MEMORY_CATEGORIES, {name: [row[k] for row in rows] for k, name in enumerate(names)}
-    )
+    return Table.of_rows(MEMORY_CATEGORIES, rows)

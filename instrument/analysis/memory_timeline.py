@@ -188,9 +188,7 @@ class MemoryView:
         )
         codes, labels = self.labels(line, by)
         if not self._has_addresses:
-            return Table.of(
-                LIVE, {"name": [None], "bytes": [level], "allocations": [None], "since_ns": [None]}
-            )
+            return Table.of_rows(LIVE, [(None, level, None, None)])
         position = np.arange(len(line.instant))
         alive = np.flatnonzero((line.size_bytes > 0) & (position <= at) & (self._ends(line) > at))
         used, groups = groupby(codes[alive])
@@ -206,9 +204,7 @@ class MemoryView:
         if level != size.sum():
             rows.append((BEFORE, level - int(size.sum()), None, None))
         rows.sort(key=lambda row: -row[1])
-        return self._table(
-            LIVE, {name: [row[k] for row in rows] for k, name in enumerate(names_of(LIVE))}
-        )
+        return Table.of_rows(LIVE, rows, begin_ns=self._events.begin_ns)
 
     @cached_property
     def steps(self) -> Table:
@@ -219,10 +215,7 @@ class MemoryView:
             for line in self.timelines.values()
             for step in steps
         ]
-        names = names_of(MEMORY_STEPS)
-        return Table.of(
-            MEMORY_STEPS, {name: [row[k] for row in rows] for k, name in enumerate(names)}
-        )
+        return Table.of_rows(MEMORY_STEPS, rows)
 
     @cached_property
     def sizes(self) -> Table:
@@ -231,9 +224,7 @@ class MemoryView:
         The sizes of a device are sorted by the sum of their bytes, the largest sum first.
         """
         rows = [row for line in self.timelines.values() for row in self._size_rows(line)]
-        return Table.of(
-            SIZES, {name: [row[k] for row in rows] for k, name in enumerate(names_of(SIZES))}
-        )
+        return Table.of_rows(SIZES, rows)
 
     def timeline(self, device: str | None = None) -> Timeline:
         """Return the timeline of a device; None means the first device.

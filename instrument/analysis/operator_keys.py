@@ -133,7 +133,7 @@ def _by_inputs(links: Links, calls: Calls, column: Codes, text: Callable[[bytes]
     """Group by a column of `Events` that describes the inputs; `text` makes values readable."""
     if not (column >= 0).any():
         return _unknown(calls)
-    used, groups = groupby(_of_event(column, calls, -1) + 1)
+    used, groups = groupby(_of_event(column, calls) + 1)
     texts = links.events.texts
     codes, labels = intern(text(texts[k - 1]) if k else "[]" for k in used.tolist())
     return codes[groups.of], labels
@@ -156,7 +156,7 @@ def by_overload(links: Links, calls: Calls, _: int) -> Grouping:
     if not any(overloads):
         return _unknown(calls)
     codes, labels = intern(overloads)
-    return codes[_of_event(events.name, calls, -1)], labels
+    return codes[_of_event(events.name, calls)], labels
 
 
 def by_thread(links: Links, calls: Calls, _: int) -> Grouping:
@@ -249,9 +249,9 @@ GROUPINGS: dict[str, Callable[[Links, Calls, int], Grouping]] = {
 }
 
 
-def _of_event(column: Any, calls: Calls, missing: int) -> Ints:
-    """For each call, the value that `column` holds for its event; `missing` if there is none."""
-    found: Ints = np.append(column, missing)[calls.event]  # the last entry is for event -1
+def _of_event(column: Any, calls: Calls) -> Ints:
+    """For each call, the value that `column` holds for its event; -1 if there is none."""
+    found: Ints = np.append(column, -1)[calls.event]
     return found
 
 

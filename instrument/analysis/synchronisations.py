@@ -8,7 +8,7 @@ import numpy as np
 
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.call_tree import CallTree
-from instrument.links.groupby import Groups, groupby, intern
+from instrument.links.groupby import Groups, groupby, groupby_rows, intern
 from instrument.links.links import Links
 from instrument.links.synchronisation import STREAM_WAIT, Synchronisations
 from instrument.trace.events import Events, Flags, Ints, called_operators, split_overload
@@ -61,14 +61,12 @@ def synchronisations(links: Links) -> Table:
     operator, path = callers(links, found.call)
     numbers, operators = intern([split_overload(name)[0] for name in events.names])
     operator = np.append(numbers, -1)[operator]
-    keys = np.stack([events.name[found.call], operator, path, source, waiting])
-    distinct, of = np.unique(keys, axis=1, return_inverse=True)
-    groups = Groups(of.reshape(-1), distinct.shape[1])
+    keys, groups = groupby_rows(events.name[found.call], operator, path, source, waiting)
     cpu_ns = events.duration_ns[found.call]
     longest = groups.sum(np.where(of_stream, waited_ns, cpu_ns))
     order = np.argsort(-longest, kind="stable")
     groups = groups.renumbered(order)
-    name, operator, path, source, waiting = distinct[:, order]
+    name, operator, path, source, waiting = keys[:, order]
     texts, threads = links.scopes.paths.texts, [*events.threads, (None, None)]
     columns: dict[str, list[Any]] = {
         "name": [events.names[k] for k in name.tolist()],

@@ -144,6 +144,12 @@ class Table:
             )
         return Table({name: cells[name] for name in names}, begin_ns=begin_ns)
 
+    @classmethod
+    def of_rows(cls, columns: Schema, rows: Sequence[Sequence[Any]], *, begin_ns: int = 0) -> Table:
+        """Make the table of a view from its rows, with their cells in the order of the schema."""
+        cells = {name: [row[k] for row in rows] for k, name in enumerate(names_of(columns))}
+        return Table(cells, begin_ns=begin_ns)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns, in order."""
@@ -285,18 +291,12 @@ class Table:
 
     def since_begin(self) -> Table:
         """Return the table with each point in time as the time since the recording began."""
-        if not self._begin_ns or not POINTS.intersection(self._columns):
+        if not self._begin_ns:
             return self
-        return Table(
-            {name: self._since_begin(name, cells) for name, cells in self._columns.items()}
-        )
-
-    def _since_begin(self, name: str, cells: Sequence[Any]) -> Sequence[Any]:
-        return (
-            [None if at is None else at - self._begin_ns for at in cells]
-            if name in POINTS
-            else cells
-        )
+        columns = dict(self._columns)
+        for name in POINTS.intersection(columns):
+            columns[name] = [None if at is None else at - self._begin_ns for at in columns[name]]
+        return Table(columns)
 
     def __str__(self) -> str:
         """The table as text with all rows; on a terminal, only with the columns that fit."""

@@ -626,8 +626,7 @@ class Views:
         """
         ran = {name.removeprefix(REGION) for name in self.events.names if name.startswith(REGION)}
         here = [entry for entry in self.about.compiled_ranges if entry.region in ran]
-        names, regions = [entry.range for entry in here], [entry.region for entry in here]
-        return Table.of(COMPILED_RANGES, {"name": names, "region": regions})
+        return Table.of_rows(COMPILED_RANGES, [(entry.range, entry.region) for entry in here])
 
     @cached_property
     def coverage(self) -> Table:

@@ -211,7 +211,7 @@ class Occurred:
         """
         tree = self.views.links.call_tree
         dispatched = self._dispatched[tree.index]
-        return self._at(tree.index[dispatched & ~tree.inside(dispatched)])
+        return self._at(tree.index[tree.outermost(dispatched)])
 
     @cached_property
     def has_device(self) -> bool:
@@ -237,12 +237,10 @@ class Occurred:
         """
         links = self.views.links
         tree = links.call_tree
-        is_call = np.zeros(len(self.views.events), np.bool_)
-        is_call[self.calls.event] = True
-        nearest = np.append(tree.nearest(is_call[tree.index]), -1)
-        node = nearest[nodes_of(links, np.maximum(found.event, 0))]
-        known = (found.event >= 0) & (node >= 0)
-        return np.where(known, np.append(tree.index, -1)[node], found.event)
+        calls, node = self.calls.event, nodes_of(links, np.maximum(found.event, 0))
+        call = tree.nearest_of(tree.nodes_of(calls), node)
+        known = (found.event >= 0) & (call >= 0)
+        return np.where(known, np.append(calls, -1)[call], found.event)
 
     @cached_property
     def _dispatched(self) -> Flags:
@@ -275,9 +273,9 @@ class Occurred:
         if self.has_device:
             # Calls that can wait are counted. Which of them really waited varies from run to run.
             waits = (events.among(is_runtime) & events.named(is_wait))[tree.index]
-            return self._at(tree.index[waits & ~tree.inside(waits)])
+            return self._at(tree.index[tree.outermost(waits)])
         chosen = events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)[tree.index]
-        found = self._at(tree.index[chosen & ~tree.inside(chosen)])
+        found = self._at(tree.index[tree.outermost(chosen)])
         paths = self.views.links.scopes.paths
         # An optimizer reads its step counts without waiting: they are on the CPU even if the model
         # is on a device.
@@ -298,7 +296,7 @@ class Occurred:
 
         chosen = (events.named(starts_collective) & self._dispatched)[tree.index]
         if chosen.any():
-            return self._at(tree.index[chosen & ~tree.inside(chosen)])
+            return self._at(tree.index[tree.outermost(chosen)])
         named = [kind_of(each.collective or "") is not None for each in events.details]
         is_recorded = np.append(np.array(named, np.bool_), False)[events.detail]
         return self._at(np.flatnonzero(records(events) & is_recorded))

@@ -90,7 +90,7 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
     See `COUNTERS_COMPARED`.
     """
     old = {paths.get(path, path): row for path, row in before.counters.items()}
-    cells: dict[str, list[Any]] = {name: [] for name in names_of(COUNTERS_COMPARED)}
+    rows = []
     for path in old | after.counters:
         sides = [(before, old.get(path)), (after, after.counters.get(path))]
         names = dict.fromkeys(name for _, row in sides for name in row or ())
@@ -99,9 +99,8 @@ def counters_compared(before: Totals, after: Totals, paths: Mapping[str, str]) -
             if path is not None and was == now:
                 continue
             change = None if was is None or now is None else now - was
-            for column, cell in zip(cells, (path, name, was, now, change)):
-                cells[column].append(cell)
-    return Table.of(COUNTERS_COMPARED, cells)
+            rows.append((path, name, was, now, change))
+    return Table.of_rows(COUNTERS_COMPARED, rows)
 
 
 def _counter(totals: Totals, row: Quantities | None, name: str) -> float | None:

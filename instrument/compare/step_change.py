@@ -91,20 +91,12 @@ def whole(rank: int | None, before: Totals, after: Totals, paths: Mapping[str, s
     """
     old, new = mean_parts(before), mean_parts(after)
     old = {(paths.get(path, path), kind): ns for (path, kind), ns in old.items()}
-    keys = sorted(
-        old | new, key=lambda key: (-abs(new.get(key, 0) - old.get(key, 0)), -new.get(key, 0), key)
-    )
-    was, now = ([side.get(key, 0) for key in keys] for side in (old, new))
-    parts = Table.of(
-        PARTS,
-        {
-            "range": [path for path, _ in keys],
-            "kind": [kind for _, kind in keys],
-            "before_ns": was,
-            "after_ns": now,
-            "change_ns": [after_ns - before_ns for before_ns, after_ns in zip(was, now)],
-        },
-    )
+    rows = []
+    for path, kind in old | new:
+        before_ns, after_ns = old.get((path, kind), 0), new.get((path, kind), 0)
+        rows.append((path, kind, before_ns, after_ns, after_ns - before_ns))
+    rows.sort(key=lambda row: (-abs(row[4]), -row[3], row[:2]))
+    parts = Table.of_rows(PARTS, rows)
     return Whole(rank, _steps(before.steps_ns), _steps(after.steps_ns), parts)
 
 

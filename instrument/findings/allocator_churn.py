@@ -26,7 +26,7 @@ from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import RECORD_STEPS, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -52,7 +52,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         )
     if len(np.unique(step)) < _LEAST_STEPS:
         return
-    saving = simulated(lambda: whatif.scale_events(calls, by=0))
+    saving = scaled(whatif, calls)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, calls)

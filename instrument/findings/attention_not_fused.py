@@ -31,7 +31,7 @@ from instrument.findings.costs import cost_share, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, input_shapes, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 from instrument.trace.events import OPERATOR, Events, Ints, split_overload
 from instrument.units import counted
 
@@ -55,7 +55,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     if share < _LEAST_SHARE:
         return
     chosen = capture.links.call_tree.index[between]
-    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    saving = scaled(whatif, chosen)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, capture.links.call_tree.index[softmax])
@@ -88,9 +88,8 @@ def _attention(capture: Views) -> tuple[Ints, Ints]:
     batched = events.named(lambda name: split_overload(name)[0] in _BATCHED)[tree.index]
     hidden = events.named(lambda name: _FUSED in name or _BACKWARD in name)[tree.index]
     shown = events.among(OPERATOR)[tree.index] & ~tree.at_or_inside(hidden)
-    softmax &= shown
     # aten::softmax calls aten::_softmax: only the outermost of the two counts.
-    softmax &= ~tree.inside(softmax)
+    softmax = tree.outermost(softmax & shown)
     products = shown & (tree.with_descendants(batched.astype(np.int64)) > 0) & ~softmax
     by_parent = np.flatnonzero(shown)[np.argsort(tree.parent[shown], kind="stable")]
     parents = tree.parent[by_parent]

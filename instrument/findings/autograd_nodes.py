@@ -46,6 +46,6 @@ def _numbered(capture: Views) -> Ints:
     """The operators in grad mode, outside of backward nodes; sorted by thread, then by start."""
     links = capture.links
     tree, scopes = links.call_tree, links.scopes
-    node_above = np.append(scopes.nodes.nearest(scopes.backward), -1)
-    found: Ints = tree.index[scopes.recording & (node_above[scopes.innermost] < 0)]
+    node_above = scopes.nodes.nearest(scopes.backward, scopes.innermost)
+    found: Ints = tree.index[scopes.recording & (node_above < 0)]
     return found

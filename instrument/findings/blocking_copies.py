@@ -32,9 +32,8 @@ from instrument.analysis.synchronisations import outermost_operators
 from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING, has_device_work
 from instrument.findings.finding import Check, Evidence, Finding, show_command
-from instrument.findings.places import common_place, measured, nodes_of, percent
+from instrument.findings.places import common_place, evidence, measured, nodes_of, percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
 from instrument.trace.events import Flags, Ints, is_runtime, is_wait
 from instrument.units import size
@@ -55,9 +54,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     to_device &= events.named(lambda name: _TO_DEVICE in name)[work.event]
     if not to_device.any():
         return
-    copies, calls = work.event[to_device], work.call[to_device]
-    blocking, waits = _blocking(capture, copies, calls)
-    calls = np.unique(np.concatenate([calls[blocking], waits]))
+    copies, launches = work.event[to_device], work.call[to_device]
+    blocking, waits = _blocking(capture, copies, launches)
+    calls = np.unique(np.concatenate([launches[blocking], waits]))
     timeline = sweep(
         [
             (events.start_ns[calls], events.end_ns[calls]),
@@ -91,7 +90,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         saving=saving,
         range=path,
         source=source,
-        evidence=_evidence(capture, copies[blocking], to_device, calls),
+        evidence=_evidence(capture, copies[blocking], launches[blocking], calls),
         coverage=LAUNCHING,
     )
 
@@ -125,28 +124,14 @@ def _blocking(capture: Views, copies: Ints, calls: Ints) -> tuple[Flags, Ints]:
     return waited | (by_call & returned_later), waits[np.isin(of_wait, of_copy) & (of_wait >= 0)]
 
 
-def _evidence(capture: Views, copies: Ints, to_device: Flags, calls: Ints) -> tuple[Evidence, ...]:
+def _evidence(capture: Views, copies: Ints, launches: Ints, calls: Ints) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of a copy, then one for each name of a call."""
-    events, work = capture.events, capture.work
-    call_of = dict(zip(work.event[to_device].tolist(), work.call[to_device].tolist()))
-    moved = moved_bytes(events, copies, np.array([call_of[k] for k in copies.tolist()], np.int64))
-    rows = []
-    for chosen, sizes in ((copies, moved), (calls, None)):
-        names, groups = groupby(events.name[chosen])
-        total_ns = groups.sum(events.duration_ns[chosen])
-        longest = groups.sorted_by(events.duration_ns[chosen]).row(100)
-        for k in np.argsort(-total_ns, kind="stable").tolist():
-            of_group = sizes[groups.of == k] if sizes is not None else np.array([-1])
-            rows.append(
-                Evidence(
-                    events.names[names[k]],
-                    int(groups.size[k]),
-                    int(total_ns[k]),
-                    int(events.start_ns[chosen[longest[k]]]),
-                    size(int(of_group.sum())) if (of_group >= 0).all() else "",
-                )
-            )
-    return tuple(rows)
+    events, rows = capture.events, []
+    moved = moved_bytes(events, copies, launches)
+    for row in evidence(capture, copies, most=len(copies)):
+        own = moved[events.named(row.name.__eq__)[copies]]
+        rows.append(row._replace(detail=size(int(own.sum())) if (own >= 0).all() else ""))
+    return (*rows, *evidence(capture, calls, most=len(calls)))
 
 
 CHECK = Check("blocking-copies", find, needs_device_work=True)

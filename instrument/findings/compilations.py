@@ -40,9 +40,7 @@ def compilations(capture: Views) -> Ints:
     timed &= is_operator | events.among(ANNOTATION)[tree.index]
     holds_timed = tree.with_descendants(timed.astype(np.int64)) > 0
     around = events.named(_AROUND.__contains__)[tree.index] & is_operator & holds_timed
-    chosen = timed | around
-    outermost = chosen & ~tree.inside(chosen)
-    found: Ints = tree.index[outermost]
+    found: Ints = tree.index[tree.outermost(timed | around)]
     return found[np.argsort(events.start_ns[found], kind="stable")]
 
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import (
     RECORD_SHAPES,
     Check,
@@ -45,9 +45,10 @@ from instrument.findings.places import (
     measured,
     percent,
 )
-from instrument.findings.saving import is_worth
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.autograd import is_accumulation, is_backward
-from instrument.trace.events import OPERATOR, Events, Ints, decoded
+from instrument.links.groupby import isin
+from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -178,10 +179,8 @@ def _bias_work(capture: Views, convolutions: Ints) -> Ints:
     """
     events, tree = capture.events, capture.links.call_tree
 
-    def inside(around: Ints) -> Any:
-        chosen = np.zeros(len(tree) + 1, np.bool_)
-        chosen[tree.nodes_of(around)] = True
-        return tree.at_or_inside(chosen[:-1])
+    def inside(around: Ints) -> Flags:
+        return tree.at_or_inside(isin(tree.index, around))
 
     numbers = events.sequence[convolutions]
     nodes = is_backward(events) & (events.sequence >= 0)
@@ -190,9 +189,8 @@ def _bias_work(capture: Views, convolutions: Ints) -> Ints:
     in_backward = tree.at_or_inside(events.named(_BACKWARD.__eq__)[tree.index])
     sums = inside(np.flatnonzero(nodes)) & in_backward
     sums &= events.named(_SUM.__eq__)[tree.index]
-    chosen = adds | sums
-    outermost = chosen & ~tree.inside(chosen)
-    return np.concatenate([tree.index[outermost], _accumulations(capture, np.flatnonzero(nodes))])
+    work = tree.index[tree.outermost(adds | sums)]
+    return np.concatenate([work, _accumulations(capture, np.flatnonzero(nodes))])
 
 
 def _accumulations(capture: Views, nodes: Ints) -> Ints:

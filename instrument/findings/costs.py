@@ -33,12 +33,9 @@ def cost_share(capture: Views, time: Measured, nodes: Ints) -> float:
     return time.covered(events.start_ns[device], events.end_ns[device])
 
 
-def evidence_of_nodes(
-    capture: Views, nodes: Ints, most: int = 5, *, detail: str = ""
-) -> tuple[Evidence, ...]:
+def evidence_of_nodes(capture: Views, nodes: Ints) -> tuple[Evidence, ...]:
     """Make one row of evidence for each name of the nodes; the highest cost comes first."""
     events = capture.links.call_tree.index[nodes]
     what = "device time" if len(capture.work.event) else "CPU time"
-    text = ", ".join(filter(None, [what, detail]))
     name, cost_ns = capture.events.name[events], costs(capture, nodes)
-    return without_overloads(evidence_by_name(capture, name, events, cost_ns, most, text))
+    return without_overloads(evidence_by_name(capture, name, events, cost_ns, detail=what))

@@ -23,10 +23,12 @@ import numpy as np
 
 from instrument.analysis.views import Views
 from instrument.findings.autograd_nodes import makers
-from instrument.findings.event_time import scaled, share_of, shortened
+from instrument.findings.event_time import share_of, shortened
 from instrument.findings.finding import RECORD_AGAIN, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import evidence, measured, percent
+from instrument.findings.saving import scaled
 from instrument.links.autograd import is_backward
+from instrument.links.groupby import isin
 from instrument.trace.events import OPERATOR, Flags, Ints
 
 if TYPE_CHECKING:
@@ -85,9 +87,7 @@ def _search(capture: Views) -> tuple[Ints, bool]:
     in_outer = np.append(outer, False)[tree.parent]
     chosen = in_outer & events.named(_SEARCH.__contains__)[tree.index]
     searched = np.unique(tree.parent[chosen & events.named(_FIRST.__eq__)[tree.index]])
-    is_searched = np.zeros(len(tree) + 1, np.bool_)
-    is_searched[searched] = True
-    found: Ints = tree.index[chosen & is_searched[tree.parent]]
+    found: Ints = tree.index[chosen & isin(tree.parent, searched)]
     return found, len(searched) > _LEAST_SEARCHED * max(int(outer.sum()), 1)
 
 

@@ -36,7 +36,7 @@ from instrument.findings.device_time import (
 from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.launch_bound import LONG_NS
 from instrument.findings.places import measured, percent, source_codes
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep, within
 from instrument.trace.events import Ints, is_runtime, is_step, is_wait, split_overload
@@ -79,7 +79,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     # The scenario shortens only calls that launch nothing. If these calls explain little of the
     # gaps, the scenario's saving would be too small.
     explained = only_cpu_ns >= _EXPLAINED * idle_ns
-    saving = simulated(lambda: whatif.scale_events(only_cpu, by=0)) if explained else None
+    saving = scaled(whatif, only_cpu) if explained else None
     if not is_worth(saving, LEAST_SAVING):
         return
     top = causes[0]

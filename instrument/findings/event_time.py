@@ -1,4 +1,4 @@
-"""The share of the steps that events take, and simulations in which events take less time."""
+"""The share of the steps that events take, and the simulation in which operators are shorter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 _MOST_NAMES = 10
-
-
-def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
-    """Return the simulation in which the time of CPU events and of their device work is multiplied.
-
-    `by` is the factor. The result is None if the capture cannot be simulated.
-    """
-    return simulated(lambda: whatif.scale_events(events, by=by))
 
 
 def shortened(capture: Views, whatif: Scenario, events: Ints, each_ns: float) -> Scenario | None:

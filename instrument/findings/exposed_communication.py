@@ -25,7 +25,7 @@ from instrument.analysis.views import Views
 from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import Measured, common_place, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.collective_records import is_collective
 from instrument.links.intervals import sweep
 from instrument.trace.events import Ints
@@ -72,7 +72,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     share = time.share(exposed_ns)
     if share < _LEAST_SHARE:
         return
-    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    saving = scaled(whatif, chosen)
     if not is_worth(saving, LEAST_SAVING):
         return
     table = capture.collectives.where(exposed_ns=lambda ns: bool(ns)).sort("exposed_ns")

@@ -129,48 +129,15 @@ def _names(capture: Views) -> Iterator[_Cause]:
     chosen = np.flatnonzero((step >= 0) & ~np.isin(tree.index, steps))
     own_ns = tree.own(tree.total_ns)[chosen]
     names, groups = groupby(events.name[tree.index[chosen]].astype(np.int64))
-    first_calls = groups.number(step[chosen] == 0)
-    more_ns = _additional_of_groups(groups, step[chosen], own_ns, len(steps))
     environment = capture.about.environment
     searches = environment is not None and environment.cudnn_benchmark
-    for code, more, calls in zip(names.tolist(), more_ns.tolist(), first_calls.tolist()):
+    for code, rows in zip(names.tolist(), groups.rows()):
+        at = step[chosen[rows]]
+        in_steps = Groups(at, len(steps)).sum(own_ns[rows])
         name = events.names[code]
         if searches and "convolution" in name:
             name = f"{name}, for which cuDNN searches its fastest algorithm"
-        yield _Cause(name, more, calls)
-
-
-def _additional_of_groups(groups: Groups, step: Ints, time_ns: Ints, steps: int) -> Ints:
-    """For each event name, the time in the first step minus the median of the later steps.
-
-    `groups` holds the events of each name. Most names occur in few steps, so a table of all names
-    and steps would be nearly empty. The function stores only the steps in which a name occurs. In
-    all other steps, the time of the name is 0.
-    """
-    pairs, of_pair = groupby(groups.of * steps + step)
-    group, at, sums = pairs // steps, pairs % steps, of_pair.sum(time_ns)
-    later = at > 0
-    of_later = Groups(group[later], groups.count)
-    in_order = of_later.sorted_by(sums[later])
-    ordered = np.append(sums[later][in_order.order], 0)
-    less = of_later.number(sums[later] < 0)  # events that overlap can have negative own times
-    zeros = steps - 1 - of_later.size
-
-    def ranked(rank: int) -> Ints:
-        """For each event name, return the time at the position `rank` of a sorted list.
-
-        The list of a name holds the time of this name in each step except the first.
-        Positions are counted from 0.
-        """
-        skipped = np.where(rank < less, 0, zeros)
-        is_zero = (rank >= less) & (rank < less + zeros)
-        found: Ints = ordered[np.where(is_zero, -1, in_order.start + rank - skipped)]
-        return found
-
-    median_ns = (ranked((steps - 2) // 2) + ranked((steps - 1) // 2)) / 2
-    first_ns = Groups(group, groups.count).sum(sums, ~later)
-    more: Ints = np.trunc(first_ns - median_ns).astype(np.int64)
-    return more
+        yield _Cause(name, _additional(in_steps), int((at == 0).sum()))
 
 
 def _additional(in_steps: Ints) -> int:

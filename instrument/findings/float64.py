@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import RECORD_SHAPES, Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth
+from instrument.findings.saving import is_worth, scaled
 from instrument.trace.events import OPERATOR, Ints, decoded
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _in_float64(capture: Views) -> Ints:
     wanted = [code for code in codes[codes >= 0].tolist() if _is_float64(events.texts[code])]
     in_float64 = np.isin(events.types, wanted)[tree.index] & events.among(OPERATOR)[tree.index]
     in_steps = measured(capture).holds(tree.start_ns) >= 0
-    found: Ints = tree.index[in_float64 & in_steps & ~tree.inside(in_float64)]
+    found: Ints = tree.index[tree.outermost(in_float64) & in_steps]
     return found
 
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled
 from instrument.findings.finding import (
     RECORD_AGAIN,
     Check,
@@ -34,6 +33,7 @@ from instrument.findings.finding import (
     show_command,
 )
 from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import scaled
 from instrument.trace.events import PYTHON, Ints
 from instrument.units import duration
 
@@ -121,7 +121,7 @@ def _called(capture: Views, collections: Ints) -> bool | None:
     if not len(frames):
         return None
     is_call = capture.events.named(_CALL.__eq__)[frames.index]
-    nearest = np.append(frames.nearest(is_call), -1)[frames.nodes_of(collections)]
+    nearest = frames.nearest(is_call, frames.nodes_of(collections))
     return bool((nearest >= 0).mean() > 0.5)
 
 

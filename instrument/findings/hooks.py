@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import Check, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent, users_source
+from instrument.findings.saving import scaled
 from instrument.trace.events import Flags, Ints
 
 if TYPE_CHECKING:
@@ -104,16 +105,15 @@ def _calls(capture: Views) -> Ints:
     caller |= events.named(lambda name: _BACKWARD.fullmatch(name) is not None)[frames.index]
     others = events.named(lambda name: users_source(name) is not None)[frames.index]
     called: Flags = others & ~is_forward & np.append(caller, False)[frames.parent]
-    found: Ints = frames.index[called & ~frames.inside(called)]
+    found: Ints = frames.index[frames.outermost(called)]
     return found
 
 
 def _with_operators(capture: Views, calls: Ints) -> Ints:
     """The given frames, with the operators and calls inside them."""
     frames, tree = capture.links.frames, capture.links.call_tree
-    is_call = np.isin(frames.index, calls)
-    nearest = np.append(frames.nearest(is_call), -1)
-    inside = nearest[frames.node_at(tree.thread, tree.start_ns)] >= 0
+    node = frames.node_at(tree.thread, tree.start_ns)
+    inside = frames.nearest(np.isin(frames.index, calls), node) >= 0
     return np.concatenate([calls, tree.index[inside]])
 
 

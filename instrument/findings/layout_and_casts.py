@@ -32,7 +32,7 @@ from instrument.findings.costs import cost_share, costs, evidence_of_nodes
 from instrument.findings.device_time import LEAST_SAVING, device_share, launched_by
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import Groups, isin
 from instrument.trace.events import OPERATOR, Ints, split_overload
 from instrument.units import counted
@@ -69,7 +69,7 @@ def _layouts(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     share = device_share(capture, time, chosen)
     if share < _LEAST_LAYOUT:
         return
-    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    saving = scaled(whatif, chosen)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, chosen)
@@ -98,7 +98,7 @@ def _conversions(
     if share < _LEAST_COPIES:
         return
     chosen = tree.index[nodes]
-    saving = simulated(lambda: whatif.scale_events(chosen, by=0))
+    saving = scaled(whatif, chosen)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, chosen, costs(capture, nodes))

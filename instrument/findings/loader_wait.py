@@ -26,7 +26,7 @@ from instrument.analysis.steps import is_loading
 from instrument.analysis.views import Views
 from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import Measured, common_place, evidence, measured, percent
-from instrument.findings.saving import simulated
+from instrument.findings.saving import scaled, simulated
 from instrument.links.intervals import merged, sweep
 from instrument.trace.events import ANNOTATION, Ints, loader_iterator
 from instrument.units import duration
@@ -99,7 +99,7 @@ def waits_for_data(capture: Views) -> Ints:
     if len(steps):
         chosen &= np.isin(events.thread, events.thread[steps])
     is_wait = chosen[tree.index]
-    return np.sort(tree.index[is_wait & ~tree.inside(is_wait)])
+    return np.sort(tree.index[tree.outermost(is_wait)])
 
 
 def _waited_ns(capture: Views, span: Measured, waits: Ints) -> int:
@@ -180,7 +180,7 @@ def _saving(
     loads_ns = int(span.within(capture.events.start_ns[waits], capture.events.end_ns[waits]).sum())
     works_ns = span.total_ns - loads_ns
     left = max(loads_ns / workers - works_ns, 0) / max(loads_ns, 1)
-    return simulated(lambda: whatif.scale_events(waits, by=left))
+    return scaled(whatif, waits, by=left)
 
 
 def _change(capture: Views, waits: Ints, loader: Loader | None, kind: _Kind, workers: int) -> str:

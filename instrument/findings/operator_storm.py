@@ -37,7 +37,7 @@ from instrument.findings.places import (
     percent,
     range_codes,
 )
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled, simulated
 from instrument.links.attribution import OPTIMIZER_STEP
 from instrument.trace.events import Ints, called_operators, is_runtime, is_step
 from instrument.units import duration
@@ -237,7 +237,7 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
             path = glob_of(scopes.paths.texts[storm.path])
             return simulated(lambda: whatif.scale(range=path, by=left))
     left = min(one_round + work_ns / max(int(lasts.sum()), 1), 1.0)
-    return simulated(lambda: whatif.scale_events(storm.events, by=left))
+    return scaled(whatif, storm.events, by=left)
 
 
 def _change(path: str | None) -> str:

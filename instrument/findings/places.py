@@ -246,7 +246,7 @@ def _users_frame_at(links: Links, thread: Codes, time_ns: Ints) -> Ints:
     """
     frames, table = links.frames, links.events
     is_users = flags(bool, tuple(_frame_sources(table)))[table.name[frames.index]]
-    node = np.append(frames.nearest(is_users), -1)[frames.node_at(thread, time_ns)]
+    node = frames.nearest(is_users, frames.node_at(thread, time_ns))
     found: Ints = np.where(node >= 0, table.name[np.append(frames.index, -1)[node]], -1)
     return found
 
@@ -259,8 +259,8 @@ def _source_of_texts(links: Links, events: Ints) -> Ints:
     table, tree = links.events, links.call_tree
     if not (table.call_stack >= 0).any():
         return np.full(len(events), -1)
-    nearest = np.append(tree.nearest(table.call_stack[tree.index] >= 0), -1)
-    node = nearest[nodes_of(links, np.where(events >= 0, events, 0))]
+    node = nodes_of(links, np.where(events >= 0, events, 0))
+    node = tree.nearest(table.call_stack[tree.index] >= 0, node)
     stack = np.append(table.call_stack[tree.index], -1)[node]
     found: Ints = np.where((events >= 0) & (node >= 0), stack, -1)
     usable = np.append(flags(bool, tuple(_text_sources(table))), False)

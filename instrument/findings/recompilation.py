@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from instrument.analysis.views import Views
 from instrument.findings.compilations import compilations, frames_compiled_again, reasons
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import (
     RECORD_STEPS,
     Check,
@@ -31,6 +31,7 @@ from instrument.findings.finding import (
     show_command,
 )
 from instrument.findings.places import common_place, evidence, measured, percent
+from instrument.findings.saving import scaled
 from instrument.units import counted
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from instrument.errors import InstrumentError
+from instrument.trace.events import Ints
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -22,6 +23,14 @@ def simulated(edit: Callable[[], Scenario]) -> Scenario | None:
     except InstrumentError:
         return None
     return scenario
+
+
+def scaled(whatif: Scenario, events: Ints, by: float = 0) -> Scenario | None:
+    """Return the simulation in which the time of CPU events and of their device work is multiplied.
+
+    `by` is the factor. The result is None if the capture cannot be simulated.
+    """
+    return simulated(lambda: whatif.scale_events(events, by=by))
 
 
 def is_worth(scenario: Scenario | None, least_share: float) -> bool:

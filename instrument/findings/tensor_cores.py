@@ -38,7 +38,8 @@ from instrument.findings.device_time import (
 )
 from instrument.findings.finding import Check, Evidence, Finding, NotRecorded, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth, simulated
+from instrument.findings.saving import is_worth, scaled
+from instrument.links.groupby import groupby_rows
 from instrument.trace.events import Device, Ints
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
     share = device_share(capture, time, chosen)
     if share < kind.least_share or not _has_faster_units(capture, chosen, kind):
         return
-    saving = simulated(lambda: whatif.scale_events(chosen, by=_FASTER))
+    saving = scaled(whatif, chosen, by=_FASTER)
     if not is_worth(saving, LEAST_SAVING):
         return
     path, source = common_place(capture, chosen)
@@ -182,20 +183,19 @@ def _shapes(capture: Views, kernels: Ints) -> tuple[Evidence, ...]:
     device, launcher = capture.links.launched
     chosen = np.isin(device, kernels)
     device, launcher = device[chosen], launcher[chosen]
-    nearest = np.append(tree.nearest(events.shapes[tree.index] >= 0), -1)[launcher]
+    nearest = tree.nearest(events.shapes[tree.index] >= 0, launcher)
     device, nearest = device[nearest >= 0], nearest[nearest >= 0]
     if not len(device):
         return ()
     event = tree.index[nearest]
-    keys = np.stack([events.name[event], events.shapes[event]])
-    distinct, of = np.unique(keys, axis=1, return_inverse=True)
-    total_ns = np.bincount(of.reshape(-1), events.duration_ns[device])
+    keys, groups = groupby_rows(events.name[event], events.shapes[event])
+    total_ns = groups.sum(events.duration_ns[device])
     most = int(np.argmax(total_ns))
-    name, shapes = distinct[:, most].tolist()
+    name, shapes = keys[:, most].tolist()
     return (
         Evidence(
             events.names[name],
-            len(np.unique(event[of.reshape(-1) == most])),
+            len(np.unique(event[groups.of == most])),
             int(total_ns[most]),
             None,
             f"inputs {shape_text(events.texts[shapes])}; the time counts only kernels of the kind "

@@ -146,8 +146,7 @@ def _outermost_outside(capture: Views, span: Measured) -> Ints:
     """
     events, links = capture.events, capture.links
     tree, scopes = links.call_tree, links.scopes
-    is_operator = called_operators(events)[tree.index]
-    outermost = is_operator & ~tree.inside(is_operator)
+    outermost = tree.outermost(called_operators(events)[tree.index])
     chosen = outermost & (scopes.path_of_node[:-1] < 0) & (span.holds(tree.start_ns) >= 0)
     loads = np.isin(tree.index, waits_for_data(capture))
     return tree.index[chosen & ~loads]

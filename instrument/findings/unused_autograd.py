@@ -98,7 +98,7 @@ def _most_ns(capture: Views, chosen: Flags) -> Ints:
     path[tree.nodes_of(calls)] = opened
     path[-1] = -1
     device, node = capture.links.launched
-    launched = path[np.append(tree.nearest(path[:-1] >= 0), -1)[node]]
+    launched = path[tree.nearest(path[:-1] >= 0, node)]
     on_device_ns = steps.within(events.start_ns[device], events.end_ns[device])
     return np.maximum(
         Groups(opened, len(chosen)).sum(on_cpu_ns),

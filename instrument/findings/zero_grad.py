@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from instrument.analysis.views import Views
-from instrument.findings.event_time import scaled, share_of
+from instrument.findings.event_time import share_of
 from instrument.findings.finding import Check, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, percent
-from instrument.findings.saving import is_worth
+from instrument.findings.saving import is_worth, scaled
 from instrument.links.autograd import ACCUMULATION
 from instrument.trace.events import Ints
 
@@ -89,8 +89,7 @@ def _inside(
     """
     events, tree = capture.events, capture.links.call_tree
     around = tree.at_or_inside(events.named(is_around)[tree.index])
-    wanted = events.named(is_wanted)[tree.index] & around
-    found = tree.index[wanted & ~tree.inside(wanted)]
+    found = tree.index[tree.outermost(events.named(is_wanted)[tree.index] & around)]
     return found[np.argsort(events.start_ns[found], kind="stable")]
 
 

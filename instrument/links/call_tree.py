@@ -126,11 +126,17 @@ class CallTree:
         found: Ints = sums[self.until] - sums[:-1]
         return found
 
-    def nearest(self, chosen: Flags) -> Ints:
+    def nearest(self, chosen: Flags, at: Ints | None = None) -> Ints:
         """For each node, the node itself if it is chosen, else its nearest chosen ancestor.
 
-        The result is -1 for a node if neither the node nor an ancestor is chosen.
+        The result is -1 for a node if neither the node nor an ancestor is chosen. If `at` is given,
+        the result is only for the nodes in `at`; an unknown node, whose index is -1, gets the
+        result -1.
         """
+        found = self._nearest(chosen)
+        return found if at is None else np.append(found, -1)[at]
+
+    def _nearest(self, chosen: Flags) -> Ints:
         if not chosen.any():
             return np.full(len(self), -1)
         if loops.compiled is not None:
@@ -150,13 +156,11 @@ class CallTree:
         """For each node, the index in `nodes` of the node itself, else of its nearest ancestor.
 
         Ancestors that are not in `nodes` are skipped. The result is -1 if neither the node nor an
-        ancestor is in `nodes`. If `at` is given, the result is only for the nodes in `at`; an
-        unknown node, whose index is -1, gets the result -1.
+        ancestor is in `nodes`. For `at`, see `nearest`.
         """
         number = np.full(len(self) + 1, -1)  # the last entry is for the node -1
         number[nodes] = np.arange(len(nodes))
-        nearest = self.nearest(number[:-1] >= 0)
-        found: Ints = number[nearest if at is None else np.append(nearest, -1)[at]]
+        found: Ints = number[self.nearest(number[:-1] >= 0, at)]
         return found
 
     def inside(self, chosen: Flags) -> Flags:
@@ -174,6 +178,11 @@ class CallTree:
     def at_or_inside(self, chosen: Flags) -> Flags:
         """A mask of the chosen nodes and of all their descendants."""
         found: Flags = chosen | self.inside(chosen)
+        return found
+
+    def outermost(self, chosen: Flags) -> Flags:
+        """A mask of the chosen nodes that have no chosen ancestor."""
+        found: Flags = chosen & ~self.inside(chosen)
         return found
 
     def top_of_chain(self, chosen: Flags, nodes: Ints) -> Ints:

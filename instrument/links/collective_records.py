@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from instrument.links.call_tree import nest
-from instrument.links.groupby import group_rows
+from instrument.links.groupby import groupby_rows
 from instrument.trace.events import ANNOTATION, OPERATOR, Details, Events, Flags, Ints
 
 RECORD = "record_param_comms"
@@ -62,10 +62,7 @@ def collective_records(events: Events, operator: Ints, call: Ints) -> tuple[Ints
     node = tree.node_at(events.thread[call], events.start_ns[call])
     node[call < 0] = -1
     position = np.append(tree.index, -1)
-    around = [
-        position[np.append(tree.nearest(chosen[tree.index]), -1)[node]]
-        for chosen in (is_record, is_range)
-    ]
+    around = [position[tree.nearest(chosen[tree.index], node)] for chosen in (is_record, is_range)]
     return np.where(record >= 0, record, around[0]), around[1]
 
 
@@ -80,11 +77,10 @@ def collective_details(events: Events, kernel: Ints, record: Ints) -> tuple[Ints
     """
     codes = np.append(events.detail.astype(np.int64), -1)
     one, other = codes[kernel], codes[record]
-    groups = group_rows(one, other)
-    first = groups.sorted_by().row(0)
+    pairs, groups = groupby_rows(one, other)
     found = [
         _completed(*(events.details[code] if code >= 0 else _NONE for code in pair))
-        for pair in zip(one[first].tolist(), other[first].tolist())
+        for pair in pairs.T.tolist()
     ]
     return groups.of, found
 

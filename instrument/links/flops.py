@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from instrument.links.call_tree import CallTree
-from instrument.links.groupby import intern
+from instrument.links.groupby import groupby_rows, intern
 from instrument.trace.events import OPERATOR, Events, Flags, Ints, decoded, is_step, split_overload
 
 Shapes = list[list[int]]
@@ -57,11 +57,10 @@ def node_flops(events: Events, call_tree: CallTree) -> Ints | None:
         events.named(has_rule)[call_tree.index] & (events.shapes[call_tree.index] >= 0)
     )
     event = call_tree.index[nodes]
-    keys = np.stack([events.name[event], events.shapes[event], events.concrete[event]])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
-    values = np.array([_evaluate(events, *key) for key in distinct.T.tolist()], np.int64)
+    keys, groups = groupby_rows(events.name[event], events.shapes[event], events.concrete[event])
+    values = np.array([_evaluate(events, *key) for key in keys.T.tolist()], np.int64)
     flops = np.full(len(call_tree), UNKNOWN)
-    flops[nodes] = values[code.reshape(-1)]
+    flops[nodes] = values[groups.of]
     return _outermost(call_tree, _without_outer_calls(events, call_tree, flops))
 
 
@@ -73,12 +72,13 @@ def needed_flops(events: Events, call_tree: CallTree, flops: Ints) -> Ints:
     """
     index = call_tree.index
     nodes = np.flatnonzero(events.named(is_fused_attention)[index] & (flops != UNKNOWN))
-    keys = np.stack([events.name[index[nodes]], events.shapes[index[nodes]]])
-    keys = np.concatenate([keys, events.concrete[index[nodes]][None], flops[nodes][None]])
-    distinct, code = np.unique(keys, axis=1, return_inverse=True)
-    values = np.array([_unmasked(events, *key) for key in distinct.T.tolist()], np.int64)
+    event = index[nodes]
+    keys, groups = groupby_rows(
+        events.name[event], events.shapes[event], events.concrete[event], flops[nodes]
+    )
+    values = np.array([_unmasked(events, *key) for key in keys.T.tolist()], np.int64)
     needed = flops.copy()
-    needed[nodes] = values[code.reshape(-1)]
+    needed[nodes] = values[groups.of]
     return needed
 
 
@@ -101,9 +101,7 @@ def nodes_without_flops(events: Events, call_tree: CallTree, own: Ints | None) -
         & (call_tree.with_descendants(counted.astype(np.int64)) == 0)
         & ~call_tree.at_or_inside(counted)
     )
-    outer = np.append(call_tree.nearest(uncounted), -1)[call_tree.parent]
-    found: Flags = uncounted & (outer < 0)
-    return found
+    return call_tree.outermost(uncounted)
 
 
 def is_fused_attention(name: str) -> bool:
@@ -119,9 +117,8 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
     """
     codes, _ = intern([split_overload(name)[0] for name in events.names])
     name = codes[events.name[call_tree.index]]
-    nearest = np.append(call_tree.nearest(flops != UNKNOWN), -1)
     inner = np.flatnonzero(flops != UNKNOWN)
-    outer = nearest[call_tree.parent[inner]]
+    outer = call_tree.nearest(flops != UNKNOWN, call_tree.parent[inner])
     same = (outer >= 0) & (name[outer] == name[inner]) & (flops[outer] == flops[inner])
     repeated = np.bincount(outer[same], minlength=len(call_tree)) == 1
     return np.where(repeated, UNKNOWN, flops)
@@ -129,9 +126,7 @@ def _without_outer_calls(events: Events, call_tree: CallTree, flops: Ints) -> In
 
 def _outermost(call_tree: CallTree, flops: Ints) -> Ints:
     """Set the FLOPs of a node to `UNKNOWN` if a node above it has known FLOPs."""
-    counted = call_tree.nearest(flops != UNKNOWN)
-    below = (call_tree.parent >= 0) & (counted[call_tree.parent] >= 0)
-    return np.where(below, UNKNOWN, flops)
+    return np.where(call_tree.inside(flops != UNKNOWN), UNKNOWN, flops)
 
 
 def _evaluate(events: Events, name: int, shapes: int, concrete: int) -> int:

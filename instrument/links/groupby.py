@@ -44,6 +44,8 @@ def groupby(keys: Ints | Codes) -> tuple[Ints, Groups]:
 def group_rows(*columns: Ints | Codes | Flags) -> Groups:
     """Group rows by several columns of integers; the rows of a group are equal in all columns.
 
+    The groups are sorted by the first column, then by the second, and so on.
+
     Cost: two sorts for each column.
     """
     groups = groupby(columns[0].astype(np.int64))[1]
@@ -51,6 +53,17 @@ def group_rows(*columns: Ints | Codes | Flags) -> Groups:
         other = groupby(column.astype(np.int64))[1]
         groups = groupby(groups.of * other.count + other.of)[1]
     return groups
+
+
+def groupby_rows(*columns: Ints | Codes) -> tuple[Ints, Groups]:
+    """Group rows as `group_rows` does; also return the values of each group.
+
+    The first result has a row for each of `columns`, and a column for each group.
+    """
+    groups = group_rows(*columns)
+    row = np.zeros(groups.count, np.int64)
+    row[groups.of] = np.arange(len(groups.of))  # any row of the group
+    return np.stack([column[row].astype(np.int64) for column in columns]), groups
 
 
 def distinct(values: Ints | Codes) -> Ints:

@@ -183,7 +183,7 @@ def surroundings(links: Links, node: Ints) -> tuple[Ints, Ints]:
     """
     events, call_tree, scopes = links.events, links.call_tree, links.scopes
     is_operator = called_operators(events)
-    around = np.append(call_tree.nearest(is_operator[call_tree.index]), -1)[node]
+    around = call_tree.nearest(is_operator[call_tree.index], node)
     name = np.append(events.name[call_tree.index], -1)[around]
     return name, scopes.path_of_node[node]
 

@@ -98,23 +98,17 @@ def as_json(name: str, scenario: Scenario, *, rows: int = ALL) -> str:
         "steps": scenario.steps,
         "edits": scenario.edits,
         "notes": scenario.notes,
-        PROFILE: _as_dicts(_profile_of(scenario, rows), rows),
-        CRITICAL_PATH: _as_dicts(scenario.critical_path, rows),
-        SLACK: _as_dicts(scenario.slack, rows),
+        PROFILE: _profile_of(scenario, rows).head(rows).to_dicts(),
+        CRITICAL_PATH: scenario.critical_path.head(rows).to_dicts(),
+        SLACK: scenario.slack.head(rows).to_dicts(),
     }
     return json.dumps(content, indent=2)
 
 
 def as_csv(scenario: Scenario, table: str = PROFILE, *, rows: int = ALL) -> str:
     """Return the causal profile, the critical path or the slack as CSV; see `Table.to_csv`."""
-    if table == PROFILE:
-        return _profile_of(scenario, rows).head(rows).to_csv()
-    found: Table = getattr(scenario, table)
+    found: Table = _profile_of(scenario, rows) if table == PROFILE else getattr(scenario, table)
     return found.head(rows).to_csv()
-
-
-def _as_dicts(table: Table, rows: int) -> list[dict[str, Any]]:
-    return table.head(rows).to_dicts()
 
 
 def _profile_of(scenario: Scenario, rows: int) -> Table:

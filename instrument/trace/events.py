@@ -325,13 +325,13 @@ class Events:
             finished=bool(self.finished[at]),
             external_id=int(self.external_id[at]) or None,
             correlation=int(self.correlation[at]) or None,
-            sequence=_at_least(0, self.sequence[at]),
+            sequence=_if_known(self.sequence[at]),
             forward_thread=int(self.forward_thread[at]) or None,
             input_shapes=_argument(self.texts, self.shapes[at]),
             concrete_inputs=_argument(self.texts, self.concrete[at]),
             input_types=_argument(self.texts, self.types[at]),
             call_stack=_argument(self.texts, self.call_stack[at]),
-            bytes=_at_least(0, self.moved_bytes[at]),
+            bytes=_if_known(self.moved_bytes[at]),
             grid=_argument(self.grids, self.grid[at]),
             block=_argument(self.grids, self.block[at]),
             details=self.details[self.detail[at]] if self.detail[at] >= 0 else None,
@@ -411,8 +411,8 @@ def _taken(chosen: Flags, code: Codes) -> Flags:
     return found
 
 
-def _at_least(least: int, value: np.integer[Any]) -> int | None:
-    return int(value) if value >= least else None
+def _if_known(value: np.integer[Any]) -> int | None:
+    return int(value) if value >= 0 else None
 
 
 def _argument(texts: tuple[bytes, ...], code: np.integer[Any]) -> Any:

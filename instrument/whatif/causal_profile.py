@@ -172,16 +172,12 @@ def _ranges(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
 def _operators(model: Model, rows: int) -> Iterator[tuple[str, _Part]]:
     """The operator names with the most time. Only calls outside all other operators count."""
     tree, events, links = model.links.call_tree, model.links.events, model.links
-    is_operator = called_operators(events)[tree.index]
-    is_top = is_operator & ~tree.inside(is_operator)
-    top = np.flatnonzero(is_top)
+    top = np.flatnonzero(tree.outermost(called_operators(events)[tree.index]))
     if not len(top):
         return
     numbers, names = intern([split_overload(name)[0] for name in events.names])
     distinct, groups = groupby(numbers[events.name[tree.index[top]]])
-    group_of = np.full(len(tree) + 1, -1)
-    group_of[top] = groups.of
-    launched = group_of[np.append(tree.nearest(is_top), -1)[links.launched[1]]]
+    launched = np.append(groups.of, -1)[tree.nearest_of(top, links.launched[1])]
     bound = groups.sum(links.spent_ns[top])
     bound += Groups(launched, len(distinct)).sum(
         events.duration_ns[model.work.event], launched >= 0

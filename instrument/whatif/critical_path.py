@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -69,15 +68,11 @@ def critical_path(window: Window, costs: Sequence[Costs]) -> Table:
     found = _Found(window, costs, path, begin, end)
     steps = max(len(ends) - 1, 1)
     rows = sorted(found.total_ns.items(), key=lambda row: -row[1])
-    columns: dict[str, list[Any]] = {
-        "kind": [kind for (_, kind, _), _ in rows],
-        "name": [name for (_, _, name), _ in rows],
-        "rank": [rank for (rank, _, _), _ in rows],
-        "total_ns": [total for _, total in rows],
-        "step_ns": [total // steps for _, total in rows],
-        "share": [total / (end - begin) if end > begin else None for _, total in rows],
-    }
-    return Table.of(CRITICAL_PATH, columns)
+    cells = [
+        (kind, name, rank, total, total // steps, total / (end - begin) if end > begin else None)
+        for (rank, kind, name), total in rows
+    ]
+    return Table.of_rows(CRITICAL_PATH, cells)
 
 
 def _step_ends(window: Window, times: Ints) -> Ints:
@@ -195,13 +190,7 @@ def slack(window: Window, costs: Sequence[Costs]) -> Table:
         for text, value in zip(model.links.scopes.paths.texts, own.tolist()):
             least[text] = min(value, least.get(text, value))
     rows = sorted(least.items(), key=lambda row: row[1])
-    return Table.of(
-        SLACK,
-        {
-            "name": [name for name, _ in rows],
-            "slack_ns": [value if value < -NEVER else None for _, value in rows],
-        },
-    )
+    return Table.of_rows(SLACK, [(name, value if value < -NEVER else None) for name, value in rows])
 
 
 def _slack_of_paths(model: Model, late: Ints) -> Ints:

@@ -267,7 +267,7 @@ def _below(model: Model, nodes: Flags) -> Selection:
     links, tree = model.links, model.links.call_tree
     around = np.append(tree.at_or_inside(nodes), False)
     # Only the outermost nodes are needed, because their time contains the time of inner nodes.
-    top, place = np.flatnonzero(nodes & ~np.append(nodes, False)[tree.parent]), model.axis.place
+    top, place = np.flatnonzero(tree.outermost(nodes)), model.axis.place
     thread = tree.thread[top]
     cpu = joined(place(thread, tree.start_ns[top]), place(thread, tree.end_ns[top]))
     calls = np.zeros(len(links.events), np.bool_)

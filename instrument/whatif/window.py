@@ -200,35 +200,30 @@ class Window:
     @cached_property
     def _bounds(self) -> tuple[Ints, Ints]:
         """The moments at which the kernels of the collectives begin and end."""
-        assert self.meetings is not None
-        starts, ends = np.zeros_like(self.meetings.row), np.zeros_like(self.meetings.row)
-        for rank, (model, begin) in enumerate(zip(self.models, self.first_moment)):
-            mine = self.meetings.rank == rank
-            starts[mine] = model.moments.start_of[self.meetings.row[mine]] + begin
-            ends[mine] = model.moments.end_of[self.meetings.row[mine]] + begin
-        return starts, ends
+        ranks = [*zip((model.moments for model in self.models), self.first_moment)]
+        return (
+            self._of_meetings([moments.start_of + begin for moments, begin in ranks]),
+            self._of_meetings([moments.end_of + begin for moments, begin in ranks]),
+        )
+
+    @cached_property
+    def _lasts_ns(self) -> Ints:
+        """The duration of each kernel in `meetings`."""
+        return self._of_meetings([model.work.end_ns - model.work.start_ns for model in self.models])
 
     @cached_property
     def _transfer_ns(self) -> Ints:
         """For each collective, the duration of its shortest kernel on any rank."""
         assert self.meetings is not None
-        lasts = np.zeros_like(self.meetings.row)
-        for rank, model in enumerate(self.models):
-            mine = self.meetings.rank == rank
-            lasts[mine] = (model.work.end_ns - model.work.start_ns)[self.meetings.row[mine]]
-        return Groups(self.meetings.collective, self._collectives).min(lasts)
+        return Groups(self.meetings.collective, self._collectives).min(self._lasts_ns)
 
     @cached_property
     def loads_ns(self) -> list[int]:
         """The time of each rank without the waits in its collectives."""
         assert self.meetings is not None
-        found = []
-        for rank, model in enumerate(self.models):
-            mine = self.meetings.rank == rank
-            lasts = (model.work.end_ns - model.work.start_ns)[self.meetings.row[mine]]
-            waited = lasts - self._transfer_ns[self.meetings.collective[mine]]
-            found.append(model.span_ns - int(waited.sum()))
-        return found
+        waited_ns = self._lasts_ns - self._transfer_ns[self.meetings.collective]
+        of_ranks = Groups(self.meetings.rank, len(self.models)).sum(waited_ns).tolist()
+        return [model.span_ns - waited for model, waited in zip(self.models, of_ranks)]
 
     def weights(self, costs: Sequence[Costs]) -> Ints:
         """The weights in ns of all arcs (edges of the simulated graph), from each rank's costs."""
@@ -271,15 +266,15 @@ class Window:
         )
         return np.concatenate([*own, np.zeros_like(transfers), transfers])
 
-    def _of_meetings(self, device_ns: Sequence[Ints]) -> Ints:
-        """For each kernel in `meetings`, its value in `device_ns`.
+    def _of_meetings(self, values: Sequence[Ints]) -> Ints:
+        """For each kernel in `meetings`, its value in `values`.
 
-        `meetings` lists the kernels of collectives in which ranks wait for each other. `device_ns`
-        has an array for each rank, with a value for each row of `Model.work`.
+        `meetings` lists the kernels of collectives in which ranks wait for each other. `values` has
+        an array for each rank, with a value for each row of `Model.work`.
         """
         assert self.meetings is not None
         found = np.zeros_like(self.meetings.row)
-        for rank, each in enumerate(device_ns):
+        for rank, each in enumerate(values):
             mine = self.meetings.rank == rank
             found[mine] = each[self.meetings.row[mine]]
         return found

@@ -200,10 +200,8 @@ def test_additional_time_of_names_in_few_steps(tmp_path: Path, count: int) -> No
 
 
 def test_own_time_below_zero_has_its_place_in_the_median() -> None:
-    groups = first_step.Groups(np.array([0, 0, 0, 0, 1]), 3)
-    steps, time_ns = np.array([0, 1, 2, 3, 2]), np.array([7, -5, -4, 9, 3])
-    more = first_step._additional_of_groups(groups, steps, time_ns, 5)
-    assert more.tolist() == [7 - (-2), 0, 0]  # the median of -5, -4, 0 and 9 is -2
+    more_ns = first_step._additional(np.array([7, -5, -4, 9, 0]))
+    assert more_ns == 7 - (-2)  # the median of -5, -4, 0 and 9 is -2
 
 
 def test_a_name_for_each_step_takes_little_memory(tmp_path: Path) -> None:

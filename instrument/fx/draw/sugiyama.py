@@ -279,19 +279,13 @@ def crossings(rows: _Rows, position: Sequence[float]) -> int:
 
 
 def _inversions(values: Sequence[float]) -> int:
-    """The number of pairs of values in the wrong order, counted with a Fenwick tree."""
-    ranks = {value: rank for rank, value in enumerate(sorted(set(values)), 1)}
-    tree, found = [0] * (len(ranks) + 1), 0
-    for earlier, value in enumerate(values):
-        at, not_larger = ranks[value], 0
-        while at:
-            not_larger += tree[at]
-            at -= at & -at
-        found += earlier - not_larger
-        at = ranks[value]
-        while at < len(tree):
-            tree[at] += 1
-            at += at & -at
+    """The number of pairs of values in the wrong order."""
+    earlier: list[float] = []  # sorted
+    found = 0
+    for value in values:
+        at = bisect_right(earlier, value)
+        found += len(earlier) - at
+        earlier.insert(at, value)
     return found
 
 
