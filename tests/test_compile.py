@@ -100,6 +100,23 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     assert capture.metadata["graphs_compiled"] == 0
 
 
+@profiled
+def multiples(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    for factor in range(3):
+        yield x * factor
+
+
+def test_a_marked_generator_in_a_compiled_function_stays_in_its_graph(tmp_path: Path) -> None:
+    compiled = torch.compile(lambda x: sum(multiples(x)), backend="eager", fullgraph=True)
+    weights = torch.ones(4, requires_grad=True)
+    session = Session({"wait": 2, "active": 2, "output_dir": str(tmp_path)})
+    run(session, lambda x: compiled(x * weights))
+    assert graphs() == (1, 0)
+    (capture,) = session.captures
+    assert [row.name for row in capture.ranges] == ["outside"]
+    assert [row.name for row in capture.compiled_ranges] == ["multiples"]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_instrumented_model_stays_at_one_graph(tmp_path: Path, backend: str) -> None:
     net = model()

@@ -22,6 +22,8 @@ from types import (
 )
 from typing import Any
 
+from torch.compiler import is_dynamo_compiling
+
 from instrument.annotate import backends
 from instrument.range_names import RESUMED, to_trace
 
@@ -48,7 +50,7 @@ def make(function_, name_, fallback_, slices_):
 _GENERATOR = """
 def make(function_, name_, fallback_, slices_):
     def ranged({parameters}):
-        run_ = slices_(lambda: {label})
+        run_ = slices_(lambda: {label}, fallback_)
         try:
             return (yield from run_.drive(function_({arguments})))
         except BaseException as error_:
@@ -58,7 +60,7 @@ def make(function_, name_, fallback_, slices_):
 _COROUTINE = """
 def make(function_, name_, fallback_, slices_):
     async def ranged({parameters}):
-        run_ = slices_(lambda: {label})
+        run_ = slices_(lambda: {label}, fallback_)
         try:
             return await run_.awaitable(function_({arguments}))
         except BaseException as error_:
@@ -68,7 +70,7 @@ def make(function_, name_, fallback_, slices_):
 _ASYNC_GENERATOR = """
 def make(function_, name_, fallback_, slices_):
     async def ranged({parameters}):
-        run_ = slices_(lambda: {label})
+        run_ = slices_(lambda: {label}, fallback_)
         inner_ = function_({arguments})
         resume_, value_ = inner_.asend, None
         while True:
@@ -216,11 +218,15 @@ class _CallSlices:
     The first range is named `LABEL`; later ranges are named `LABEL (resumed)`.
     """
 
-    def __init__(self, label: Callable[[], str]) -> None:
+    def __init__(self, label: Callable[[], str], fallback: str) -> None:
         self._label = label
+        self._fallback = fallback
         self._suffix = ""
 
     def _open(self) -> tuple[Callable[[Any], None], Any] | None:
+        if is_dynamo_compiling():  # first, as in `_PLAIN`
+            backends.note_compiled(self._fallback)
+            return None
         suffix, self._suffix = self._suffix, RESUMED
         if not backends.armed:
             return None
