@@ -214,8 +214,8 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
     """Simulate the step as if each loop had one round, which does the work of all rounds.
 
     The simulation keeps the work of all calls. It removes the overhead of the calls, except in one
-    round of each loop. The overhead of a call is `_CALL_NS`, or the median duration of the calls if
-    this is shorter. The work of a call is the median duration minus the overhead.
+    round of each loop. The overhead of a call is `_CALL_NS`, or the duration of the call if this is
+    shorter. The rest of the duration is the work of the call.
 
     If the loops take at least half of the time of their range, the time of the whole range is
     multiplied by a factor. So the backward of the range and the time between the calls become
@@ -227,7 +227,7 @@ def _saving(capture: Views, whatif: Scenario, span: Measured, storm: Storm) -> S
     scopes = capture.links.scopes
     lasts = capture.events.duration_ns[storm.events]
     one_round = storm.loops / storm.rounds
-    work_ns = max(int(np.median(lasts)) - _CALL_NS, 0) * len(lasts) * (1 - one_round)
+    work_ns = int(np.maximum(lasts - _CALL_NS, 0).sum()) * (1 - one_round)
     if storm.path >= 0:
         own = scopes.opened == storm.path
         inside_ns = span.within(scopes.ranges.start_ns[own], scopes.ranges.end_ns[own]).sum()

@@ -269,6 +269,22 @@ def test_a_loop_in_no_range_saves_the_time_of_its_calls(tmp_path: Path) -> None:
     assert found.saving.saving_ns == pytest.approx(0.99 * 800_000, rel=0.02)
 
 
+def test_the_work_of_large_calls_in_a_loop_is_not_saved(tmp_path: Path) -> None:
+    """A loop over parameters: 90 small ones, and 10 large ones that take nearly all its time."""
+    lasts_us = [1000 if k % 10 == 0 else 4 for k in range(100)]
+    events = []
+    for number in range(3):
+        at = 20_000.0 * number
+        events += [step(number, at, 20_000), annotation("update", at, sum(lasts_us) + 100)]
+        for each_us in lasts_us:
+            events.append(span("aten::mul_", at, each_us))
+            at += each_us + 1
+    (found,) = findings(operator_storm.CHECK, capture(tmp_path, events))
+    assert found.saving is not None
+    called_us = 90 * 4 + 10 * 20 + 100
+    assert found.saving.saving_ns == pytest.approx(called_us * 1000, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "change"),
     [
