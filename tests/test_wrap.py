@@ -886,6 +886,81 @@ def test_callable_objects_stay_what_they_are(tmp_path: Path) -> None:
     assert repr(many) == repr(many.__wrapped__)
 
 
+class Kernels:
+    """An object that is also a container, such as a Triton kernel: `kernels[grid](x)`."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.scale = 2
+
+    def __call__(self, /, x: int, **more: int) -> int:
+        return x * self.scale + more.get("self", 0)
+
+    def __getitem__(self, grid: int) -> Callable[[int], tuple[int, int]]:
+        return lambda x: (grid, self(x))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((1, 2))
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Kernels) and self.scale == other.scale
+
+
+def test_a_marked_object_has_the_special_methods_of_its_class() -> None:
+    bare = Kernels()
+    marked = profiled("kernels")(bare)
+    assert marked[4](1) == bare[4](1) == (4, 2)
+    assert (list(marked), 2 in marked, 3 in marked, bool(marked)) == ([1, 2], True, False, False)
+    assert marked == bare
+    assert marked(1, self=5) == 7
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(marked)
+    with pytest.raises(TypeError):
+        len(marked)
+    assert (marked.__doc__, marked.__module__) == (bare.__doc__, bare.__module__)
+    assert pickle.loads(pickle.dumps(marked))[4](1) == (4, 2)
+
+
+def test_attributes_of_a_marked_object_are_those_of_the_object() -> None:
+    bare = Kernels()
+    marked = profiled("kernels")(bare)
+    marked.scale = 5
+    assert (bare.scale, marked(2)) == (5, 10)
+    copied = copy.deepcopy(marked)
+    copied.scale = 7
+    assert (copied(1), marked(1)) == (7, 5)
+    del marked.scale
+    assert not hasattr(bare, "scale")
+
+
+class Encoder:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def encode(self, by: int) -> int:
+        return self.index + by
+
+
+def test_a_marked_bound_method_stays_bound(tmp_path: Path) -> None:
+    one = Encoder(2)
+    method = one.encode
+    one.encode = profiled(method)  # type: ignore[method-assign]
+    assert one.encode.__self__ is one  # type: ignore[attr-defined]
+    other = copy.deepcopy(one)
+    other.index = 7
+    with recorded(tmp_path) as seen:
+        assert (one.encode(1), other.encode(1)) == (3, 8)
+        assert profiled(method, name=lambda by: f"by {by}")(3) == 5
+        assert profiled("index {self.index}")(method)(1) == 3
+    assert seen.names == ["Encoder.encode", "Encoder.encode", "by 3", "index 2"]
+    assert inspect.signature(one.encode) == inspect.signature(method)
+    assert pickle.loads(pickle.dumps(profiled(method)))(1) == 3
+
+
 def test_an_object_whose_call_is_a_coroutine(tmp_path: Path) -> None:
     class Fetcher:
         async def __call__(self, name: str) -> str:

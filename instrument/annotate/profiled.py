@@ -6,8 +6,9 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from threading import get_ident
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, overload
 
 import torch
@@ -84,15 +85,15 @@ class Range:
 class AnnotatedCallable:
     """Wraps a callable object so that its calls are in a range.
 
-    In all other respects, the result behaves like the wrapped object.
+    In all other respects, the result behaves like the wrapped object. `annotated_callable` makes
+    it, as an instance of a subclass that also has the special methods of the object's class.
     """
 
     def __init__(self, target: Any, name: Name) -> None:
-        self.__wrapped__ = target
-        self._name = name
-        self._ranged = in_range(target, name)
+        # not by assignment, which `__setattr__` passes on
+        vars(self).update(__wrapped__=target, _name=name, _ranged=in_range(target, name))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the object, in a range."""
         return self._ranged(*args, **kwargs)
 
@@ -100,6 +101,12 @@ class AnnotatedCallable:
         if name == "__wrapped__":  # not set yet while a copy is made
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__wrapped__, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__wrapped__, name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         binds = instance is not None and hasattr(type(self.__wrapped__), "__get__")
@@ -111,10 +118,59 @@ class AnnotatedCallable:
         return type(self.__wrapped__)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, Name]]:
-        return AnnotatedCallable, (self.__wrapped__, self._name)
+        return annotated_callable, (self.__wrapped__, self._name)
 
     def __repr__(self) -> str:
         return repr(self.__wrapped__)
+
+
+def annotated_callable(target: Any, name: Name) -> AnnotatedCallable:
+    """Wrap a callable object so that its calls are in a range."""
+    kind: type = type(target)
+    return _annotated_class(kind)(target, name)
+
+
+@functools.lru_cache(maxsize=512)
+def _annotated_class(kind: type) -> type[AnnotatedCallable]:
+    """Make a subclass of `AnnotatedCallable` for the instances of a class.
+
+    Python looks special methods such as `__getitem__` up in the class of an object, so
+    `AnnotatedCallable.__getattr__` cannot pass them on. The subclass passes on those that the class
+    of the wrapped object defines.
+    """
+    special = {
+        method: value
+        for base in reversed(kind.__mro__[:-1])
+        for method, value in vars(base).items()
+        if method.startswith("__") and method.endswith("__") and method not in _OWN
+    }
+    passed_on = {
+        method: None if value is None else _passed_on(method)
+        for method, value in special.items()
+        if value is None or inspect.isroutine(value)
+    }
+    of_object = {name: property(attrgetter(f"__wrapped__.{name}")) for name in _TEXTS}
+    return type(kind.__name__, (AnnotatedCallable,), passed_on | of_object)
+
+
+def _passed_on(method: str) -> Callable[..., Any]:
+    """Return a special method that calls the same method of the wrapped object."""
+
+    def special(self: AnnotatedCallable, /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.__wrapped__, method)(*args, **kwargs)
+
+    return special
+
+
+# Attributes that an instance of `AnnotatedCallable` would otherwise take from its own class.
+_TEXTS = ("__doc__", "__module__")
+# Special methods that are not passed on: those of `AnnotatedCallable`, and those with which Python
+# makes, copies and frees an object.
+_OWN = frozenset({
+    *vars(AnnotatedCallable), *_TEXTS, "__new__", "__del__", "__getattribute__", "__dir__",
+    "__init_subclass__", "__class_getitem__", "__subclasshook__", "__reduce_ex__", "__getstate__",
+    "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__copy__", "__deepcopy__", "__sizeof__",
+})  # fmt: skip
 
 
 @overload
@@ -237,7 +293,16 @@ def put_in_range(target: Any, name: Name | None) -> Any:
         return _mark_instance(target, name or type(target).__qualname__)
     if not callable(target):
         raise ConfigError(f"profiled cannot mark {target!r}: give a callable, a class or a method.")
-    return (in_range if is_plain(target) else AnnotatedCallable)(target, name or _name_of(target))
+    name = name or _name_of(target)
+    if isinstance(target, MethodType) and isinstance(target.__func__, FunctionType):
+        # a method again, so that a copy of the object calls the method of the copy
+        return MethodType(in_range(target.__func__, _of_method(name)), target.__self__)
+    return (in_range if is_plain(target) else annotated_callable)(target, name)
+
+
+def _of_method(name: Name) -> Name:
+    """Return a name for the function of a bound method: it gets the arguments without `self`."""
+    return (lambda _, /, *args, **kwargs: name(*args, **kwargs)) if callable(name) else name
 
 
 def _mark_class(cls: type, name: Name) -> type:
