@@ -219,8 +219,8 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
     trainer = Trainer(
         tmp_path,
         """
-        def theirs(*_):
-            say(f"theirs, with {len(list(out.glob('.*.queued')))} on disk")
+        def theirs(number, frame):
+            say(f"theirs, with {len(list(out.glob('.*.queued')))} on disk, {frame.f_code.co_name}")
         signal.signal(signal.SIGTERM, theirs)
         before = signal.getsignal(signal.SIGTERM)
         with Session(output_dir=str(out), active=4, repeat=2, wait=1) as session:
@@ -232,12 +232,30 @@ def test_sigterm_reaches_the_handler_that_was_there_and_training_may_go_on(tmp_p
         assert signal.getsignal(signal.SIGTERM) is before
         """,
     )
-    trainer.wait_for("theirs, with 1 on disk")
+    trainer.wait_for("theirs, with 1 on disk, pass_on")
     trainer.ended()
     assert trainer.process.returncode == 0
     cut, whole = trainer.captures()
     assert (reason(cut), cut.metadata["window"]["steps"]) == ("SIGTERM", 2)
     assert whole.metadata["window"]["truncated"] is False
+
+
+def test_outside_windows_the_handler_that_was_there_gets_the_interrupted_frame(
+    tmp_path: Path,
+) -> None:
+    trainer = Trainer(
+        tmp_path,
+        """
+        def interrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, frame: say(f"in {frame.f_code.co_name}"))
+        with Session(output_dir=str(out), wait=1000, active=1) as session:
+            interrupted()
+        """,
+    )
+    trainer.wait_for("in interrupted")
+    trainer.ended()
+    assert trainer.process.returncode == 0
 
 
 def test_sigterm_outside_windows_is_not_held_back(tmp_path: Path) -> None:

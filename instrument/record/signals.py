@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -38,12 +40,14 @@ class Preemption:
     def install(self, grace_s: float | None) -> None:
         """Handle SIGTERM from now on.
 
-        Does nothing if `grace_s` is None, or if this is not the main thread.
+        Does nothing if `grace_s` is None, if this is not the main thread, or if C code has set the
+        current handler, because Python cannot restore such a handler.
         """
         self.noticed, self._grace_s = False, grace_s
-        if self._grace_s is not None and _on_main_thread():
+        self._previous = signal.getsignal(signal.SIGTERM)
+        if self._grace_s is not None and _on_main_thread() and self._previous is not None:
             self._installed, self._process = True, os.getpid()
-            self._previous = signal.signal(signal.SIGTERM, self._handle)
+            signal.signal(signal.SIGTERM, self._handle)
 
     def uninstall(self) -> None:
         """Restore the previous handler, unless the program has set another handler meanwhile.
@@ -57,8 +61,7 @@ class Preemption:
             and _on_main_thread()
             and signal.getsignal(signal.SIGTERM) == self._handle
         ):
-            previous = self._previous if self._previous is not None else signal.SIG_DFL
-            signal.signal(signal.SIGTERM, previous)
+            signal.signal(signal.SIGTERM, self._previous)
         self._installed = False
 
     def save(self) -> None:
@@ -67,8 +70,12 @@ class Preemption:
         if self.noticed:
             self.pass_on()
 
-    def pass_on(self) -> None:
-        """Do what SIGTERM would have done without this handler."""
+    def pass_on(self, frame: FrameType | None = None) -> None:
+        """Do what SIGTERM would have done without this handler.
+
+        `frame` is the frame that the signal interrupted. None means that the signal was delayed;
+        the previous handler then gets the current frame.
+        """
         self._cancel_timer()
         self.noticed = False
         # Handlers run on the main thread, so another thread sends the signal again. This time no
@@ -76,15 +83,15 @@ class Preemption:
         if not _on_main_thread():
             os.kill(os.getpid(), signal.SIGTERM)
         elif callable(self._previous):
-            self._previous(signal.SIGTERM, None)
+            self._previous(signal.SIGTERM, frame or inspect.currentframe())
         elif self._previous != signal.SIG_IGN:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _handle(self, *_: Any) -> None:
+    def _handle(self, _: int, frame: FrameType | None) -> None:
         in_child = os.getpid() != self._process
         if in_child or not self._loop.recording:
-            self.pass_on()
+            self.pass_on(frame)
         elif self.noticed:  # the second signal, from the timer or a user
             self.save()
         else:

@@ -172,7 +172,7 @@ class Exporter:
             encoding="utf-8",
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
+                "PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path),
             },
             start_new_session=True,  # against Ctrl-C in the trainer's terminal
             pass_fds=() if handle is None else (handle,),
