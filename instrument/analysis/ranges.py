@@ -147,10 +147,10 @@ class RangeTable(GroupableTable):
     this table and of `rest` together, the column `share` sums to 1, and so does `device_share`.
 
     A range that activation checkpointing runs again in the backward is named "NAME (recomputed)".
-    With `use_reentrant=True`, this recomputed range also gets the backward time of its own
-    operators; with `use_reentrant=False`, the range of the first forward gets this time.
-    If operators run again while no recomputed range is open, their time is part of the
-    `backward_ns` of the range whose backward runs them.
+    The backward time of its operators counts for the recomputed range with `use_reentrant=True`,
+    and for the range of the first forward with `use_reentrant=False`. Operators can also run again
+    while no recomputed range is open. Then they are part of a backward, and their time is part of
+    `backward_ns` of the range that caused this backward.
 
     The columns with bytes do not count memory that the backward of a range allocates or frees. The
     backward frees the memory that the forward kept, so a sum of both would hide how much memory the

@@ -357,13 +357,13 @@ class _Waits:
         return np.flatnonzero((self.kind == kind) & (self.is_stated == stated))
 
     def _read_details(self, events: Events, work: _Work, is_call: Flags) -> None:
-        """Read the device, the stream and the awaited work of each wait with a `cuda_sync` event.
+        """Read the device, stream and awaited work of the waits that have a `cuda_sync` event.
 
         A wait for a CUDA event waits for the work that was launched on the stream `source` before
-        the event was recorded. `since_ns` is the time at which the event was recorded. If this time
-        is not known, `since_ns` is the start of the wait's call, and `is_exact` is False. The
-        number of a stream or device is -1 if no work ran on it, or if the wait has no `cuda_sync`
-        event.
+        `cudaEventRecord` was called for this CUDA event. `since_ns` is the time of that call. If
+        this time is not known, `since_ns` is the start of the wait's call, and `is_exact` is False.
+        The number of a stream or device is -1 if no work ran on it, or if the wait has no
+        `cuda_sync` event.
         """
         threads, self.device = events.threads, np.full(len(self), -1)
         self.stream, self.source = self.device.copy(), self.device.copy()

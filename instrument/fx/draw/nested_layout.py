@@ -63,9 +63,9 @@ class Frame:
             point on the frame's edge at which a line enters or leaves. The ports of `sources` come
             first, then the children, then the ports of `results`.
         lines: the lines inside the frame, by the box whose value the line carries. Each line is a
-            pair of lists. The first list holds the ends of the line as numbers. If the frame has 3
-            children, the numbers 0 to 2 are these children, and the number 3 + k is the port of
-            `results[k]`. The second list holds the segments of the line.
+            pair of lists. The first list holds the places where the line ends, as numbers: child k
+            has the number k, and the port of `results[k]` has the number `len(children)` + k. The
+            second list holds the segments of the line.
     """
 
     path: str
