@@ -477,6 +477,24 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
     assert largest_as_text(()) == ""
 
 
+def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path) -> None:
+    lengths, slow_us = (1000, 900, 1000, 1500), (0, 0, 300, 1500)
+    begins = [sum(lengths[:k]) for k in range(4)]
+    events = [step(k, begin, lengths[k]) for k, begin in enumerate(begins)]
+    events += [annotation("forward", begins[k], slow_us[k]) for k in (2, 3)]
+    found = diagnosed([write_capture(tmp_path, events)], [check({"evidence": ()})])
+    assert "a step takes 1.000 ms" in as_text(found)
+    saves = "264.706 µs of a step (26 %): a step would take 735.294 µs"
+    for text in (" ".join(as_text(found).split()), plain(as_markdown(found))):
+        assert saves in text
+    assert "a step takes 735.294 µs instead of 1.000 ms" in " ".join(
+        largest_as_text(found.findings).split()
+    )
+    content = json.loads(as_json(found))
+    (row,) = content["findings"]
+    assert content["step_ns"] - row["saving_ns"] == row["step_ns"] == 735_294
+
+
 def test_a_diagnosis_shows_itself_in_a_terminal_and_in_a_notebook(tmp_path: Path) -> None:
     found = diagnosed([recorded(tmp_path)], [check({})])
     assert str(found) == as_text(found)
