@@ -609,6 +609,32 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
     assert "10.000 µs of a step (25 %)" in as_text(alone)
 
 
+def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, 3, 0, 1000), recorded(tmp_path, 3, 1, 2000)]
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        if capture is captures[0]:
+            yield finding(capture, whatif)
+
+    found = diagnosed(captures, [Check("made-up", find)])
+    text = " ".join(as_text(found).split())
+    assert "a step takes 2.000 ms" in text
+    saves = "250.000 µs of a step of 1.000 ms (25 %): a step would take 750.000 µs"
+    assert f"saves {saves}" in text
+    assert f"Saves {saves}" in plain(as_markdown(found))
+
+
+def test_bounds_that_look_equal_are_not_printed(tmp_path: Path) -> None:
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        saving = whatif.scale(range="forward", by=0.5)
+        saving.__dict__["_savings"] = [250_000, 250_000 + more_ns]
+        yield finding(capture, whatif, saving=saving)
+
+    for more_ns, bounds in ((0, ""), (0.4, ""), (2, ", between 250.000 µs and 250.002 µs")):
+        text = as_text(diagnosed([recorded(tmp_path / str(more_ns))], [Check("made-up", find)]))
+        assert f" of a step (25 %){bounds}: a step would" in " ".join(text.split())
+
+
 def two_runs(folder: Path) -> dict[str, Capture]:
     """A run on two ranks, then a faster run; the ranks of a run have different ids."""
     found = {}
