@@ -167,6 +167,12 @@ class Scenario:
                 f"For {waits:.0%} of the time, calls wait for unknown device work; these waits "
                 "count as CPU time."
             )
+        if self.window.waits_for_workers(self.variants[0].costs):
+            found.append(
+                "Steps wait for batches from worker processes of a data loader: these batches "
+                "arrive at the recorded times here. If the workers sometimes have nothing to do, "
+                "faster steps get their batches sooner, and a change saves more."
+            )
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
                 "Other ranks are not in this capture: the estimate assumes that the edits apply to "
