@@ -548,6 +548,7 @@ def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
+        (["show", "x", "--colums", "calls"], "unrecognized arguments: --colums calls"),
         (["show", "x", "--rows", "0"], "argument --rows: must be 1 or more, or -1 for all, not 0"),
         (
             ["show", "x", "--rows", "many"],
@@ -572,7 +573,8 @@ def test_a_wrong_command_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("instrument: ")
     assert part in line
-    assert line.endswith(" --help lists the arguments.")
+    command = "" if arguments == ["shwo"] else f" {arguments[0]}"
+    assert line.endswith(f"; instrument{command} --help lists the arguments.")
 
 
 def test_version_and_help(
