@@ -595,6 +595,17 @@ def test_version_and_help(
     assert "show" in without
 
 
+def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path, steps())
+    for options in ("", "--json"):
+        command = f'"{sys.executable}" -m instrument show "{capture.folder}" {options} >&-'
+        done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == (
+            "instrument: The result cannot be printed, because stdout is closed.\n"
+        )
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     capture = write_capture(tmp_path, [span(f"operator_{i}", 10 * i, 5) for i in range(4000)])
     command = [sys.executable, "-m", "instrument", "show", str(capture.folder), "--rows", "4000"]
