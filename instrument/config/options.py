@@ -104,5 +104,4 @@ def _sentence(model: type[Options], error: ValidationError) -> str:
         choices = map(str, get_args(model.model_fields[where[0]].annotation))
         hint = did_you_mean(given, choices)
         return f"{model.display_name()}'s option {option!r} cannot be {given!r}{hint}"
-    rule = first["msg"].removeprefix("Input ").rstrip(".")
-    return f"{model.display_name()}'s option {option!r} {rule}, not {given!r}."
+    return f"{model.display_name()}'s option {option!r} is {given!r}, but it {must(first)}."
