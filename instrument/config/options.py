@@ -76,6 +76,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
         "bool": "must be true or false",
         "int": "must be a whole number",
         "float": "must be a number",
+        "byte": "must be a number of bytes, such as 4GB",
         "string": "must be text",
         "dict": "must be a mapping with names as keys",
         "list": "must be a list",
