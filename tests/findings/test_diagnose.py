@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 
 from instrument import Capture, diff, storage
 from instrument.cli.command import main
+from instrument.compare.side import load
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
@@ -620,6 +621,27 @@ def test_only_the_newest_run_is_diagnosed(tmp_path: Path) -> None:
     assert found.step_ns == 500_000
     assert found.not_checked[0] == LEFT_OUT
     assert diagnosed([captures["steps_3_rank0"]], CHECKS).captures == ("steps_3_rank0",)
+
+
+def test_left_out_captures_with_the_name_of_another_are_named_by_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, name in (("a", "c1"), ("b", "c2"), ("c", "c2")):
+        about = {"run": run, "pid": ord(run)}
+        about["started_at"] = f"2026-01-02T0{ord(run) - 96}:00:00+00:00"
+        write_capture(tmp_path / run, steps(), name, **about)
+    left_out = (
+        "Only the newest run counts; 2 captures of older runs are left out: "
+        f"c1, {tmp_path / 'b' / 'c2'}."
+    )
+    captures = [Capture.load(folder.parent) for folder in tmp_path.glob("*/*/capture.json")]
+    captures.sort(key=lambda capture: str(capture.folder))
+    assert diagnosed(captures, []).not_checked[0] == left_out
+    assert main(["diagnose", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"{left_out}\n"
+    side = load(tmp_path)
+    assert side.notes == [f"{tmp_path}: {left_out}"]
+    assert str(tmp_path / "b" / "c2") in side.private, "a redacted page must hide it"
 
 
 def test_two_sessions_of_one_process_are_one_run(tmp_path: Path) -> None:
