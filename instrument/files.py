@@ -87,7 +87,13 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     If the block fails, the new file is removed and `target` stays. If `target` is a link, the link
     itself is replaced. Until the end of the block, the new file is `.NAME.tmp` in the folder of
     `target`; NAME is random. The permissions of the file are `mode` without the bits of the umask.
+
+    Raises:
+        OSError: the file cannot be written; or `target` is a pipe, a socket or a device, or a link
+            to one, such as `/dev/stdout`. As root, a file would replace the device for all users.
     """
+    if _is_special(target):
+        raise OSError(errno.EINVAL, "is a pipe, a socket or a device, not a file", str(target))
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
     try:
@@ -96,6 +102,16 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         beside.replace(target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether `path` leads to a pipe, a socket, a device, or an open file of a process."""
+    try:
+        mode = path.stat().st_mode
+        opened = path.is_symlink() and path.readlink().is_relative_to("/proc")
+    except OSError:  # missing, or a broken link
+        return False
+    return opened or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:

@@ -511,6 +511,11 @@ def test_mistakes_are_one_line_and_status_2(
             "or remove --by.",
         ),
         (
+            [broken, "--ops", "--stack-depth", "2"],
+            "--stack-depth is the number of frames by which --by stack groups: add --by stack, or "
+            "remove --stack-depth.",
+        ),
+        (
             [capture.folder, "--by", "stack"],
             "steps_3-4 holds no stacks to group operators by: record it with profiler.with_stack=true.",
         ),
@@ -548,6 +553,7 @@ def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
+        (["show", "x", "--colums", "calls"], "unrecognized arguments: --colums calls"),
         (["show", "x", "--rows", "0"], "argument --rows: must be 1 or more, or -1 for all, not 0"),
         (
             ["show", "x", "--rows", "many"],
@@ -572,7 +578,8 @@ def test_a_wrong_command_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("instrument: ")
     assert part in line
-    assert line.endswith(" --help lists the arguments.")
+    command = "" if arguments == ["shwo"] else f" {arguments[0]}"
+    assert line.endswith(f"; instrument{command} --help lists the arguments.")
 
 
 def test_version_and_help(
@@ -591,6 +598,17 @@ def test_version_and_help(
     assert stopped.value.code == 0
     assert capsys.readouterr().out == without
     assert "show" in without
+
+
+def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path, steps())
+    for options in ("", "--json"):
+        command = f'"{sys.executable}" -m instrument show "{capture.folder}" {options} >&-'
+        done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == (
+            "instrument: The result cannot be printed, because stdout is closed.\n"
+        )
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:

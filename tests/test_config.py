@@ -103,6 +103,14 @@ class Never:
             {"timings": {"every": True}},
             "profiler.timings.every is True, but it must be a whole number.",
         ),
+        (
+            {"max_window_memory": "lots"},
+            "profiler.max_window_memory is 'lots', but it must be a number of bytes, such as 4GB.",
+        ),
+        (
+            {"disk_budget": "4XB"},
+            "profiler.disk_budget is '4XB', but it must be a number of bytes, such as 4GB.",
+        ),
         ({"max_window_s": "long"}, "profiler.max_window_s is 'long', but it must be a number."),
         (
             {"metadata": {"traceEvents": 1}},

@@ -36,6 +36,22 @@ def test_another_name_of_the_same_file_keeps_its_content(tmp_path: Path, secret:
     assert target.read_bytes() == b"bytes"
 
 
+def test_a_pipe_or_what_a_process_has_open_is_not_replaced(tmp_path: Path, secret: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    with secret.open("ab") as opened:
+        stdout = tmp_path / "stdout"
+        stdout.symlink_to(f"/proc/self/fd/{opened.fileno()}")
+        for target in (pipe, link, stdout):
+            with pytest.raises(OSError, match="is a pipe, a socket or a device, not a file"):
+                files.write(target, "text")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert secret.read_text() == "hunter2"
+    assert {each.name for each in tmp_path.iterdir()} == {"pipe", "link", "stdout", "elsewhere"}
+
+
 def test_what_fails_half_way_leaves_the_file_as_it_was_and_nothing_beside(tmp_path: Path) -> None:
     target = tmp_path / "whole"
     target.write_text("before")

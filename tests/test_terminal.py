@@ -99,6 +99,21 @@ def test_no_line_is_wider_than_the_terminal(
     assert all(cell_len(line) <= width for lines in found for line in lines)
 
 
+@pytest.mark.parametrize("width", [40, 50, 60, 250])
+def test_sentences_below_rows_are_wrapped_and_whole(capture: Capture, width: int) -> None:
+    part = view_part("coverage", capture.coverage, rows=-1)
+    assert isinstance(part, Section)
+    text = words(drawn([part], width))
+    assert all(cell_len(line) <= min(width, 78) for line in text.splitlines() if line[:4] == "    ")
+    in_one_line = " ".join(text.split())
+    reasons = [*filter(None, capture.coverage.column("why"))]
+    assert max(map(len, reasons)) > width or width == 250
+    assert all(" ".join(reason.split()) in in_one_line for reason in reasons)
+    names = Table({"name": ["mm"]})
+    frames = Section(names, ["name"], below=[["a/long/path/" * 30]])
+    assert words(drawn([frames], width)).count("…") == 1
+
+
 def test_columns_that_have_no_room_are_named_and_the_key_stays(capture: Capture) -> None:
     part = capture_parts(capture, sort="cpu_ns", ranges=False)[2]
     assert isinstance(part, Section)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from instrument.analysis.table import Table, to_text
@@ -15,6 +16,8 @@ EVERY_COLUMN = "all"
 # The width of plain text in characters. To keep this width, names are shortened and columns are
 # left out. Some tables are still wider.
 TEXT_WIDTH = 140
+# The maximum width of sentences below a row, in characters.
+SENTENCE_WIDTH = 74
 _NARROWEST_NAME = 28
 
 
@@ -30,6 +33,8 @@ class Section:
         missable: the columns to leave out first, in this order, if the table is too wide.
         key: the column by which the rows are sorted, or None.
         below: for each row, the lines to show below it; empty if no row has lines below it.
+        sentences: whether the lines in `below` are sentences, which are wrapped. Other lines, such
+            as the frames of a stack, are shortened.
         is_tree: whether the names form a tree: each is indented by two blanks per level of `depth`.
         text_width: the maximum number of characters in a line of plain text; None means no limit.
         texts: for columns with their own format, the function that formats a cell.
@@ -45,6 +50,7 @@ class Section:
     missable: Sequence[str] = ()
     key: str | None = None
     below: Sequence[Sequence[str]] = ()
+    sentences: bool = False
     is_tree: bool = False
     text_width: int | None = TEXT_WIDTH
     texts: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
@@ -71,14 +77,20 @@ def _section_text(section: Section) -> str:
     text, left_out = _fitted(section)
     lines = text.splitlines()
     if section.below:
-        below = ("".join(f"\n    {_shortened(line)}" for line in lines) for lines in section.below)
-        lines = [*lines[:2], *(f"{line}{more}" for line, more in zip(lines[2:], below))]
+        fit = _wrapped if section.sentences else _shortened
+        below = (chain.from_iterable(map(fit, lines)) for lines in section.below)
+        texts = ("".join(f"\n    {line}" for line in lines) for lines in below)
+        lines = [*lines[:2], *(f"{line}{text}" for line, text in zip(lines[2:], texts))]
     note = f"Too wide to show: {', '.join(left_out)}." if left_out else ""
     return "\n".join(filter(None, [section.title, *lines, note]))
 
 
-def _shortened(line: str) -> str:
-    return textwrap.shorten(printable(line), TEXT_WIDTH - 20, placeholder=" …")
+def _wrapped(sentence: str) -> list[str]:
+    return textwrap.wrap(printable(sentence), SENTENCE_WIDTH)
+
+
+def _shortened(line: str) -> list[str]:
+    return [textwrap.shorten(printable(line), TEXT_WIDTH - 20, placeholder=" …")]
 
 
 def _fitted(section: Section) -> tuple[str, list[str]]:

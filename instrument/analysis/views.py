@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from instrument.trace.capture_json import Metadata
     from instrument.trace.events import Events
 
-TRACE_FILES = ("trace.json.gz", "trace.json")
 # The file that records where a capture was uploaded. The file itself is not uploaded.
 NOTE_FILE = "upload.json"
 # The longest name of a capture in bytes. Names of files consist of a prefix, this name and a
@@ -358,7 +357,8 @@ class Views:
         peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
         if kind == "folder":
-            about, traces = capture_json.read(path), (path / name for name in TRACE_FILES)
+            about = capture_json.read(path)
+            traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
             capture = cls(trace, path, about, communication, others, peak_flops)
             if communication is None:
@@ -435,7 +435,7 @@ class Views:
         """
         if self.trace_path is None:
             raise CaptureError(
-                f"The capture {self.place} holds no trace: there is no {TRACE_FILES[0]} in it. "
+                f"The capture {self.place} holds no trace: there is no trace.json.gz in it. "
                 "Record again; if chrome_trace.keep=false was set, remove this option."
             )
         return self.trace_path
@@ -683,7 +683,7 @@ def files_of(folder: Path) -> list[str]:
     files are left out: hidden files, symbolic links, column files that older versions kept beside
     the trace, and the file that records the upload (`NOTE_FILE`).
     """
-    from instrument.trace.capture_json import METADATA_FILE
+    from instrument.trace.capture_json import METADATA_FILE, TRACE_FILES
 
     left_out = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
     relative = (file.relative_to(folder) for file in files.regular_files(folder))

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         word for word in rest if "options" in arguments and "=" in word and not word.startswith("-")
     ]
     if len(options) < len(rest):
-        parser.error(
+        arguments.parser.error(
             f"unrecognized arguments: {' '.join(word for word in rest if word not in options)}"
         )
     arguments.options = options
@@ -127,8 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         one = commands.add_parser(name, help=command.HELP)
         command.add_arguments(one)
-        one.set_defaults(run=command.run)
-    parser.set_defaults(run=lambda _: parser.format_help().rstrip())
+        one.set_defaults(run=command.run, parser=one)
+    parser.set_defaults(run=lambda _: parser.format_help().rstrip(), parser=parser)
     return parser
 
 

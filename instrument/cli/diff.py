@@ -136,7 +136,7 @@ def _side(path: Path | str, is_baseline: bool, has_said: bool) -> Side:
 
     if is_baseline:
         return Side([read(Path(path))])
-    found, left_out = of_newest_run(captures_at(path))
+    found, _, left_out = of_newest_run(captures_at(path))
     if left_out and not has_said:
         say(left_out)
     return side(Views.load(each) for each in found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,6 @@ from instrument.cli.arguments import ROWS, path_or_url, row_count
 from instrument.cli.output import Parts
 from instrument.cli.paths import captures_at
 from instrument.errors import InstrumentError
-from instrument.printable import printable
 from instrument.units import counted
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 HELP = "list runs and captures, and what slows each of them most"
 
-# The width of a verdict, which is indented below its capture.
-_VERDICT_WIDTH = 74
 #: The columns of the list of captures.
 CAPTURES: Schema = schema(
     run="the folder that the run recorded into",
@@ -141,7 +137,8 @@ def _parts(table: Table) -> Iterator[Section]:
             known_columns(shown),
             ", ".join(title),
             missable=("phase", "rank"),
-            below=[textwrap.wrap(printable(text or ""), _VERDICT_WIDTH) for text in verdicts],
+            below=[[text] if text else [] for text in verdicts],
+            sentences=True,
             all_columns="--json",
         )
 

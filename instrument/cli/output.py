@@ -31,7 +31,12 @@ def show_result(result: str | Parts) -> None:
 
     If stdout is a file, a pipe or a terminal without control sequences (TERM=dumb), tables are
     printed as plain text.
+
+    Raises:
+        ConfigError: the process has no stdout.
     """
+    if sys.stdout is None:  # the shell closed it: `>&-`
+        raise ConfigError("The result cannot be printed, because stdout is closed.")
     if isinstance(result, str):
         print(printable_lines(result), flush=True)
     elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":

@@ -90,7 +90,7 @@ def of_newest_run(path: Path | str) -> Sequence[Path | str]:
     """
     from instrument.runs import newest
 
-    found, left_out = newest.of_newest_run(captures_at(path))
+    found, _, left_out = newest.of_newest_run(captures_at(path))
     if left_out:
         say(left_out)
     return found

@@ -71,7 +71,7 @@ def load(given: Comparable) -> Side:
         side.add(given)
         return side
     side = Side(_name(given))
-    paths, left_out = _paths(given)
+    paths, older, left_out = _paths(given)
     unread = 0
     for path in paths:
         try:
@@ -84,6 +84,7 @@ def load(given: Comparable) -> Side:
                 raise
     if left_out:
         side.notes.append(f"{side.name}: {left_out}")
+        side.private.update(word for path in older for word in words_of_path(Path(path)))
     return side
 
 
@@ -98,12 +99,14 @@ def _name(given: str | PathLike[str] | Run | Ranks) -> str:
     return path if storage.is_url(path) else str(Path(path))
 
 
-def _paths(given: str | PathLike[str] | Run | Ranks) -> tuple[list[Path | str], str]:
-    """The captures of a side, and a sentence on captures of older runs; "" without older runs."""
+def _paths(
+    given: str | PathLike[str] | Run | Ranks,
+) -> tuple[list[Path | str], list[Path | str], str]:
+    """The captures of a side, those of older runs, and a sentence on these; see `of_newest_run`."""
     if isinstance(given, Run):
-        return [path for window in given.windows for path in window.paths], ""
+        return [path for window in given.windows for path in window.paths], [], ""
     if isinstance(given, Ranks):
-        return given.paths, ""
+        return given.paths, [], ""
     path = fspath(given)
     return of_newest_run(paths_at(path if storage.is_url(path) else Path(path)))
 

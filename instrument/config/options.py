@@ -76,6 +76,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
         "bool": "must be true or false",
         "int": "must be a whole number",
         "float": "must be a number",
+        "byte": "must be a number of bytes, such as 4GB",
         "string": "must be text",
         "dict": "must be a mapping with names as keys",
         "list": "must be a list",
@@ -104,5 +105,4 @@ def _sentence(model: type[Options], error: ValidationError) -> str:
         choices = map(str, get_args(model.model_fields[where[0]].annotation))
         hint = did_you_mean(given, choices)
         return f"{model.display_name()}'s option {option!r} cannot be {given!r}{hint}"
-    rule = first["msg"].removeprefix("Input ").rstrip(".")
-    return f"{model.display_name()}'s option {option!r} {rule}, not {given!r}."
+    return f"{model.display_name()}'s option {option!r} is {given!r}, but it {must(first)}."

@@ -11,7 +11,8 @@ steps. Even then, there is no finding if the simulation saves less than 1 % of t
 
 The simulation removes the calls that return during the gaps and launch nothing. The saving is
 unknown if these calls take less than half of the time of the gaps. The rest of the time lies in
-calls that also launch work, or outside all calls.
+calls that also launch work, or outside all calls. The advice to run the cause elsewhere, such as in
+the workers of the DataLoader, is given only if the cause launches nothing.
 
 The check cannot see what Python code does outside operators and ranges. It cannot see other
 processes for which this process waits.
@@ -39,7 +40,14 @@ from instrument.findings.places import measured, percent, source_codes
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep, within
-from instrument.trace.events import Ints, is_runtime, is_step, is_wait, split_overload
+from instrument.trace.events import (
+    ANNOTATION,
+    Ints,
+    is_runtime,
+    is_step,
+    is_wait,
+    split_overload,
+)
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
@@ -89,12 +97,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         code="device-idle",
         title=f"The device is idle for {percent(share)} of the {time.what} in gaps "
         f"of over 1 ms; for {percent(top.time_ns / idle_ns)} of this time, the CPU is {where}",
-        change=f"Make {top.name} faster on the CPU, or run it while the device works: in the "
-        "workers of the DataLoader, in another thread, or after the next launches."
-        if top.event >= 0
-        else "Find this code first: mark it with @profiled or record with "
-        "profiler.with_stack=true; then move it into the workers of the DataLoader or after the "
-        "launches of the step.",
+        change=_change(capture, top),
         verify=show_command(capture, "--steps --launches"),
         share=share,
         saving=saving,
@@ -112,6 +115,39 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
         ),
         coverage=ORDERED,
     )
+
+
+def _change(capture: Views, cause: _Cause) -> str:
+    name, events = cause.name, capture.events
+    if cause.event < 0:
+        return (
+            "Find this code first: mark it with @profiled or record with profiler.with_stack=true; "
+            "then move it into the workers of the DataLoader or after the launches of the step."
+        )
+    same = events.named(lambda each: split_overload(each)[0] == name)[capture.links.call_tree.index]
+    if not (same & (_launches_inside(capture) > 0)).any():
+        return (
+            f"Make {name} faster on the CPU, or run it while the device works: in the workers of "
+            "the DataLoader, in another thread, or after the next launches."
+        )
+    if events.among(ANNOTATION)[cause.event]:
+        return (
+            f"Find the code of {name} that launches nothing, with more ranges inside {name} or "
+            "with profiler.with_stack=true; make it faster, or run it after the launches."
+        )
+    return (
+        f"Spend less CPU time in {name}, which launches device work: use torch.compile(model, "
+        "mode='reduce-overhead') or CUDA graphs. If only a few of its calls are long, look for "
+        "work that is done once, such as loading kernels, and for other work on its CPU."
+    )
+
+
+def _launches_inside(capture: Views) -> Ints:
+    """For each node of the call tree, how much device work it and its descendants launch."""
+    tree, (_, launcher) = capture.links.call_tree, capture.links.launched
+    call = tree.nodes_of(capture.work.call)
+    launching = np.concatenate([launcher[launcher >= 0], call[call >= 0]])
+    return tree.with_descendants(np.bincount(launching, minlength=len(tree)))
 
 
 def _threads(capture: Views, gaps: LaunchGaps) -> Ints:

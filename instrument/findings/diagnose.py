@@ -161,9 +161,12 @@ def diagnose(
     """
     given = [captures] if isinstance(captures, Views) else captures
     newest, older = newest_run(given, lambda capture: capture.about)
+    sentences = []
+    if older:
+        named = [(capture.name, capture.place) for capture in older]
+        sentences.append(left_out(named, [capture.name for capture in newest]))
     one_by_one = (newest.pop(0) for _ in range(len(newest)))
     diagnosis = diagnose_all(one_by_one, checks, ranks_checks)
-    sentences = [left_out(capture.name for capture in older)] if older else []
     return replace(diagnosis, not_checked=(*sentences, *diagnosis.not_checked))
 
 

@@ -46,7 +46,9 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
     findings = diagnosis.findings[:most]
     parts = [_heading(diagnosis)]
     parts += [] if diagnosis.findings else ["\n".join(wrapped(f"{nothing_found(diagnosis)}."))]
-    parts += [_finding(number, finding) for number, finding in enumerate(findings, 1)]
+    parts += [
+        _finding(number, finding, diagnosis.step_ns) for number, finding in enumerate(findings, 1)
+    ]
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
@@ -145,7 +147,10 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     left = _MARKDOWN_BYTES - byte_count([*parts, *tail])
     shown = 0
     for number, finding in enumerate(diagnosis.findings, 1):
-        full, short = (_markdown_finding(number, finding, rows) for rows in (_MARKDOWN_EVIDENCE, 0))
+        full, short = (
+            _markdown_finding(number, finding, diagnosis.step_ns, rows)
+            for rows in (_MARKDOWN_EVIDENCE, 0)
+        )
         text = full if byte_count([full]) <= left else short
         if byte_count([text]) > left:
             break
@@ -166,10 +171,10 @@ def _heading(diagnosis: Diagnosis) -> str:
     return "\n".join(wrapped(f"{what}: {found}{step}"))
 
 
-def _finding(number: int, finding: Finding) -> str:
+def _finding(number: int, finding: Finding, step_ns: int | None) -> str:
     indent = " " * (len(str(number)) + 2)
     lines = wrapped(finding.title, f"{number}. ")
-    lines += wrapped(_saving(finding), f"{indent}saves   ")
+    lines += wrapped(_saving(finding, step_ns), f"{indent}saves   ")
     if where := _where(finding):
         lines += wrapped(where, f"{indent}where   ")
     lines += wrapped(finding.change, f"{indent}change  ")
@@ -180,17 +185,18 @@ def _finding(number: int, finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _saving(finding: Finding) -> str:
+def _saving(finding: Finding, step_ns: int | None) -> str:
+    """What a finding saves; `step_ns` is the step in the heading of the diagnosis."""
     saving = finding.saving
     if saving is None:
         return "not known"
-    low, high = sorted((saving.low_ns, saving.high_ns))
-    bounds = f", between {duration(low)} and {duration(high)}" if low != high else ""
+    low, high = map(duration, sorted((saving.low_ns, saving.high_ns)))
+    bounds = f", between {low} and {high}" if low != high else ""
     share = f" ({percent(saving.saving_ns / saving.baseline_ns)})" if saving.baseline_ns else ""
-    step = "step"
-    if finding.phase is not None:
-        phase = shortened(finding.phase, _LONGEST_NAME)
-        step = f"{phase} step of {duration(saving.baseline_ns)}"
+    phase = "" if finding.phase is None else f"{shortened(finding.phase, _LONGEST_NAME)} "
+    step = f"{phase}step"
+    if phase or duration(saving.baseline_ns) != duration(step_ns or 0):
+        step += f" of {duration(saving.baseline_ns)}"
     return (
         f"{duration(saving.saving_ns)} of a {step}{share}{bounds}: "
         f"a step would take {duration(saving.step_ns)}"
@@ -246,9 +252,9 @@ def _markdown_heading(diagnosis: Diagnosis) -> str:
     )
 
 
-def _markdown_finding(number: int, finding: Finding, rows: int) -> str:
+def _markdown_finding(number: int, finding: Finding, step_ns: int | None, rows: int) -> str:
     saving = finding.saving
-    saves = "Saving not known" if saving is None else f"Saves {_saving(finding)}"
+    saves = "Saving not known" if saving is None else f"Saves {_saving(finding, step_ns)}"
     lines = [f"{number}. **{escaped(_cut(finding.title))}** {escaped(saves)}."]
     where = [f"range {code(finding.range)}"] if finding.range else []
     where += [code(finding.source)] if finding.source else []

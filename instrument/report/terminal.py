@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from instrument.analysis.section import Section
+from instrument.analysis.section import SENTENCE_WIDTH, Section
 from instrument.analysis.table import cell_text, heading, is_text, unit_of
 from instrument.printable import printable
 from instrument.units import counted
@@ -41,6 +41,8 @@ _READABLE = 36
 # Shortened text keeps this many of its last characters, because names of kernels differ there.
 _TAIL = 15
 _GAP = "  "
+# Before the lines below a row.
+_INDENT = "    "
 # The minimum and the maximum width of the bar of a share.
 _SHORTEST_BAR, _LONGEST_BAR = 4, 8
 _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
@@ -268,7 +270,17 @@ def _lines(columns: list[_Column], section: Section, console: Console) -> Iterat
     for row in range(len(section.table)):
         yield _joined([_cell(column, row, ascii_only=ascii_only) for column in columns])
         for line in section.below[row] if section.below else ():
-            yield Text(f"    {_shortened(printable(line), console.width - 4)}", _FAINT)
+            yield from _below(printable(line), section, console)
+
+
+def _below(line: str, section: Section, console: Console) -> Iterator[Text]:
+    width = max(console.width - len(_INDENT), 1)
+    if section.sentences:
+        words = Text(line).wrap(console, min(width, SENTENCE_WIDTH), overflow="fold")
+        fitted = [each.plain.rstrip() for each in words]
+    else:
+        fitted = [_shortened(line, width)]
+    yield from (Text(_INDENT + each, _FAINT) for each in fitted)
 
 
 def _joined(cells: Sequence[Text]) -> Text:

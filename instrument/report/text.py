@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -97,8 +96,8 @@ _LEAST_MISSED_OF_VIEWS = {
         "description", "step",
     ),
 }  # fmt: skip
-# The text in this column of `capture.coverage` is shown below each row, in lines of this width.
-_REASON, _REASON_WIDTH = "why", 74
+# The text in this column of `capture.coverage` is shown below each row.
+_REASON = "why"
 # Groupings that are shown as a column. Other groupings are shown in lines below each row.
 _BESIDE = frozenset({"overload", "thread", "step", "device"})
 # The text for a view without rows.
@@ -270,7 +269,7 @@ def view_part(
     below: list[list[str]] = []
     if _REASON in names and not chosen:
         names.remove(_REASON)
-        below = [textwrap.wrap(why or "", _REASON_WIDTH) for why in first.column(_REASON)]
+        below = [[why] if why else [] for why in first.column(_REASON)]
     if not len(table):
         return f"{title}: {_WITHOUT.get(view, 'there are none')}."
     if not names:
@@ -286,6 +285,7 @@ def view_part(
         missable=() if columns else _LEAST_MISSED_OF_VIEWS.get(view, ()),
         key=sort and TORCH_NAMES.get(sort, sort),
         below=below,
+        sentences=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,8 +47,10 @@ class _Began(NamedTuple):
     process: _Process
 
 
-def of_newest_run(places: Sequence[Path | str]) -> tuple[list[Path | str], str]:
-    """Return the captures of the newest run, and a sentence that names all other captures.
+def of_newest_run(
+    places: Sequence[Path | str],
+) -> tuple[list[Path | str], list[Path | str], str]:
+    """Return the captures of the newest run, all other captures, and a sentence that names these.
 
     The sentence is "" if there are no other captures. Only the `capture.json` of each capture is
     read or downloaded. If it cannot be read, the capture is returned, and the caller can report the
@@ -60,9 +63,12 @@ def of_newest_run(places: Sequence[Path | str]) -> tuple[list[Path | str], str]:
         CaptureError: the server refuses access.
     """
     if len(places) < 2:
-        return [*places], ""
+        return [*places], [], ""
     newest, older = newest_run(places, _metadata(places).get)
-    return newest, left_out(Path(place).name for place in older) if older else ""
+    if not older:
+        return newest, [], ""
+    named = [(Path(place).name, place) for place in older]
+    return newest, older, left_out(named, (Path(place).name for place in newest))
 
 
 def newest_run(
@@ -109,9 +115,19 @@ def newest_run(
     return newest, older
 
 
-def left_out(older: Iterable[str]) -> str:
-    """Return a sentence on the left-out captures of older runs; `older` has the capture names."""
-    names = [*map(printable, older)]
+def left_out(older: Sequence[tuple[str, Path | str | None]], newest: Iterable[str]) -> str:
+    """Return a sentence on the left-out captures of older runs.
+
+    Args:
+        older: the name and the path of each left-out capture. The sentence has the path if another
+            capture has the same name, and otherwise the name.
+        newest: the names of the captures that are not left out.
+    """
+    of_name = Counter([*newest, *(name for name, _ in older)])
+    names = [
+        printable(name if of_name[name] == 1 or place is None else str(place))
+        for name, place in older
+    ]
     are = "is" if len(names) == 1 else "are"
     return (
         f"Only the newest run counts; {counted(len(names), 'capture')} of older runs {are} left "

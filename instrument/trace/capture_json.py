@@ -18,6 +18,7 @@ from instrument import files
 from instrument.errors import CaptureError
 
 METADATA_FILE = "capture.json"
+TRACE_FILES = ("trace.json.gz", "trace.json")
 # Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
 FORMAT = 2
 # No job has more ranks than this. A larger number means that the file is damaged.
@@ -241,8 +242,11 @@ def read(folder: Path) -> dict[str, Any]:
         content = files.read_bytes(path)
     except FileNotFoundError:
         inside = sorted(found.parent.name for found in folder.glob(f"[!.]*/{METADATA_FILE}"))
+        traces = [folder / name for name in TRACE_FILES if files.is_regular(folder / name)]
         hint = "."
-        if inside:
+        if traces:
+            hint = f". To read its trace, give the file {traces[0]}."
+        elif inside:
             hint = f". It contains captures: give one of them, such as {folder / inside[-1]}."
         raise CaptureError(
             f"The folder {folder} is no capture: it has no {METADATA_FILE}{hint}"

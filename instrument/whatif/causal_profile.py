@@ -57,7 +57,7 @@ class _Part(NamedTuple):
     rows: Flags
 
 
-def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Table:
+def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: int = 12) -> Table:
     """Return how much shorter a step is if a range, an operator or a kernel is faster.
 
     `CAUSAL_PROFILE` explains the columns. The row with the largest `saving_50_ns` comes first.
@@ -66,6 +66,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         window: the window.
         costs: the costs of each rank, after the edits of the scenario. The savings are relative to
             a step with these costs.
+        step_ns: how long a step takes with these costs; see `Scenario.step_ns`.
         rows: the number of ranges, of operators and of kernels to simulate for each rank. Those
             with the most time are chosen, because they can save the most.
 
@@ -82,13 +83,12 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         times = window.program.run_shares(base, change, np.array(_FASTER))
         left = np.sum(window.steps_ns(times)[..., kept], axis=-1) / max(whole_ns, 1)
         shares.append((1 - left).tolist())
-    typical = float(np.median(steps[kept]))
     bounds = [_bounds(model) for model in window.models]
     spent = [_spent(window, costs, chosen, bounds) for chosen in tried.values()]
     names = list(tried)
     order = sorted(
         range(len(names)),
-        key=lambda k: (-round(shares[k][2] * typical), -sum(filter(None, spent[k]))),
+        key=lambda k: (-round(shares[k][2] * step_ns), -sum(filter(None, spent[k]))),
     )
     cells: dict[str, list[Any]] = {
         "kind": [names[k][0] for k in order],
@@ -96,10 +96,10 @@ def causal_profile(window: Window, costs: Sequence[Costs], rows: int = 12) -> Ta
         "cpu_ns": [spent[k][0] for k in order],
         "device_ns": [spent[k][1] for k in order],
         **{
-            f"saving_{round(faster * 100)}_ns": [round(shares[k][n] * typical) for k in order]
+            f"saving_{round(faster * 100)}_ns": [round(shares[k][n] * step_ns) for k in order]
             for n, faster in enumerate(_FASTER)
         },
-        "saving_50_share": [shares[k][2] if typical else None for k in order],
+        "saving_50_share": [shares[k][2] if step_ns else None for k in order],
     }
     return Table.of(CAUSAL_PROFILE, cells)
 

@@ -119,6 +119,11 @@ def test_a_folder_without_metadata_gets_one_sentence(tmp_path) -> None:
     assert str(raised.value).endswith(
         f". It contains captures: give one of them, such as {tmp_path / 'one'}."
     )
+    for name in ("trace.json", "trace.json.gz"):
+        (tmp_path / name).touch()
+        with pytest.raises(CaptureError) as raised:
+            Capture.load(tmp_path)
+        assert str(raised.value).endswith(f". To read its trace, give the file {tmp_path / name}.")
 
 
 def test_a_folder_whose_trace_was_dropped_gets_one_sentence_from_every_view(tmp_path) -> None:

@@ -123,6 +123,36 @@ def test_a_gap_that_the_loader_explains_is_not_told_twice(tmp_path: Path) -> Non
     assert not found(capture(tmp_path, events), "device-idle")
 
 
+@pytest.mark.parametrize(
+    ("cause", "launches", "advice"),
+    [
+        (span("text::encode", 1000, 6000), False, "in the workers of the DataLoader"),
+        (span("aten::linear", 1000, 6000), True, "Spend less CPU time in aten::linear, which"),
+        (annotation("tokenize", 1000, 6000), False, "in the workers of the DataLoader"),
+        (annotation("forward", 1000, 6000), True, "Find the code of forward that launches nothing"),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else None,
+)
+def test_code_that_launches_is_not_sent_to_the_workers_of_the_loader(
+    cause: Event, launches: bool, advice: str, tmp_path: Path
+) -> None:
+    """Steps of 10 ms: a kernel of 1 ms, and one that waits for 6 ms of CPU work."""
+    events = []
+    for start in (0, 10_000, 20_000, 30_000):
+        first = start // 100 + 1
+        call_us = start + (6980 if launches else 7000)
+        events += [
+            step(start // 10_000, start, 10_000),
+            *launched("gemm", start, start + 10, 1000, first),
+            {**cause, "ts": start + 1000},
+            *launched("gemm", call_us, call_us + 10, 2500, first + 1),
+        ]
+    (finding,) = found(capture(tmp_path, events), "device-idle")
+    assert f"the CPU is in {cause['name']}" in finding.title
+    assert advice in finding.change
+    assert ("DataLoader" in finding.change) != launches
+
+
 def test_idle_time_in_no_event_is_said(tmp_path: Path) -> None:
     bare = [e for e in cpu_between_kernels(1000) if e["name"] not in ("tokenize", "text::encode")]
     (finding,) = found(capture(tmp_path, bare), "device-idle")

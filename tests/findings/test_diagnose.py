@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 
 from instrument import Capture, diff, storage
 from instrument.cli.command import main
+from instrument.compare.side import load
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
@@ -477,6 +478,24 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
     assert largest_as_text(()) == ""
 
 
+def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path) -> None:
+    lengths, slow_us = (1000, 900, 1000, 1500), (0, 0, 300, 1500)
+    begins = [sum(lengths[:k]) for k in range(4)]
+    events = [step(k, begin, lengths[k]) for k, begin in enumerate(begins)]
+    events += [annotation("forward", begins[k], slow_us[k]) for k in (2, 3)]
+    found = diagnosed([write_capture(tmp_path, events)], [check({"evidence": ()})])
+    assert "a step takes 1.000 ms" in as_text(found)
+    saves = "264.706 µs of a step (26 %): a step would take 735.294 µs"
+    for text in (" ".join(as_text(found).split()), plain(as_markdown(found))):
+        assert saves in text
+    assert "a step takes 735.294 µs instead of 1.000 ms" in " ".join(
+        largest_as_text(found.findings).split()
+    )
+    content = json.loads(as_json(found))
+    (row,) = content["findings"]
+    assert content["step_ns"] - row["saving_ns"] == row["step_ns"] == 735_294
+
+
 def test_a_diagnosis_shows_itself_in_a_terminal_and_in_a_notebook(tmp_path: Path) -> None:
     found = diagnosed([recorded(tmp_path)], [check({})])
     assert str(found) == as_text(found)
@@ -591,6 +610,32 @@ def test_the_saving_names_the_phase_of_its_step_if_phases_differ(tmp_path: Path)
     assert "10.000 µs of a step (25 %)" in as_text(alone)
 
 
+def test_the_saving_names_its_step_if_the_heading_has_another(tmp_path: Path) -> None:
+    captures = [recorded(tmp_path, 3, 0, 1000), recorded(tmp_path, 3, 1, 2000)]
+
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        if capture is captures[0]:
+            yield finding(capture, whatif)
+
+    found = diagnosed(captures, [Check("made-up", find)])
+    text = " ".join(as_text(found).split())
+    assert "a step takes 2.000 ms" in text
+    saves = "250.000 µs of a step of 1.000 ms (25 %): a step would take 750.000 µs"
+    assert f"saves {saves}" in text
+    assert f"Saves {saves}" in plain(as_markdown(found))
+
+
+def test_bounds_that_look_equal_are_not_printed(tmp_path: Path) -> None:
+    def find(capture: Any, whatif: Any) -> Iterator[Finding]:
+        saving = whatif.scale(range="forward", by=0.5)
+        saving.__dict__["_savings"] = [250_000, 250_000 + more_ns]
+        yield finding(capture, whatif, saving=saving)
+
+    for more_ns, bounds in ((0, ""), (0.4, ""), (2, ", between 250.000 µs and 250.002 µs")):
+        text = as_text(diagnosed([recorded(tmp_path / str(more_ns))], [Check("made-up", find)]))
+        assert f" of a step (25 %){bounds}: a step would" in " ".join(text.split())
+
+
 def two_runs(folder: Path) -> dict[str, Capture]:
     """A run on two ranks, then a faster run; the ranks of a run have different ids."""
     found = {}
@@ -620,6 +665,27 @@ def test_only_the_newest_run_is_diagnosed(tmp_path: Path) -> None:
     assert found.step_ns == 500_000
     assert found.not_checked[0] == LEFT_OUT
     assert diagnosed([captures["steps_3_rank0"]], CHECKS).captures == ("steps_3_rank0",)
+
+
+def test_left_out_captures_with_the_name_of_another_are_named_by_their_paths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run, name in (("a", "c1"), ("b", "c2"), ("c", "c2")):
+        about = {"run": run, "pid": ord(run)}
+        about["started_at"] = f"2026-01-02T0{ord(run) - 96}:00:00+00:00"
+        write_capture(tmp_path / run, steps(), name, **about)
+    left_out = (
+        "Only the newest run counts; 2 captures of older runs are left out: "
+        f"c1, {tmp_path / 'b' / 'c2'}."
+    )
+    captures = [Capture.load(folder.parent) for folder in tmp_path.glob("*/*/capture.json")]
+    captures.sort(key=lambda capture: str(capture.folder))
+    assert diagnosed(captures, []).not_checked[0] == left_out
+    assert main(["diagnose", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"{left_out}\n"
+    side = load(tmp_path)
+    assert side.notes == [f"{tmp_path}: {left_out}"]
+    assert str(tmp_path / "b" / "c2") in side.private, "a redacted page must hide it"
 
 
 def test_two_sessions_of_one_process_are_one_run(tmp_path: Path) -> None:

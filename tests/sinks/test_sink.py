@@ -52,13 +52,11 @@ class Letter(Sink):
         ({"to": "nobody"}, "A letter to nobody is never read."),
         (
             {"to": "ann", "copies": 0},
-            "The Letter sink's option 'copies' should be greater than or equal to 1, not 0.",
+            "The Letter sink's option 'copies' is 0, but it must be 1 or more.",
         ),
         (
             {"to": "ann", "copies": "many"},
-            "The Letter sink's option 'copies' should be a valid integer, unable to parse string "
-            "as an integer, "
-            "not 'many'.",
+            "The Letter sink's option 'copies' is 'many', but it must be a whole number.",
         ),
         (
             {"to": "ann", "paper": "lines"},
@@ -70,7 +68,7 @@ class Letter(Sink):
         ),
         (
             {"to": "ann", "colours": ["red", 3]},
-            "The Letter sink's option 'colours.1' should be a valid string, not 3.",
+            "The Letter sink's option 'colours.1' is 3, but it must be text.",
         ),
     ],
 )

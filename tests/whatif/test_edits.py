@@ -155,6 +155,30 @@ def test_batches_of_workers_come_when_they_came(tmp_path) -> None:
         found.workers(4)
 
 
+def test_a_note_says_that_batches_of_workers_come_when_they_came(tmp_path) -> None:
+    """Only if a step waits for one with the edits; the first step does not count."""
+    name = oracle.WORKERS
+
+    def steps_that_wait(*waiting: int) -> list[Event]:
+        def body(k: int, at: float) -> list[Event]:
+            waits = 520 if k in waiting else 20
+            return [annotation(name, at, waits), span("aten::mm", at + waits, 1000 - waits)]
+
+        return repeated(1000, body)
+
+    def has_note(found: Scenario) -> bool:
+        return any("these batches arrive at the recorded times" in note for note in found.notes)
+
+    found = whatif(tmp_path, steps_that_wait(1, 3))
+    assert has_note(found)
+    assert has_note(found.scale(operator="aten::mm", by=0.5))
+    assert not has_note(found.scale(operator="aten::mm", by=3)), "a slow step waits for no batch"
+    assert not has_note(found.remove(range=name))
+    assert not has_note(whatif(tmp_path, steps_that_wait(0)))
+    assert not has_note(whatif(tmp_path, steps_that_wait()))
+    assert [has_note(whatif(tmp_path, steps_that_wait(k))) for k in (1, 2, 3)] == [True] * 3
+
+
 # ---- the device
 
 

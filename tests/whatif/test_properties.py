@@ -82,7 +82,7 @@ def test_the_bounds_hold_the_saving(whatif) -> None:
         for found in (whatif.scale(**edit, by=0.5), whatif.remove(**edit)):
             assert found.low_ns <= found.saving_ns <= found.high_ns
             before, after = whatif.steps[1:], found.steps[1:]
-            assert found.step_ns == int(median(after))
+            assert found.step_ns == whatif.step_ns - found.saving_ns
             share = 1 - sum(after) / sum(before)
             assert found.saving_ns == pytest.approx(share * median(before), abs=1)
     assert whatif.saving_ns == whatif.low_ns == whatif.high_ns == 0
@@ -135,3 +135,11 @@ def test_a_cell_of_the_profile_is_the_edit(whatif) -> None:
             assert cell == pytest.approx(same, abs=200)
         if len(whatif.steps) > 1:
             assert row.saving_50_share == pytest.approx(row.saving_50_ns / whatif.step_ns, abs=1e-6)
+
+
+def test_a_cell_of_the_profile_after_an_edit_is_the_additional_saving(whatif) -> None:
+    for edit in edits_of(whatif):
+        edited = whatif.scale(**edit, by=0.25)
+        for row in edited.profile(rows=2):
+            more = edited.scale(**{row.kind: row.name}, by=0.5).saving_ns - edited.saving_ns
+            assert row.saving_50_ns == pytest.approx(more, abs=200)

@@ -157,6 +157,17 @@ def test_a_finding_shows_why_its_saving_differs(opened: Callable[..., Page], wri
     assert card.locator("dd", has_text="The title counts the time spent.").is_visible()
 
 
+def test_bounds_that_look_equal_are_not_shown(opened: Callable[..., Page], written: Path) -> None:
+    content = payload([Capture.load(written.with_name("trace.json"))])
+    finding = content["sections"]["verdict"]["findings"][0]
+    for high_ns, lines in ((2_000_001, 0), (2_001_000, 1)):
+        finding |= {"saving_ns": 2_000_000, "low_ns": 2_000_000, "high_ns": high_ns}
+        written.write_text(page(content).html, encoding="utf-8")
+        card = opened(written).locator("#verdict details.finding").first
+        assert card.locator("dd", has_text="2.000 ms of a step").is_visible()
+        assert card.get_by_text("between 2.000 ms").count() == lines
+
+
 def test_the_median_is_the_only_time_of_a_step(opened: Callable[..., Page], written: Path) -> None:
     tab = opened(written)
     step = tab.locator("#verdict .fact", has_text="A step takes").inner_text().split("\n")

@@ -147,8 +147,9 @@ function savingBar(finding) {
 }
 
 function savingText(finding) {
-  const [low, high] = [finding.low_ns, finding.high_ns].sort((one, other) => one - other);
-  const bounds = low === high ? "" : `, between ${duration(low)} and ${duration(high)}`;
+  const [low, high] = [finding.low_ns, finding.high_ns]
+    .sort((one, other) => one - other).map(duration);
+  const bounds = low === high ? "" : `, between ${low} and ${high}`;
   const step = finding.phase === null
     ? "step" : `${finding.phase} step of ${duration(finding.baseline_ns)}`;
   return `${duration(finding.saving_ns)} of a ${step}${bounds}`;
