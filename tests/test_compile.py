@@ -200,9 +200,7 @@ def test_export_and_the_older_tracers(tmp_path: Path) -> None:
         assert torch.equal(exported.module()(X), expected)
     assert torch.equal(torch.fx.symbolic_trace(net)(X), expected)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "`torch.jit.trace", DeprecationWarning
-        )  # of a newer torch
+        warnings.filterwarnings("ignore", "`torch.jit.trace")  # TorchScript is deprecated
         traced = torch.jit.trace(net, X)
     assert torch.equal(traced(X), expected)
 

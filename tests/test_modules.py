@@ -263,7 +263,7 @@ def saved(model: nn.Module) -> io.BytesIO:
     return buffer
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # TorchScript is deprecated
 def test_what_captures_a_model_in_a_window_sees_no_range(tmp_path: Path) -> None:
     model = instrument_model(Block())
     expected = model(X)

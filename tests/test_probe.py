@@ -37,6 +37,14 @@ def recorded(tmp_path: Path, **options: Any) -> Capture:
     return session.captures[0]
 
 
+def test_torch_warns_of_no_option_of_the_preset_full(tmp_path: Path) -> None:
+    with Session("full", sinks={}, output_dir=tmp_path) as session:
+        for _ in range(6):
+            torch.ones(3) + 1
+            session.step()
+    assert len(session.captures) == 1
+
+
 class OlderConfig:
     """torch's options as they were before `trace_only`."""
 

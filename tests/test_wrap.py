@@ -264,7 +264,7 @@ def test_hooks_on_a_marked_module_lie_in_its_range(tmp_path: Path) -> None:
     assert seen.ranges == [("net", None), ("before", "net"), ("after", "net")]
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # TorchScript is deprecated
 def test_a_marked_module_is_saved_scripted_and_loaded_without_this_package(tmp_path: Path) -> None:
     layer = profiled(nn.Linear(2, 2), name="layer")
     torch.save(layer, tmp_path / "layer.pt")
@@ -310,7 +310,7 @@ def test_a_module_whose_class_overrides_call(tmp_path: Path) -> None:
     assert seen.names == ["own call"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit.fork
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # TorchScript is deprecated
 def test_what_a_fork_of_torch_runs_is_under_the_range(tmp_path: Path) -> None:
     @profiled("forked")
     def work(x: torch.Tensor) -> torch.Tensor:
@@ -767,7 +767,7 @@ def test_a_builtin_that_tells_no_signature(tmp_path: Path) -> None:
             inspect.signature(function)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # TorchScript is deprecated
 def test_torchscript_cannot_be_marked() -> None:
     for scripted in (torch.jit.script(Net()), torch.jit.trace(lambda x: x + 1, torch.ones(1))):
         with pytest.raises(

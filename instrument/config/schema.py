@@ -124,6 +124,7 @@ class ProfilerConfig(BaseModel):
             the most.
         with_flops: compute FLOPs from shapes when the capture is read; turns on `record_shapes`.
         with_modules: record torch's module hierarchy, which torch has for TorchScript models only.
+            torch 2.14 warns that the option is deprecated.
         capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
             Tables can then group operators by name and overload; by default, they group by name.
         communication: regular expressions for kernel names; case is ignored. A kernel whose name

@@ -99,7 +99,11 @@ def test_with_python_frames_torchs_rules_have_them_as_rows(tmp_path) -> None:
         pytest.skip("older torch has no rows for Python's frames")
     assert frames
     assert values(torch_table(events), "name") == recording.by_name
-    assert not frames & {row.name for row in operators(Links(events))}
+    ours = operators(Links(events))
+    assert not frames & {row.name for row in ours}
+    self_cpu_ns = list(COLUMNS).index("self_cpu_ns")
+    (forward,) = ours.where(name="forward")
+    assert forward.self_cpu_ns > recording.by_name["forward"][self_cpu_ns]
 
 
 def test_lists_of_tensors_have_no_shape_in_torchs_grouping(tmp_path) -> None:
