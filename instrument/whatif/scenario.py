@@ -158,8 +158,8 @@ class Scenario:
         if self.unexplained > MOST_UNEXPLAINED:
             found.append(
                 f"For {self.unexplained:.0%} of the time, device work is late for an unknown "
-                "reason: another simulation leaves out these delays, and the savings of both "
-                "simulations lie within the bounds of the saving."
+                "reason. So the saving is also computed without these delays, and its bounds hold "
+                "both results."
             )
         waits = max(each.unknown_wait_ns / max(each.span_ns, 1) for each in models)
         if waits > _MOST_UNKNOWN:
@@ -176,8 +176,8 @@ class Scenario:
         if len(models) == 1 and (models[0].work.kind == COMMUNICATION).any():
             found.append(
                 "Other ranks are not in this capture: the estimate assumes that the edits apply to "
-                "them too; another simulation assumes that the other ranks do not change, and the "
-                "savings of both simulations lie within the bounds of the saving."
+                "them too. The saving is also computed for other ranks that do not change, and its "
+                "bounds hold both results."
             )
         return tuple(found)
 
