@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import (
+    WORKERS,
     Event,
     annotation,
     call,
@@ -342,6 +343,20 @@ def two_ranks(tmp_path: Path) -> list[Path]:
     return [
         write_rank(tmp_path, rank, each, world_size=2).folder for rank, each in enumerate(events)
     ]
+
+
+def test_a_batch_that_one_of_several_ranks_waits_for_is_a_note(tmp_path: Path) -> None:
+    """The second rank's trace begins 5 ms later; its second step waits 60 µs longer or 400 µs."""
+    for waits_us, is_noted in ((60, False), (400, True)):
+        folder = tmp_path / str(waits_us)
+        for rank, own_us in enumerate((200, 600)):
+            events = synchronous_steps(own_us, device=True)
+            if rank:
+                events += [annotation(WORKERS, 20, 20), annotation(WORKERS, 1020, waits_us)]
+            write_rank(folder, rank, events, world_size=2, base_ns=5_000_000 * rank)
+        (window,) = Run.load(folder).windows
+        notes = " ".join(joint_scenario(window).notes)
+        assert ("these batches arrive at the recorded times" in notes) == is_noted
 
 
 def test_positions_of_events_need_one_rank(tmp_path: Path) -> None:

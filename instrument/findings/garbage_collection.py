@@ -11,6 +11,9 @@ a finding if the collector takes at least 2 % of the time of the steps. If the t
 collector takes well under 1 %, because a step keeps few new objects. Python starts a full
 collection only after many new objects.
 
+One full collection can take most of the collector's time in a window. Then the title and the advice
+say so, because a step usually waits less.
+
 The check cannot see why the collector ran. If the trace has Python frames, the finding
 distinguishes collections that the program started with `gc.collect()` from those that Python
 started.
@@ -35,12 +38,15 @@ from instrument.findings.finding import (
 from instrument.findings.places import common_place, evidence, measured, percent
 from instrument.findings.saving import scaled
 from instrument.trace.events import PYTHON, Ints
-from instrument.units import duration
+from instrument.units import counted, duration
 
 if TYPE_CHECKING:
     from instrument.whatif.scenario import Scenario
 
 _LEAST_SHARE = 0.02
+# If the longest collection takes a larger share of the collector's time, the finding says so,
+# because in another window the collector may take much more or much less.
+_MOST_IN_ONE = 0.5
 _EVENT = "Python GC"
 # The frame of a call of `gc.collect`.
 _CALL = "<built-in function collect>"
@@ -72,12 +78,13 @@ def _from_events(capture: Views, whatif: Scenario, collections: Ints) -> Iterato
         return
     inside = collections[within_ns > 0]
     place, source = common_place(capture, inside)
-    longest = duration(int(events.duration_ns[inside].max()))
+    largest = float(within_ns.max() / within_ns.sum())
+    longest_ns = int(events.duration_ns[inside].max())
     yield Finding(
         code=CHECK.code,
         title=f"Python's garbage collector takes {percent(share)} of the {steps.what}: "
-        f"{len(inside)} collections, the longest {longest}",
-        change=_change(_called(capture, inside)),
+        + _collections(len(inside), longest_ns, largest),
+        change=_change(_called(capture, inside), largest),
         verify=show_command(capture, "--interruptions"),
         share=share,
         saving=scaled(whatif, collections),
@@ -104,12 +111,12 @@ def _from_window(capture: Views) -> Iterator[Finding]:
     share = known.total_ns / whole_ns if whole_ns > 0 else 0.0
     if share < _LEAST_SHARE:
         return
-    longest = "" if known.longest_ns is None else f", the longest {duration(known.longest_ns)}"
+    largest = (known.longest_ns or 0) / known.total_ns
     yield Finding(
         code=CHECK.code,
         title=f"Python's garbage collector takes {percent(share)} of the window: "
-        f"{known.collections} collections{longest}",
-        change=_change(None),
+        + _collections(known.collections or 0, known.longest_ns, largest),
+        change=_change(None, largest),
         verify=f"Record with {_RECORD} to see which steps wait for the collector, and where.",
         evidence=(Evidence(_EVENT, known.collections or 0, known.total_ns),),
     )
@@ -125,7 +132,30 @@ def _called(capture: Views, collections: Ints) -> bool | None:
     return bool((nearest >= 0).mean() > 0.5)
 
 
-def _change(called: bool | None) -> str:
+def _collections(number: int, longest_ns: int | None, largest: float) -> str:
+    """The number of collections and the longest one, whose share of their time is `largest`."""
+    if longest_ns is None:
+        return counted(number, "collection")
+    if number == 1:
+        return f"one collection of {duration(longest_ns)}"
+    longest = f"the longest {duration(longest_ns)}"
+    if largest > _MOST_IN_ONE:
+        longest = f"but one of {duration(longest_ns)} makes {percent(largest)} of this time"
+    return f"{counted(number, 'collection')}, {longest}"
+
+
+def _change(called: bool | None, largest: float) -> str:
+    """What to do; `largest` is the longest collection's share of the time of all collections."""
+    text = _change_of_calls(called)
+    if largest <= _MOST_IN_ONE:
+        return text
+    return (
+        f"{text} One collection makes most of the time in this window: a longer window shows how "
+        "often such a collection occurs, and so what a step saves on average."
+    )
+
+
+def _change_of_calls(called: bool | None) -> str:
     seldom = (
         "Call gc.freeze() and gc.disable() after the set-up, and gc.collect() every few hundred "
         "steps."

@@ -48,6 +48,40 @@ def test_collections_without_events_are_those_of_the_whole_window(tmp_path: Path
     assert finding.evidence[0][:3] == ("Python GC", 7, 400_000)
 
 
+ONE = (
+    " One collection makes most of the time in this window: a longer window shows how often such a "
+    "collection occurs, and so what a step saves on average."
+)
+
+
+@pytest.mark.parametrize(
+    ("durations_us", "title"),
+    [
+        ((300, 20, 20), "3 collections, but one of 300.000 µs makes 88 % of this time"),
+        ((300,), "one collection of 300.000 µs"),
+        ((110, 110, 110), "3 collections, the longest 110.000 µs"),
+    ],
+)
+def test_one_long_collection_is_not_a_cost_of_each_step(
+    tmp_path: Path, durations_us: tuple[int, ...], title: str
+) -> None:
+    events = steps(4)
+    collections = [
+        frame("Python GC", 1000 * k + 100, each) for k, each in enumerate(durations_us, 1)
+    ]
+    counted = {
+        "collections": len(durations_us),
+        "total_ns": sum(durations_us) * 1000,
+        "longest_ns": max(durations_us) * 1000,
+    }
+    of_events = builders.capture(tmp_path, [*events, *collections])
+    of_window = described(tmp_path, events, garbage_collection=counted)
+    for capture, what in ((of_events, "step"), (of_window, "window")):
+        (finding,) = check(capture, "garbage-collection")
+        assert f" % of the {what}: {title}" in finding.title
+        assert finding.change.endswith(ONE) == (max(durations_us) == 300)
+
+
 def test_a_collector_that_takes_little_is_no_problem(tmp_path: Path) -> None:
     counted = {"collections": 7, "total_ns": 40_000, "longest_ns": 10_000}
     assert not check(
