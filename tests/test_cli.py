@@ -511,6 +511,11 @@ def test_mistakes_are_one_line_and_status_2(
             "or remove --by.",
         ),
         (
+            [broken, "--ops", "--stack-depth", "2"],
+            "--stack-depth is the number of frames by which --by stack groups: add --by stack, or "
+            "remove --stack-depth.",
+        ),
+        (
             [capture.folder, "--by", "stack"],
             "steps_3-4 holds no stacks to group operators by: record it with profiler.with_stack=true.",
         ),

@@ -29,6 +29,7 @@ HELP = "print the range tree and the costliest operators, or another view"
 
 # The view that each option prints.
 OPTIONS = {view.option: name for name, view in VIEWS.items() if view.option}
+_STACK_DEPTH = 5
 GROUPINGS = ("name", *get_args(Grouping))
 
 
@@ -61,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stack-depth",
         metavar="N",
         type=positive,
-        default=5,
-        help="with --by stack: how many frames a stack has (default: %(default)s)",
+        help=f"with --by stack: how many frames a stack has (default: {_STACK_DEPTH})",
     )
     add(
         "--columns",
@@ -119,6 +119,11 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             f"--by {arguments.by} groups the table of operators, which is not shown: add --ops, or "
             "remove --by."
         )
+    if arguments.stack_depth is not None and arguments.by != "stack":
+        raise ConfigError(
+            "--stack-depth is the number of frames by which --by stack groups: add --by stack, or "
+            "remove --stack-depth."
+        )
     if arguments.graph_capture and not any(view.startswith("cuda_graphs") for view in chosen):
         raise ConfigError(
             "--graph-capture adds operators and ranges to the tables of CUDA graphs, but no such "
@@ -132,7 +137,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             "--ops."
         )
     capture = newest_capture(arguments.path, arguments.graph_capture)
-    grouping = {"by": arguments.by, "stack_depth": arguments.stack_depth}
+    depth = arguments.stack_depth or _STACK_DEPTH
+    grouping = {"by": arguments.by, "stack_depth": depth}
     options = {"rows": arguments.rows or sys.maxsize, "sort": arguments.sort, **grouping}
     if arguments.json:
         return as_json(capture, chosen, **options)
@@ -150,7 +156,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         sort_ranges=sort_ranges,
         columns=arguments.columns if any(own.values()) else None,
         by=arguments.by,
-        stack_depth=arguments.stack_depth,
+        stack_depth=depth,
         **own,
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]
