@@ -212,7 +212,14 @@ class Table:
         )
 
     def select(self, columns: Sequence[str]) -> Table:
-        """Return the rows with only these columns, in this order."""
+        """Return the rows with only these columns, in this order.
+
+        Raises:
+            KeyError: the table lacks one of the columns.
+            TypeError: `columns` is one text instead of a list of names.
+        """
+        if isinstance(columns, str):
+            raise TypeError(f"select() needs a list of names: write select([{columns!r}]).")
         return self._with({TORCH_NAMES.get(name, name): self.column(name) for name in columns})
 
     def to_pandas(self) -> pandas.DataFrame:

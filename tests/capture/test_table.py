@@ -51,6 +51,8 @@ def test_numbers_sort_downwards_text_upwards_and_unknown_cells_last() -> None:
 def test_torchs_names_are_understood() -> None:
     assert names(TABLE.sort("self_cpu_time_total")) == ["a", "b", "c"]
     assert TABLE.select(["key", "self_cpu_time_total"]).columns == ("name", "self_cpu_ns")
+    with pytest.raises(TypeError, match=r"needs a list of names: write select\(\['name'\]\)\.$"):
+        TABLE.select("name")
 
 
 def test_rows_are_taken_by_position_value_and_test() -> None:
