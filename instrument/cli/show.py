@@ -155,7 +155,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         sort=sort,
         sort_ranges=sort_ranges,
         columns=arguments.columns if any(own.values()) else None,
-        **grouping,
+        by=arguments.by,
+        stack_depth=depth,
         **own,
     )
     others = [view for view in dict.fromkeys(chosen) if view not in ("ranges", "operators")]

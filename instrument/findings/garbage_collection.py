@@ -98,7 +98,7 @@ def _from_events(capture: Views, whatif: Scenario, collections: Ints) -> Iterato
 def _from_window(capture: Views) -> Iterator[Finding]:
     environment = capture.about.environment
     known = None if environment is None else environment.garbage_collection
-    if known is None or known.total_ns is None:
+    if known is None or known.total_ns is None or known.collections is None:
         raise NotRecorded(
             "the capture does not show how long Python's garbage collector ran",
             f"{RECORD_AGAIN}, or with {_RECORD}",
@@ -115,10 +115,10 @@ def _from_window(capture: Views) -> Iterator[Finding]:
     yield Finding(
         code=CHECK.code,
         title=f"Python's garbage collector takes {percent(share)} of the window: "
-        + _collections(known.collections or 0, known.longest_ns, largest),
+        + _collections(known.collections, known.longest_ns, largest),
         change=_change(None, largest),
         verify=f"Record with {_RECORD} to see which steps wait for the collector, and where.",
-        evidence=(Evidence(_EVENT, known.collections or 0, known.total_ns),),
+        evidence=(Evidence(_EVENT, known.collections, known.total_ns),),
     )
 
 

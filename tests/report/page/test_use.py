@@ -272,6 +272,23 @@ def test_a_wide_table_scrolls_beside_its_first_column(
     assert left(2) < bar
 
 
+def test_a_long_range_keeps_the_numbers_in_a_narrow_window(
+    opened: Callable[..., Page], tmp_path: Path
+) -> None:
+    names = [f"{k} enumerate(DataLoader)#_SingleProcessDataLoaderIter" for k in range(12)]
+    events = [annotation(name, 10 + 10 * k, 900 - 20 * k) for k, name in enumerate(names)]
+    path = tmp_path / "report.html"
+    capture(tmp_path, [step(0, 0, 1_000), *events]).report(path)
+    tab = opened(path, width=500)
+    for grouping in ("By path", "By name"):
+        tab.locator("#ranges .tools button", has_text=grouping).click()
+        row = tab.locator("#ranges tbody tr", has_text=names[11]).locator("td")
+        assert row.nth(2).inner_text().endswith("µs")
+        time = row.nth(2).bounding_box()
+        assert time is not None
+        assert time["x"] + time["width"] <= 500
+
+
 def test_a_narrow_window_scrolls_only_downwards(opened: Callable[..., Page], written: Path) -> None:
     tab = opened(written, width=480)
     tab.click("#open-all")

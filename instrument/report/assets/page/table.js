@@ -196,7 +196,7 @@ function rowOf(columns, node, hasBranches, redraw) {
       return element("td", {class: column.isText ? `text${isLong ? " long" : ""}` : null}, content);
     }
     const branch = element("td", {class: "text branch"}, toggle(node, redraw), content);
-    branch.style.paddingLeft = `${node.depth * 16}px`;
+    branch.style.setProperty("--depth", node.depth);
     return branch;
   }));
 }
