@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from loguru import logger
@@ -40,7 +41,9 @@ class ExecutionTrace:
             )
             return
         weakref.finalize(self, _remove, self.path, os.getpid())
-        if not self.path.exists():
+        try:
+            self._file = self.path.stat()
+        except FileNotFoundError:
             # torch reports success even if another observer is in use. A cleanup of this observer
             # would remove the other observer too.
             self.observer._registered = False
@@ -50,6 +53,22 @@ class ExecutionTrace:
                 "allows only one in a process, or {} could not be opened.",
                 self.path,
             )
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: keep torch from writing into the parent's file.
+
+        The observer would write the end of the file when it is freed, and the stream its buffer
+        when the child exits. So the child's descriptors of the file become those of /dev/null.
+        """
+        if self.observer is None:
+            return
+        self.observer._registered = self.observer._execution_trace_running = False
+        null = os.open(os.devnull, os.O_WRONLY)
+        for entry in Path("/dev/fd").iterdir():
+            with suppress(OSError):  # the descriptor with which iterdir read the folder
+                if os.path.samestat(os.fstat(int(entry.name)), self._file):
+                    os.dup2(null, int(entry.name))
+        os.close(null)
 
     def end(self) -> None:
         """Finish the file and remove the observer; calling this twice is harmless."""

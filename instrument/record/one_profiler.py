@@ -123,11 +123,14 @@ def require_idle() -> None:
         )
 
 
-def _forget_parent() -> None:
+def _leave_to_parent() -> None:
     global lock, abandoned, _owner
+    owner = current_owner()
     lock, abandoned, _owner = RLock(), None, None
+    if owner is not None:
+        owner.leave_to_parent()
 
 
-# A forked child does not record, even if its parent does.
+# A forked child, such as a worker of a data loader, does not record, even if its parent does.
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_parent)
+    os.register_at_fork(after_in_child=_leave_to_parent)

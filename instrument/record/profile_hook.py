@@ -41,3 +41,14 @@ class ProfileHook:
                 "profiler.with_stack=true has removed the hook of threading.setprofile from the "
                 "other running threads: set it there again."
             )
+
+    def restore_in_child(self) -> None:
+        """In a forked child: set the user's hook again if torch's hook is set; log nothing.
+
+        Hooks in C, and hooks of other threads than the one that began the window, are lost.
+        """
+        current = sys.getprofile()
+        if current is None or callable(current):  # torch's hook is in C
+            return
+        known = self._thread == threading.get_ident() and callable(self._hook)
+        sys.setprofile(self._hook if known else None)

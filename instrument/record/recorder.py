@@ -256,6 +256,29 @@ class Recorder:
         self.release()
         self.free_ranges()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: stop recording, and leave the window and its files to the parent.
+
+        Otherwise torch would record the child until it ends, and never free the events. torch's
+        profiler cannot be stopped in a child, because it would wait for threads that only the
+        parent has. So this removes the callbacks of all tools from torch's operators. It does not
+        touch the device.
+        """
+        self.prepared = False
+        if self.started_at is None:
+            return
+        autograd: Any = torch._C._autograd
+        if self._profile.profile_memory:
+            # Memory is recorded without a callback. This takes torch's profiler off the thread and
+            # keeps its events. It raises if another thread began the window.
+            with suppress(Exception):
+                autograd._disable_profiler_legacy(autograd._ProfilerDisableOptions(True, False))
+        autograd._clear_callbacks()
+        if self._profile_hook is not None:
+            self._profile_hook.restore_in_child()
+        if self._execution_trace is not None:
+            self._execution_trace.leave_to_parent()
+
     def free_ranges(self) -> None:
         """Free the ranges that were open when the recording stopped.
 

@@ -1,0 +1,134 @@
+"""A process that is forked within a window, such as a worker of a data loader, records nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from instrument import Session
+
+pytestmark = [
+    pytest.mark.usefixtures("inline_export"),
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+
+def in_child(check: Callable[[], object]) -> bool:
+    """Whether `check` returns a true value in a child that is forked now."""
+    child = os.fork()
+    if child == 0:
+        passed = False
+        signal.alarm(60)  # ends the child if it hangs
+        try:
+            passed = bool(check())
+        finally:
+            os._exit(0 if passed else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def work(times: int = 1) -> None:
+    for _ in range(times):
+        torch.ones(2, 2).add(1)
+
+
+def stays_small() -> bool:
+    work()
+    before = resident_bytes()
+    work(20_000)
+    return resident_bytes() - before < 4 * 1024**2
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+@pytest.mark.parametrize(
+    "options", [{}, {"record_shapes": True}, {"profile_memory": True}], ids=["", "shapes", "memory"]
+)
+def test_a_forked_child_keeps_no_events(tmp_path: Path, options: dict[str, Any]) -> None:
+    with Session(output_dir=tmp_path, **options) as session:
+        work()
+        assert in_child(stays_small)
+        work()
+    (capture,) = session.captures
+    calls = dict(zip(capture.operators.column("name"), capture.operators.column("calls")))
+    assert calls["aten::add"] == 2
+
+
+def test_a_forked_child_does_not_record_memory(tmp_path: Path) -> None:
+    with Session(output_dir=tmp_path, profile_memory=True):
+        assert torch._C._autograd._profiler_enabled()
+        assert in_child(lambda: not torch._C._autograd._profiler_enabled())
+
+
+def test_a_forked_child_has_the_profile_hook_of_the_program(tmp_path: Path) -> None:
+    def hook(*_: object) -> None:
+        pass
+
+    before = sys.getprofile()
+    try:
+        sys.setprofile(hook)
+        with Session(output_dir=tmp_path, with_stack=True):
+            assert sys.getprofile() is not hook
+            assert in_child(lambda: sys.getprofile() is hook)
+        sys.setprofile(None)
+        with Session(output_dir=tmp_path, with_stack=True):
+            assert sys.getprofile() is not None
+            assert in_child(lambda: sys.getprofile() is None)
+    finally:
+        sys.setprofile(before)
+
+
+def test_a_forked_child_writes_nothing_into_the_execution_trace(tmp_path: Path) -> None:
+    with Session(output_dir=tmp_path, execution_trace=True) as session:
+        work()
+        (written,) = tmp_path.glob(".execution_trace_*")
+        assert is_open(written)
+        assert in_child(lambda: not is_open(written))
+        in_child(work)
+        work()
+    assert added(session) == 2
+
+
+def is_open(path: Path) -> bool:
+    return path.resolve() in [entry.resolve() for entry in Path("/dev/fd").iterdir()]
+
+
+class Numbers(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(2).add(index)
+
+
+def test_loader_workers_that_start_in_a_window_leave_the_execution_trace_whole(
+    tmp_path: Path,
+) -> None:
+    loader = DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    with Session(output_dir=tmp_path, execution_trace=True) as session:
+        for _ in loader:
+            work()
+    assert added(session) == 4
+
+
+def added(session: Session) -> int:
+    """How often the execution trace of the only capture holds `aten::add`; each node only once."""
+    (capture,) = session.captures
+    assert capture.folder is not None
+    text = (capture.folder / "execution_trace.json").read_text()
+    nodes = json.loads(text)["nodes"]
+    assert len({node["id"] for node in nodes}) == len(nodes)
+    return sum(node["name"] == "aten::add" for node in nodes)
