@@ -611,6 +611,14 @@ def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:
         )
 
 
+def test_a_closed_stderr_changes_neither_result_nor_status(tmp_path: Path) -> None:
+    folder = write_capture(tmp_path, steps()).folder
+    for path, printed, status in ((folder, run("show", folder).stdout, 0), (tmp_path / "x", "", 2)):
+        command = f'"{sys.executable}" -m instrument show "{path}" 2>&-'
+        done = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, check=False)
+        assert (done.stdout, done.returncode) == (printed, status)
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     capture = write_capture(tmp_path, [span(f"operator_{i}", 10 * i, 5) for i in range(4000)])
     command = [sys.executable, "-m", "instrument", "show", str(capture.folder), "--rows", "4000"]

@@ -50,8 +50,9 @@ def show_result(result: str | Parts) -> None:
 
 
 def say(text: str) -> None:
-    """Print a text on stderr, with control characters escaped."""
-    print(printable_lines(text), file=sys.stderr)
+    """Print a text on stderr, with control characters escaped; nothing if stderr is closed."""
+    if sys.stderr is not None:  # print() would take stdout instead
+        print(printable_lines(text), file=sys.stderr)
 
 
 @contextmanager

@@ -37,9 +37,9 @@ class OpenFile(NamedTuple):
 def shown() -> Iterator[None]:
     """Show progress bars while the block runs, from 0.5 s after its start.
 
-    If stderr is not a terminal, no bar is shown.
+    If stderr is closed or not a terminal, no bar is shown.
     """
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
     done = Event()
