@@ -17,6 +17,7 @@ import sys
 import textwrap
 import threading
 import traceback
+import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from time import sleep
@@ -429,6 +430,24 @@ def test_coroutines_that_take_turns_do_not_swallow_each_other(tmp_path: Path) ->
     )
     assert all(parent is None for name, parent in seen.ranges if name.startswith("fetch"))
     assert inspect.iscoroutinefunction(fetch)
+
+
+def test_a_generator_that_types_makes_a_coroutine_can_be_awaited(tmp_path: Path) -> None:
+    @types.coroutine
+    def twice(x: int) -> Iterator[None]:
+        yield
+        return 2 * x
+
+    marked = profiled("twice")(twice)
+    partial = profiled("twice")(functools.partial(twice, 2))
+
+    async def main() -> list[int]:
+        return [await marked(1), await partial()]
+
+    with recorded(tmp_path) as seen:
+        assert asyncio.run(main()) == [2, 4]
+    assert seen.names == ["twice", "twice (resumed)"] * 2
+    assert list(marked(1)) == [None], "it is a generator too"
 
 
 def test_a_coroutine_that_fails_or_is_cancelled(tmp_path: Path) -> None:

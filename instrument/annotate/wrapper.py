@@ -19,6 +19,7 @@ from types import (
     MethodDescriptorType,
     MethodType,
     MethodWrapperType,
+    coroutine,
 )
 from typing import Any
 
@@ -123,6 +124,8 @@ def in_range(function: Callable[..., Any], name: Name) -> Any:
     if exact and isinstance(function, FunctionType):
         wrapper.__defaults__ = function.__defaults__
         wrapper.__kwdefaults__ = function.__kwdefaults__
+    if _is_generator_coroutine(function):
+        wrapper = coroutine(wrapper)
     return functools.update_wrapper(wrapper, function)
 
 
@@ -139,9 +142,22 @@ def is_plain(target: Any) -> bool:
     )
 
 
-def _template(function: Any) -> str:
+def _called(function: Any) -> Any:
     itself = is_plain(function) or isinstance(function, functools.partial)
-    called = function if itself else type(function).__call__
+    return function if itself else type(function).__call__
+
+
+def _is_generator_coroutine(function: Any) -> bool:
+    """Whether `types.coroutine` has made a generator function's results awaitable."""
+    called = _called(function)
+    while isinstance(called, functools.partial):
+        called = called.func
+    flags = getattr(getattr(called, "__code__", None), "co_flags", 0)
+    return bool(flags & inspect.CO_ITERABLE_COROUTINE)
+
+
+def _template(function: Any) -> str:
+    called = _called(function)
     if inspect.iscoroutinefunction(called):
         return _COROUTINE
     if inspect.isasyncgenfunction(called):
