@@ -17,10 +17,13 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-NEWEST = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
+PINNED = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
 OLDEST = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[0] + ".0"
-BETWEEN = "2.10.0"
-PAIRS = [*((python, NEWEST) for python in PYTHONS), ("3.11", OLDEST), ("3.11", BETWEEN)]
+BETWEEN, NEWEST = "2.10.0", "2.14.1"
+PAIRS = [
+    *((python, PINNED) for python in PYTHONS),
+    *(("3.11", torch) for torch in (OLDEST, BETWEEN, NEWEST)),
+]
 LEFT_OUT = ("--ignore=tests/integrations", "--ignore=tests/test_compat.py")
 PARALLEL = ("-n", "logical", "--maxprocesses", "4", "--dist", "loadfile")
 

@@ -96,8 +96,8 @@ def _shortened(line: str) -> list[str]:
 def _fitted(section: Section) -> tuple[str, list[str]]:
     """Return the table as text, and the names of the columns that were left out to make it fit.
 
-    A column in `missable` is left out if the table is too wide even with names of the minimum
-    width. No other column is left out.
+    The cells of the column `name` are shortened first. If that is not enough, columns of `missable`
+    are left out, in their order. No other column is left out.
     """
     table, shown, most = section.table, [*section.columns], section.text_width
     if most is None:
