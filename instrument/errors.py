@@ -15,6 +15,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from importlib.util import find_spec
+from itertools import pairwise
+from threading import current_thread, main_thread
+from traceback import walk_tb
 
 from instrument.printable import printable
 
@@ -57,6 +60,30 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
     def __init__(self, what: str, package: str, extra: str | None) -> None:
         command = f"'torch-instrument[{extra}]'" if extra else package
         super().__init__(f"{what} needs the package {package}: pip install {command}.")
+
+
+def from_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler in Python raised the error, while other code ran.
+
+    Python calls a handler with the interrupted frame, which is also the frame before the handler's
+    in the traceback.
+    """
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return any(
+        value is interrupted or (isinstance(value, tuple) and any(x is interrupted for x in value))
+        for interrupted, handler in pairwise(frames)
+        for value in list(handler.f_locals.values())
+    )
+
+
+def reraise_signal(error: BaseException) -> None:
+    """Raise the exception again if it comes from Ctrl-C or another signal, not from called code.
+
+    Any other exception, even SystemExit, is an error of the called code.
+    """
+    ctrl_c = isinstance(error, KeyboardInterrupt) and current_thread() is main_thread()
+    if ctrl_c or from_signal_handler(error):
+        raise error
 
 
 def reason_of(error: BaseException) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-import warm
 from collected import Log
 from torch import nn
 
@@ -725,26 +724,6 @@ def test_a_loop_left_by_break_and_stepped_by_hand_after_that(tmp_path: Path) -> 
         for _ in range(10):
             session.step()
     assert session.step_number == 11
-
-
-def test_torchs_profiler_inside_a_window_costs_that_window_and_no_process(tmp_path: Path) -> None:
-    code = f"""
-        import torch
-        from instrument import Session
-        with Session(active=1, repeat=2, output_dir={str(tmp_path)!r}) as session:
-            with torch.profiler.profile():
-                torch.ones(1)
-            session.step()
-            torch.ones(1)
-            session.step()
-        print("CAPTURES", *[c.name for c in session.captures])
-    """
-    done = warm.run_code(code)
-    assert done.returncode == 0, done.stderr
-    assert "CAPTURES steps_000001-000001_rank0" in done.stdout
-    assert (
-        "torch.profiler was used inside the window, so torch discarded the recording" in done.stderr
-    )
 
 
 def test_a_second_session_that_is_refused_a_window_leaves_the_first_one_alone(

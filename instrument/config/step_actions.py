@@ -11,7 +11,7 @@ from loguru import logger
 
 from instrument.config.instantiate import instantiated
 from instrument.config.schedule import ACTIONS
-from instrument.errors import ConfigError, reason_of
+from instrument.errors import ConfigError, reason_of, reraise_signal
 
 _MOST_CACHED = 50_000  # a few MB
 _EXPECTED = (
@@ -44,7 +44,7 @@ class StepActions:
             raise ConfigError(f"profiler.schedule is {given!r}, but it must be {_EXPECTED}.")
         try:
             self._names[0] = self._call(0)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"fails for step 0 ({reason_of(error)})"
             raise ConfigError(f"profiler.schedule {why}: it must be {_EXPECTED}.") from error
 
@@ -77,7 +77,8 @@ class StepActions:
             return "NONE"
         try:
             return self._call(step)
-        except Exception as error:
+        except BaseException as error:
+            reraise_signal(error)
             self._failed = True
             logger.warning(
                 "profiler.schedule fails for step {} ({}): no step is recorded from that step on.",

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from loguru import logger
 
+from instrument.errors import from_signal_handler
+
 
 class LossReader:
     """Reads losses for triggers; a loss is delivered one or more steps after its own step.
@@ -33,12 +35,16 @@ class LossReader:
                 known = self._read_copy()
             if loss is None:
                 return known or (None, None)
+            if isinstance(loss, torch.Tensor):
+                loss = loss.detach()  # torch warns of the conversion of a tensor with a gradient
             if not isinstance(loss, torch.Tensor) or loss.is_cpu:
                 self._known = float(loss), number
             elif self._copied is None:
-                self._begin_copy(loss.detach().reshape(()))
+                self._begin_copy(loss.reshape(()))
                 self._copied_step = number
         except Exception as error:
+            if from_signal_handler(error):
+                raise
             if not self._warned:
                 self._warned = True
                 logger.warning(

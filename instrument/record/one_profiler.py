@@ -1,12 +1,19 @@
-"""Remembers which `Recorder` owns torch's profiler. A process has only one profiler."""
+"""Remembers which `Recorder` owns torch's profiler. A process has only one profiler.
+
+If a second profiler starts, torch gives the first one's recording up without an error. So a window
+does not begin while a profiler of the program is on or warms up, and ends before one starts.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import weakref
-from threading import RLock, current_thread
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock, current_thread, get_ident
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -24,6 +31,11 @@ lock = RLock()
 #: The recorder that left the profiler on, because only another thread can stop the profiler.
 abandoned: Recorder | None = None
 _owner: weakref.ref[Recorder] | None = None
+# The thread that prepares or starts torch's profiler for a recorder.
+_our_thread: int | None = None
+# Profilers of the program that have begun to warm up, each with its last result. Once it has
+# another result, it has stopped.
+_others: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def set_owner(owner: Recorder) -> None:
@@ -36,6 +48,65 @@ def current_owner() -> Recorder | None:
     """The recorder that uses the profiler now, or None."""
     owner = None if _owner is None else _owner()
     return owner if owner is not None and owner.prepared else None
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Hold the lock while our own code prepares or starts torch's profiler."""
+    global _our_thread
+    with lock:
+        before, _our_thread = _our_thread, get_ident()
+        try:
+            yield
+        finally:
+            _our_thread = before
+
+
+@functools.cache
+def watch_others() -> None:
+    """From now on, end our window before a profiler of the program warms up or starts.
+
+    Wraps two private functions of torch, because torch has no callback for this. They are called
+    once per recording. If this version of torch lacks one of them, nothing is wrapped; `Recorder`
+    then notices only profilers that stop within the window.
+    """
+    module: Any = torch.autograd.profiler
+    prepare = getattr(module.profile, "_prepare_trace", None)
+    start = getattr(module, "_run_on_profiler_start", None)
+    if prepare is None or start is None:
+        return
+
+    @functools.wraps(prepare)
+    def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
+        if _our_thread != get_ident():
+            _others[profile] = profile.kineto_results  # first, so that no window begins meanwhile
+            _end_window()
+        return prepare(profile, *args, **kwargs)
+
+    @functools.wraps(start)
+    def run_on_profiler_start(*args: Any, **kwargs: Any) -> Any:
+        if _our_thread != get_ident():
+            _end_window()
+        return start(*args, **kwargs)
+
+    module.profile._prepare_trace = prepare_trace
+    module._run_on_profiler_start = run_on_profiler_start
+
+
+def _end_window() -> None:
+    stop_abandoned()
+    owner = current_owner()
+    if owner is not None:
+        owner.end_window()
+
+
+def _others_are_on() -> bool:
+    """Whether a profiler of the program records or warms up."""
+    return (
+        torch._C._autograd._profiler_enabled()
+        or getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+        or any(profile.kineto_results is before for profile, before in list(_others.items()))
+    )
 
 
 def abandon(owner: Recorder) -> None:
@@ -91,12 +162,13 @@ def _restart() -> bool:
     Returns False if this version of torch cannot drop such a recording.
     """
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
-    try:
-        again.prepare_trace()
-    except RuntimeError:
-        return False
-    again.start_trace()
-    again.stop_trace()
+    with starting():
+        try:
+            again.prepare_trace()
+        except RuntimeError:
+            return False
+        again.start_trace()
+        again.stop_trace()
     return True
 
 
@@ -114,9 +186,7 @@ def require_idle() -> None:
             "that session first. If a trainer has two callbacks, use one callback with the windows "
             "(profiler.at_steps) and the sinks (profiler.sinks) of both."
         )
-    if torch._C._autograd._profiler_enabled() or getattr(
-        torch.autograd.profiler, "_is_profiler_enabled", False
-    ):
+    if _others_are_on():
         raise CaptureError(
             "torch's own profiler is running in this process, and only one profiler can run at a "
             "time: stop torch's profiler first."
@@ -124,9 +194,9 @@ def require_idle() -> None:
 
 
 def _leave_to_parent() -> None:
-    global lock, abandoned, _owner
+    global lock, abandoned, _owner, _our_thread
     owner = current_owner()
-    lock, abandoned, _owner = RLock(), None, None
+    lock, abandoned, _owner, _our_thread = RLock(), None, None, None
     if owner is not None:
         owner.leave_to_parent()
 

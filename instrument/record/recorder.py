@@ -18,8 +18,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, current_thread
@@ -89,6 +89,7 @@ class Recorder:
         emitting: backends.Backend,
         folder: Path,
         run: str = "",
+        end_window: Callable[[], None] = lambda: None,
     ) -> None:
         """Configure torch's profiler.
 
@@ -98,7 +99,9 @@ class Recorder:
             emitting: the functions that record the ranges of the program with torch, NVTX or ITT.
             folder: where torch writes the execution trace while it records.
             run: the id of the run; the name of the execution trace holds it.
+            end_window: called when the program is about to start a profiler of its own.
         """
+        self.end_window = end_window
         options = torch_support.experimental_options(config)
         self._all_threads = bool(options.get("profile_all_threads"))
         self._profile = _KinetoProfile(
@@ -135,7 +138,7 @@ class Recorder:
         Raises:
             CaptureError: another session records, or torch's own profiler is running.
         """
-        with one_profiler.lock:
+        with one_profiler.starting():
             one_profiler.require_idle()
             with warnings.catch_warnings():
                 # torch 2.10 warns that the events of earlier windows are gone
@@ -164,8 +167,7 @@ class Recorder:
             self._profile.execution_trace_observer = self._execution_trace.observer
         self._environment = WindowEnvironment()
         self.started_at = time.time()
-        with one_profiler.lock:
-            self._start_trace()
+        self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         backends.arm(self._emitting)
@@ -292,7 +294,7 @@ class Recorder:
     def _start_trace(self) -> None:
         if self._profile.with_stack:
             self._profile_hook = ProfileHook()
-        with module_calls.unwrapped():
+        with one_profiler.starting(), module_calls.unwrapped():
             self._profile.start_trace()
 
     def _detach(self) -> None:
@@ -402,7 +404,7 @@ class RecordedWindow:
         ranges: a dict of entries for `capture.json` that the trace does not hold; some of them are
             not about ranges. See below for the keys.
         profile: torch's profiler with its recording.
-        disturbed: whether the program ran another torch profiler within the window.
+        disturbed: whether the program stopped another torch profiler within the window.
         with_memory_categories: whether `save` also writes the memory of each category.
         snapshot: the CUDA allocator's memory snapshot, or None.
         execution_trace: torch's execution trace, or None.
@@ -496,7 +498,7 @@ class RecordedWindow:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM until the block ends.
+    """Delay SIGTERM, Ctrl-C and all signals with a handler in Python until the block ends.
 
     Otherwise a signal could interrupt torch while it stops or saves a window, and torch cannot stop
     or save a window a second time. Does nothing outside the main thread, because only the main
@@ -506,10 +508,13 @@ def uninterrupted() -> Iterator[None]:
         yield
         return
     arrived: set[int] = set()
-    before = {
-        signal.SIGTERM: signal.getsignal(signal.SIGTERM),
-        signal.SIGINT: signal.getsignal(signal.SIGINT),
-    }
+    handlers: dict[int, Any] = {}
+    for number in range(1, signal.NSIG):  # `signal.valid_signals` takes longer than all the rest
+        handler = signal.getsignal(number)
+        ends_process = number in (signal.SIGTERM, signal.SIGINT)
+        # None: C code has set the handler, so Python cannot restore it
+        if callable(handler) or (ends_process and handler is not None):
+            handlers[number] = handler
     process = os.getpid()
 
     def note(number: int, _: Any) -> None:
@@ -517,21 +522,19 @@ def uninterrupted() -> Iterator[None]:
             arrived.add(number)
             return
         # A forked child saves no window, so its signals are not delayed.
-        signal.signal(number, before[signal.Signals(number)])
+        signal.signal(number, handlers[number])
         signal.raise_signal(number)
 
-    for number, handler in before.items():
-        if handler is not None:  # None: C code has set the handler, so Python cannot restore it
-            signal.signal(number, note)
+    for number in handlers:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)
-        for number in before:
-            if number in arrived:
-                signal.raise_signal(number)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        with ExitStack() as handling:  # a handler may raise, and the others must still be called
+            for number in arrived:
+                handling.callback(signal.raise_signal, number)
 
 
 def import_early() -> None:

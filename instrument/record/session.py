@@ -24,11 +24,10 @@ from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError
 from instrument.rank_info import RankInfo, rank_info
-from instrument.record import distributed, plan_text, torch_support
+from instrument.record import distributed, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.metadata import run_metadata
 from instrument.record.notebook import log_to_stdout
-from instrument.record.one_profiler import require_idle
 from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
@@ -163,7 +162,8 @@ class Session:
         if not config.enabled or not distributed.records(config.ranks, rank):
             loop.records_nothing = True
             return self
-        require_idle()
+        one_profiler.watch_others()
+        one_profiler.require_idle()
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)

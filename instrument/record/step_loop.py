@@ -19,7 +19,7 @@ from instrument.annotate import backends
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import InstrumentError, reason_of
+from instrument.errors import InstrumentError, from_signal_handler, reason_of
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
 from instrument.record.limits import Limits
@@ -485,17 +485,26 @@ class StepLoop:
             self.lock.release()
 
     def _guarded(self, act: Callable[..., T], *args: Any) -> T | None:
-        """Call `act`. If it raises, drop the window, log the error once, and return None."""
+        """Call `act`. If it raises, drop the window, log the error once, and return None.
+
+        What a signal handler of the program raises ends the window and goes through.
+        """
         with self.lock:
             recorder = self.recorder
             try:
                 return act(*args)
             except Exception as error:
+                not_ours = from_signal_handler(error)
                 try:
-                    self._drop_window(recorder)
+                    if not_ours:
+                        self._abandon_window(f"exception {type(error).__name__}")
+                    else:
+                        self._drop_window(recorder)
                 except Exception as second:
                     self._report(f"The profiler could not be stopped: {reason_of(second)}.", second)
                 self.current.next_event_step = self.current.step_number + 1
+                if not_ours:
+                    raise
                 self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
                 return None
 
@@ -614,26 +623,35 @@ class StepLoop:
             return
         # other threads may count further steps while the profiler starts
         number = counter.step_number
-        with uninterrupted():
-            if self.recorder is None:
-                counter.look_ahead()
-                counter.overhead.begin_window()
-                self.owner = counter
-                capture_queue.lock.hold()
-                config, output_dir = self._config_of(window), capture_queue.output_dir
-                self.recorder = Recorder(
-                    config, self.run.activities, self.run.emitting, output_dir, capture_queue.run
-                )
-                with counter.overhead.pausing("start"):
-                    self.recorder.prepare()
-            if number < window.first:
-                return
-            if not self.recording:
-                self.loaders.begin_window()
-                with counter.overhead.pausing("start"):
-                    self.recorder.start()
-                self._limits = Limits(self.config, self._end_within_step)
+        if not self.recording:
+            with uninterrupted():
+                self._prepare_or_start(counter, window, number, self.run)
+        if self.recorder is not None and self.recording:
             self.recorder.next_step(number)
+
+    def _prepare_or_start(
+        self, counter: StepCounter, window: Window, number: int, run: Run
+    ) -> None:
+        if self.recorder is None:
+            counter.look_ahead()
+            counter.overhead.begin_window()
+            self.owner = counter
+            run.capture_queue.lock.hold()
+            self.recorder = Recorder(
+                self._config_of(window),
+                run.activities,
+                run.emitting,
+                run.capture_queue.output_dir,
+                run.capture_queue.run,
+                self._end_for_other_profiler,
+            )
+            with counter.overhead.pausing("start"):
+                self.recorder.prepare()
+        if number >= window.first:
+            self.loaders.begin_window()
+            with counter.overhead.pausing("start"):
+                self.recorder.start()
+            self._limits = Limits(self.config, self._end_within_step)
 
     def _config_of(self, window: Window) -> ProfilerConfig:
         """The run's config, with the values that the window's trigger gives to some options."""
@@ -778,6 +796,10 @@ class StepLoop:
             if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
                 self._guarded(self._end_window, reason)
 
+    def _end_for_other_profiler(self) -> None:
+        """End the window before the program starts a profiler; any thread may call this."""
+        self._guarded(self._abandon_window, "the program started another profiler")
+
     def _finish(self, reason: str | None, ended: str) -> None:
         """End the open window because the run or phase ends.
 
@@ -824,6 +846,8 @@ class StepLoop:
         if self.recording and window is not None and self.owner.step_number > window.first:
             self._end_window(reason)
         elif self.recorder is not None:
+            if window is not None:
+                logger.warning("{} is not recorded: {}.", window.in_words().capitalize(), reason)
             self._drop_window(self.recorder)
 
     def _drop_window(self, recorder: Recorder | None) -> None:

@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Thread
 from typing import Any
 
 from loguru import logger
 
 from instrument import threads
+from instrument.errors import reraise_signal
 from instrument.record.distributed import (
     POLL_SECONDS,
     AnnouncedWindow,
@@ -114,7 +115,7 @@ class TriggerRunner:
                 else TriggerCallbacks(trigger.fires)
             )
         except BaseException as error:
-            _reraise_interrupt(error)
+            reraise_signal(error)
             logger.exception("The trigger {} could not begin and is never called.", name)
             callbacks = None
         self._triggers.append(
@@ -146,7 +147,7 @@ class TriggerRunner:
             try:
                 request = _as_request(answer) if (answer := fires(step)) else None
             except BaseException as error:
-                _reraise_interrupt(error)
+                reraise_signal(error)
                 self._drop(trigger)
                 continue
             if (
@@ -206,7 +207,7 @@ class TriggerRunner:
                 try:
                     return trigger.name, _as_request(pending[trigger.name])
                 except BaseException as error:
-                    _reraise_interrupt(error)
+                    reraise_signal(error)
                     self._drop(trigger)
         return None
 
@@ -281,7 +282,7 @@ class TriggerRunner:
         try:
             act()
         except BaseException as error:
-            _reraise_interrupt(error)
+            reraise_signal(error)
             self._drop(trigger)
             return False
         return True
@@ -293,15 +294,6 @@ class TriggerRunner:
         """
         logger.exception("The trigger {} failed and is not called again.", trigger.name)
         self._checks = [pair for pair in self._checks if pair[1] is not trigger]
-
-
-def _reraise_interrupt(error: BaseException) -> None:
-    """Raise the exception again if it comes from Ctrl-C on the main thread.
-
-    Any other exception, even SystemExit, is an error of the trigger; the caller logs this error.
-    """
-    if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
-        raise error
 
 
 def _as_request(answer: Any) -> Request:

@@ -17,7 +17,12 @@ from loguru import logger
 from instrument import files
 from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
-from instrument.errors import CaptureError, InstrumentError, reason_of
+from instrument.errors import (
+    CaptureError,
+    InstrumentError,
+    from_signal_handler,
+    reason_of,
+)
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
 from instrument.sinks.scalars import scalars
@@ -113,11 +118,14 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
     """Run a sink on a capture. If the sink raises, log the exception and add the sink to `failed`.
 
     The exception of a sink that is already in `failed` is not logged. KeyboardInterrupt is caught
-    too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`.
+    too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`. Only what a signal handler of
+    the program raises goes through.
     """
     try:
         sink.write(capture, folder)
     except BaseException as error:  # training and the other sinks go on
+        if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
+            raise
         if name in failed:
             return
         failed.add(name)
@@ -160,6 +168,8 @@ def call_sinks(
             else:
                 sink.close(timeout_s)
         except BaseException as error:
+            if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
+                raise
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")
                 where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
