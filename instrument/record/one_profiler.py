@@ -78,10 +78,15 @@ def watch_others() -> None:
 
     @functools.wraps(prepare)
     def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
-        if _our_thread != get_ident():
-            _others[profile] = profile.kineto_results  # first, so that no window begins meanwhile
+        if _our_thread == get_ident():
+            return prepare(profile, *args, **kwargs)
+        _others[profile] = profile.kineto_results  # first, so that no window begins meanwhile
+        try:
             _end_window()
-        return prepare(profile, *args, **kwargs)
+            return prepare(profile, *args, **kwargs)
+        except BaseException:
+            _others.pop(profile, None)
+            raise
 
     @functools.wraps(start)
     def run_on_profiler_start(*args: Any, **kwargs: Any) -> Any:

@@ -8,18 +8,16 @@ no window is open.
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, current_thread
@@ -494,47 +492,6 @@ class RecordedWindow:
                 "torch wrote an incomplete execution trace: check the free space and quota of {}.",
                 target.parent,
             )
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay SIGTERM, Ctrl-C and all signals with a handler in Python until the block ends.
-
-    Otherwise a signal could interrupt torch while it stops or saves a window, and torch cannot stop
-    or save a window a second time. Does nothing outside the main thread, because only the main
-    thread handles signals.
-    """
-    if current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: set[int] = set()
-    handlers: dict[int, Any] = {}
-    for number in range(1, signal.NSIG):  # `signal.valid_signals` takes longer than all the rest
-        handler = signal.getsignal(number)
-        ends_process = number in (signal.SIGTERM, signal.SIGINT)
-        # None: C code has set the handler, so Python cannot restore it
-        if callable(handler) or (ends_process and handler is not None):
-            handlers[number] = handler
-    process = os.getpid()
-
-    def note(number: int, _: Any) -> None:
-        if os.getpid() == process:
-            arrived.add(number)
-            return
-        # A forked child saves no window, so its signals are not delayed.
-        signal.signal(number, handlers[number])
-        signal.raise_signal(number)
-
-    for number in handlers:
-        signal.signal(number, note)
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        with ExitStack() as handling:  # a handler may raise, and the others must still be called
-            for number in arrived:
-                handling.callback(signal.raise_signal, number)
 
 
 def import_early() -> None:

@@ -22,7 +22,8 @@ from instrument.annotate.profiled import profiled
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
-from instrument.errors import CaptureError, ConfigError
+from instrument.errors import CaptureError, ConfigError, reraise_signal
+from instrument.interrupts import interruptibly
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
@@ -171,11 +172,11 @@ class Session:
         capture_queue = CaptureQueue(
             config, self.output_dir, self.captures, rank.rank, rank.world_size
         )
-        metadata = _run_metadata(config, self.activities, rank)
-        metadata |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         emitting = backends.backend_for(config.emit)
+        metadata = interruptibly(_run_metadata, config, self.activities, rank)
         if loop.may_record():
-            import_early()
+            interruptibly(import_early)
+        metadata |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(
                 "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there "
@@ -241,8 +242,9 @@ class Session:
             )
         began_ns, reason = time.perf_counter_ns(), None
         with profiled(name):
-            before = self._loop.enter(name)
+            before = self._loop.current
             try:
+                self._loop.enter(name)
                 yield
             except BaseException as error:
                 reason = f"exception {type(error).__name__}"
@@ -396,7 +398,8 @@ def _run_metadata(
 ) -> dict[str, Any]:
     try:
         return run_metadata(config, activities, rank_info)
-    except Exception:  # keep the trace, even without its metadata
+    except Exception as error:  # keep the trace, even without its metadata
+        reraise_signal(error)
         logger.exception("capture.json will not describe the run.")
         return {"format": FORMAT, "rank": rank_info.rank}
 

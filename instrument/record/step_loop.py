@@ -19,12 +19,13 @@ from instrument.annotate import backends
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import InstrumentError, from_signal_handler, reason_of
+from instrument.errors import InstrumentError, reason_of, reraise_signal
+from instrument.interrupts import Interrupts, uninterrupted
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
 from instrument.record.limits import Limits
 from instrument.record.loaders import Loaders
-from instrument.record.recorder import RecordedWindow, Recorder, uninterrupted
+from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.signals import Preemption
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
@@ -307,25 +308,26 @@ class StepLoop:
 
     def begin(self, run: Run, total_steps: int | None) -> None:
         """Begin a run at the current training step, and log which steps it will record."""
-        # a second run of this session begins at step 0, unless the user has set the number
-        if self.step_number == self.ended_at:
-            self.train.step_number = 0
-        self.run, self._logged = run, set()
-        # also the current phase: the session may start inside a `session.phase` block
-        self._counters = {each.name: each for each in (self.train, self.current)}
-        for counter in self._counters.values():
-            counter.begin(self.config, counter.step_number if counter is self.train else 0)
-        self._skipped_at_start = self.train.skipped
         self._preemption.install(self.config.preemption_grace_s)
-        self.running = True
-        self.total_steps = total_steps or self.config.total_steps
-        self._log_plan(run)
-        if run.timings is not None:
-            run.timings.start()
-        self._guarded(self._begin_next_step)
-        if run.timings is not None:
-            run.timings.begin_step()
-        self.current.overhead.resume()
+        with uninterrupted():
+            # a second run of this session begins at step 0, unless the user has set the number
+            if self.step_number == self.ended_at:
+                self.train.step_number = 0
+            self.run, self._logged = run, set()
+            # also the current phase: the session may start inside a `session.phase` block
+            self._counters = {each.name: each for each in (self.train, self.current)}
+            for counter in self._counters.values():
+                counter.begin(self.config, counter.step_number if counter is self.train else 0)
+            self._skipped_at_start = self.train.skipped
+            self.running = True
+            self.total_steps = total_steps or self.config.total_steps
+            self._log_plan(run)
+            if run.timings is not None:
+                run.timings.start()
+            self._guarded(self._begin_next_step)
+            if run.timings is not None:
+                run.timings.begin_step()
+            self.current.overhead.resume()
 
     def step(self, loss: Any) -> None:
         """End the current step and begin the next."""
@@ -348,8 +350,10 @@ class StepLoop:
                 took_ns = counter.overhead.end_step(recorded=False)
                 if run.triggers is not None and counter is self.train:
                     self.exclusively(self._ask_triggers, run.triggers, took_ns, loss)
-        elif not self.exclusively(self._pass_boundary, counter, run, loss):
-            counter.step_number += 1
+        else:
+            with uninterrupted() as interrupts:
+                if not self.exclusively(self._pass_boundary, counter, run, loss, interrupts):
+                    counter.step_number += 1
         if self._preemption.noticed:
             self._preemption.save()
         if run.timings is not None and counter is self.train:
@@ -365,38 +369,40 @@ class StepLoop:
             loss, counter.loss = counter.loss, None
             self.step(loss)
 
-    def enter(self, name: str) -> StepCounter:
-        """Count the steps of the phase `name` from now on; return the counter used before."""
-        before = self.current
-        if name != before.name:
-            if name not in self._counters:
-                self._counters[name] = StepCounter(name)
-                self._counters[name].begin(self.config, 0)
-            self.current = self._counters[name]
-            if self.run is not None and self.run.timings is not None:
-                self.run.timings.discard_step()
-            if self.running and self.recorder is None:
-                self._guarded(self._begin_next_step)
-            self.current.overhead.resume()
-        return before
+    @uninterrupted()
+    def enter(self, name: str) -> None:
+        """Count the steps of the phase `name` from now on."""
+        if name == self.current.name:
+            return
+        if name not in self._counters:
+            self._counters[name] = StepCounter(name)
+            self._counters[name].begin(self.config, 0)
+        self.current = self._counters[name]
+        if self.run is not None and self.run.timings is not None:
+            self.run.timings.discard_step()
+        if self.running and self.recorder is None:
+            self._guarded(self._begin_next_step)
+        self.current.overhead.resume()
 
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
         """End a `session.phase` block: end its open window, and count steps with `before` again.
 
-        `before` is the counter that `enter` returned. If the block has the same phase as the code
+        `before` is the current counter before `enter`. If the block has the same phase as the code
         around it, nothing happens. `elapsed_ns` is the duration of the block; `reason` says why the
         block ends early, or is None.
         """
         counter = self.current
         if counter is before:  # the block has the same phase as the code around it
             return
-        if reason is None:
-            self.close_batch(counter)  # `break` may have ended the loop over the phase's batches
-        counter.batch_open = False
-        if self.running and self.owner is counter:
-            self._guarded(self._finish, reason, f"the phase {counter.name} ended")
-        self.current = before
-        before.overhead.exclude(elapsed_ns)
+        with uninterrupted():
+            if reason is None:
+                self.close_batch(counter)  # `break` may have ended the loop over the batches
+            counter.batch_open = False
+            if self.running and self.owner is counter:
+                self._guarded(self._finish, reason, f"the phase {counter.name} ended")
+            self.current = before
+            before.overhead.exclude(elapsed_ns)
+        self._finish_inline()
 
     def go_to(self, number: int) -> None:
         """Set the number of the current training step.
@@ -404,14 +410,16 @@ class StepLoop:
         An open window ends, because its steps must be consecutive.
         """
         counter = self.train
-        if self.running and number != counter.step_number and self.owner is counter:
-            self._guarded(self._abandon_window, "session.step_number was set")
-        if self.ended_at is not None:
-            # Otherwise the next run would begin at step 0 if `number` equals `ended_at`.
-            self.ended_at = -1
-        if counter.began_at == counter.step_number:
-            counter.began_at = number
-        counter.step_number, counter.next_event_step = number, number + 1
+        with uninterrupted():
+            if self.running and number != counter.step_number and self.owner is counter:
+                self._guarded(self._abandon_window, "session.step_number was set")
+            if self.ended_at is not None:
+                # Otherwise the next run would begin at step 0 if `number` equals `ended_at`.
+                self.ended_at = -1
+            if counter.began_at == counter.step_number:
+                counter.began_at = number
+            counter.step_number, counter.next_event_step = number, number + 1
+        self._finish_inline()
 
     def end(self, reason: str | None) -> None:
         """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
@@ -421,27 +429,28 @@ class StepLoop:
         run = self.run
         if not self.running or run is None:
             return
-        if not run.capture_queue.taken and not self._has_recorded_steps(reason):
-            entered = [
-                self._counters[each] for each in self.config.phases if each in self._counters
-            ]
-            unit = "call" if self.by_calls else "step"
-            if sentence := plan_text.nothing_recorded(
-                self.config, entered, self._skipped_at_start, unit
-            ):
-                logger.warning("{}", sentence)
-        self._guarded(self._finish, reason, "the run ended")
-        if still_on := self._guarded(one_profiler.stop_abandoned):
-            logger.warning("{}", still_on)
+        with uninterrupted():
+            if not run.capture_queue.taken and not self._has_recorded_steps(reason):
+                entered = [
+                    self._counters[each] for each in self.config.phases if each in self._counters
+                ]
+                unit = "call" if self.by_calls else "step"
+                if sentence := plan_text.nothing_recorded(
+                    self.config, entered, self._skipped_at_start, unit
+                ):
+                    logger.warning("{}", sentence)
+            self._guarded(self._finish, reason, "the run ended")
+            if still_on := self._guarded(one_profiler.stop_abandoned):
+                logger.warning("{}", still_on)
         if run.triggers is not None:
             run.triggers.end()
         if run.timings is not None:
-            self._guarded(run.timings.stop)
+            self._logging_errors(run.timings.stop)
         self._preemption.uninstall()
-        if self._preemption.noticed:
-            self._preemption.pass_on()
         self.loaders.end_run()
         self.running, self.ended_at = False, self.step_number
+        if self._preemption.noticed:
+            self._preemption.pass_on()
 
     def deliver(self, reason: str | None) -> None:
         """Wait until the captures are finished and uploaded.
@@ -450,13 +459,14 @@ class StepLoop:
         after an early end, the wait is shorter.
         """
         if self.run is not None:
-            self._guarded(self.run.capture_queue.close, reason)
+            self._logging_errors(self.run.capture_queue.close, reason)
 
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:
             with uninterrupted():  # so that a signal's handler runs after the last log message
                 self._guarded(self._finish, "SIGTERM", "")
+                self._finish_inline()
                 self.run.capture_queue.warn_of_unfinished()
 
     def leave_to_parent(self) -> None:
@@ -487,26 +497,38 @@ class StepLoop:
     def _guarded(self, act: Callable[..., T], *args: Any) -> T | None:
         """Call `act`. If it raises, drop the window, log the error once, and return None.
 
-        What a signal handler of the program raises ends the window and goes through.
+        Call this in a block of `uninterrupted`: what a signal handler of the program raises would
+        look like an error of `act`.
         """
         with self.lock:
             recorder = self.recorder
             try:
                 return act(*args)
             except Exception as error:
-                not_ours = from_signal_handler(error)
                 try:
-                    if not_ours:
-                        self._abandon_window(f"exception {type(error).__name__}")
-                    else:
-                        self._drop_window(recorder)
+                    self._drop_window(recorder)
                 except Exception as second:
                     self._report(f"The profiler could not be stopped: {reason_of(second)}.", second)
                 self.current.next_event_step = self.current.step_number + 1
-                if not_ours:
-                    raise
                 self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
                 return None
+
+    def _logging_errors(self, act: Callable[..., T], *args: Any) -> T | None:
+        """Call `act`, which does not change the window; if it raises, log the error once.
+
+        Returns None after an error. What a signal handler of the program raises goes through.
+        """
+        try:
+            return act(*args)
+        except Exception as error:
+            reraise_signal(error)
+            self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
+            return None
+
+    def _finish_inline(self) -> None:
+        """Finish the saved windows that no exporter finishes."""
+        if self.run is not None and self.run.capture_queue.to_finish:
+            self._logging_errors(self.run.capture_queue.finish_inline)
 
     def _report(self, sentence: str, error: Exception) -> None:
         """Log an error once in a run, with its traceback unless it is an `InstrumentError`."""
@@ -530,7 +552,9 @@ class StepLoop:
 
     # Between two steps.
 
-    def _pass_boundary(self, counter: StepCounter, run: Run, loss: Any) -> bool:
+    def _pass_boundary(
+        self, counter: StepCounter, run: Run, loss: Any, interrupts: Interrupts
+    ) -> bool:
         """End the step; end the window too if it is over; then begin the next step.
 
         Returns:
@@ -544,20 +568,25 @@ class StepLoop:
         took_ns = counter.overhead.end_step(recorded=None if warming_up else recorded)
         self._guarded(self._end_step, counter)
         requested = None
-        if run.triggers is not None and counter is self.train:
-            number = counter.step_number - 1
-            busy = recorder is not None
-            requested = self._guarded(run.triggers.after, number, took_ns, loss, busy)
-        self._guarded(self._begin_next_step, requested)
-        counter.overhead.resume()
+        try:
+            interrupts.let_through(self._finish_inline)
+            if run.triggers is not None and counter is self.train:
+                number, busy = counter.step_number - 1, recorder is not None
+                requested = interrupts.let_through(
+                    self._logging_errors, run.triggers.after, number, took_ns, loss, busy
+                )
+        finally:  # also if a signal handler of the program raises
+            self._guarded(self._begin_next_step, requested)
+            counter.overhead.resume()
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
         """Ask the triggers, after a step outside windows, whether a window begins."""
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if requested is not None:
-            self._guarded(self._begin_next_step, requested)
-            self.train.overhead.resume()
+            with uninterrupted():
+                self._guarded(self._begin_next_step, requested)
+                self.train.overhead.resume()
 
     def _end_step(self, counter: StepCounter) -> None:
         """End the range of the step.
@@ -624,8 +653,7 @@ class StepLoop:
         # other threads may count further steps while the profiler starts
         number = counter.step_number
         if not self.recording:
-            with uninterrupted():
-                self._prepare_or_start(counter, window, number, self.run)
+            self._prepare_or_start(counter, window, number, self.run)
         if self.recorder is not None and self.recording:
             self.recorder.next_step(number)
 
@@ -677,18 +705,15 @@ class StepLoop:
             return
         if reason:
             logger.warning("{}", window.cut_short(counter.step_number - window.first, reason))
-        with uninterrupted():
-            try:
-                with counter.overhead.pausing("stop"):
-                    recorded = self._stop(recorder)
-                self.recorder = None
-                if recorded is not None:
-                    self._save(recorded, counter, window, run, reason)
-            finally:
-                if self.recorder is None:
-                    counter.advance()
-        if run.capture_queue.exporter is None:
-            run.capture_queue.finish_inline()
+        try:
+            with counter.overhead.pausing("stop"):
+                recorded = self._stop(recorder)
+            self.recorder = None
+            if recorded is not None:
+                self._save(recorded, counter, window, run, reason)
+        finally:
+            if self.recorder is None:
+                counter.advance()
 
     def _stop(self, recorder: Recorder) -> RecordedWindow | None:
         if self._limits is not None:
@@ -795,7 +820,9 @@ class StepLoop:
         with self.lock:
             if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
                 self._guarded(self._end_window, reason)
+                self._finish_inline()
 
+    @uninterrupted()
     def _end_for_other_profiler(self) -> None:
         """End the window before the program starts a profiler; any thread may call this."""
         self._guarded(self._abandon_window, "the program started another profiler")
@@ -816,8 +843,7 @@ class StepLoop:
             return
         if not self._has_recorded_steps(reason):
             self.recorder = None
-            with uninterrupted():
-                self._stop(recorder)
+            self._stop(recorder)
             return
         stepped = counter.step_number > counter.began_at
         if window.last is not None:
@@ -861,5 +887,4 @@ class StepLoop:
             recorder, self.recorder = self.recorder, None
             self.owner.advance()
         if recorder is not None:
-            with uninterrupted():
-                self._stop(recorder)
+            self._stop(recorder)

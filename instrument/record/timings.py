@@ -30,6 +30,7 @@ from instrument.analysis.table import Table
 from instrument.annotate import backends
 from instrument.annotate.modules import ModuleRanges, any_instrumented
 from instrument.config.schema import TimingsConfig
+from instrument.errors import reraise_signal
 from instrument.files import make_folder, open_to_append
 from instrument.range_names import from_trace
 from instrument.runs.timings_file import FORMAT, STEP, summary_table
@@ -400,6 +401,7 @@ class Timings:
                     since = {name: entry["since"] for name, entry in ranges.items()}
                     self._write_scalars(self._last_step or 0, since)
         except Exception as error:
+            reraise_signal(error)
             if not self._failed:
                 self._failed = True
                 logger.error(

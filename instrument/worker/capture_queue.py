@@ -14,9 +14,11 @@ from loguru import logger
 
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
+from instrument.errors import from_signal_handler
+from instrument.interrupts import interruptibly
 from instrument.sinks import Sink
 from instrument.worker import job, queue, rank_report, retention, upload
-from instrument.worker.finish import call_sinks, ctrl_c_passes, finish, run_sink
+from instrument.worker.finish import call_sinks, finish, run_sink
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
 from instrument.worker.run_lock import RunLock
@@ -94,8 +96,7 @@ class CaptureQueue:
             timeout_s=config.export_timeout_s,
         )
         self.exporter = Exporter(self._job, self.lock, self._take_capture) if by_worker else None
-        with ctrl_c_passes():
-            self.notice()
+        interruptibly(self.notice)
 
     def notice(self) -> None:
         """Let each sink that runs in this process read state of the training thread.
@@ -143,10 +144,17 @@ class CaptureQueue:
         Raises:
             OSError: a trace cannot be compressed; the window stays queued.
         """
-        with ctrl_c_passes():
-            while self.to_finish:
-                folder = self.to_finish.pop(0)
-                self._take_capture(finish(folder, self.sinks_here, failed=self._failed))
+        while self.to_finish:
+            folder = self.to_finish.pop(0)
+            try:
+                interruptibly(self._finish, folder, self.sinks_here)
+            except BaseException as error:
+                if from_signal_handler(error) and queue.is_queued(folder):
+                    self.to_finish.insert(0, folder)  # the next call finishes it
+                raise
+
+    def _finish(self, folder: Path, sinks: dict[str, Any]) -> None:
+        self._take_capture(finish(folder, sinks, failed=self._failed))
 
     def close(self, reason: str | None) -> None:
         """Finish all windows; wait for the worker and for uploads as long as the config allows.
@@ -159,9 +167,9 @@ class CaptureQueue:
         Args:
             reason: why the run ended early; None after a normal end.
         """
-        self.finish_inline()
         began, raised = time.monotonic(), reason is not None and reason.startswith("exception ")
         try:
+            self.finish_inline()
             if self.exporter is not None:
                 self.exporter.close(failed=raised)
             if self._upload is not None and reason is None:
@@ -171,10 +179,10 @@ class CaptureQueue:
             others = {
                 name: sink for name, sink in self.sinks_here.items() if sink is not self._upload
             }
-            with ctrl_c_passes():
-                call_sinks(others, "close", self._failed, None if reason is None else _CLOSING_S)
+            longest_s = None if reason is None else _CLOSING_S
+            interruptibly(call_sinks, others, "close", self._failed, longest_s)
             self._remove_oldest()
-        finally:  # also if Ctrl-C ends the wait
+        finally:  # also if Ctrl-C or another signal ends the wait
             self._release(unsent=self.warn_of_unfinished())
         if len(self._dropped) > 1:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
@@ -195,6 +203,13 @@ class CaptureQueue:
 
         Returns the names of the captures that are not uploaded.
         """
+        if self.to_finish:
+            logger.warning(
+                "These windows are saved but not finished: {}. `instrument export {}` finishes "
+                "them.",
+                ", ".join(map(queue.name_of, self.to_finish)),
+                self.output_dir,
+            )
         left = self.exporter.pending if self.exporter is not None else []
         if left:
             logger.warning(
@@ -253,8 +268,7 @@ class CaptureQueue:
             sinks = {
                 name: sink for name, sink in self._config.sinks.items() if name not in self.inline
             }
-            with ctrl_c_passes():
-                self._take_capture(finish(folder, sinks, failed=self._failed))
+            interruptibly(self._finish, folder, sinks)
         elif "exporter" not in self._failed:
             self._failed.add("exporter")
             what = (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -118,7 +116,7 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
     """Run a sink on a capture. If the sink raises, log the exception and add the sink to `failed`.
 
     The exception of a sink that is already in `failed` is not logged. KeyboardInterrupt is caught
-    too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`. Only what a signal handler of
+    too, so a caller that must react to Ctrl-C uses `interruptibly`. Only what a signal handler of
     the program raises goes through.
     """
     try:
@@ -226,32 +224,3 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def ctrl_c_passes() -> Iterator[None]:
-    """Raise KeyboardInterrupt after the block if the user pressed Ctrl-C during the block.
-
-    Use this around code that catches KeyboardInterrupt, such as `run_sink`. So Ctrl-C ends training
-    even while a sink is running, but a KeyboardInterrupt that a sink raises by itself does not.
-    """
-    handler, pressed = signal.getsignal(signal.SIGINT), False
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal pressed
-        try:
-            handler(number, frame)
-        except KeyboardInterrupt:
-            pressed = True
-            raise
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if pressed:
-        raise KeyboardInterrupt

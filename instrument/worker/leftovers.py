@@ -19,10 +19,11 @@ from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
 from instrument.files import importable_here
+from instrument.interrupts import interruptibly
 from instrument.runs.run import DEPTH, captures_below
 from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker import queue, upload
-from instrument.worker.finish import build_sinks, call_sinks, ctrl_c_passes, finish
+from instrument.worker.finish import build_sinks, call_sinks, finish
 from instrument.worker.job import recall
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
@@ -117,8 +118,7 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
                 chosen = jobs[job.run]
             else:
                 chosen = _defaults(about.get("config", {}))
-            with ctrl_c_passes():
-                done.append(finish(folder, chosen, failed=failed))
+            done.append(interruptibly(finish, folder, chosen, failed=failed))
             if sinks is None:
                 notes += _left_out(done[-1], about, chosen)
         except (InstrumentError, OSError) as error:

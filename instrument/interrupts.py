@@ -1,0 +1,130 @@
+"""Signals that arrive while this package changes its state, or runs sinks, in the training process.
+
+What a signal handler of the program raises must reach the program. But it must not leave a window
+half begun or half ended, and no `except` in between may end it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from threading import get_ident, main_thread
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The module in C: `signal` converts each handler to an enum, which takes 5 µs.
+_signal: Any = import_module("_signal")
+
+
+class Interrupts:
+    """Stands in for the program's signal handlers, and calls them at once or later.
+
+    Stands in for all handlers in Python, and for the default action of SIGTERM and Ctrl-C. Only the
+    main thread handles signals, so on another thread this class does nothing.
+
+    Attributes:
+        delayed: whether signals that arrive now are handled later.
+        raised: what a handler has raised at once; None if no handler has raised.
+    """
+
+    def __init__(self) -> None:
+        self.delayed = True
+        self.raised: BaseException | None = None
+        self._arrived: dict[int, None] = {}
+        self._process = os.getpid()
+        self._handlers = _handlers() if get_ident() == main_thread().ident else {}
+
+    def install(self) -> None:
+        """Take the place of the handlers."""
+        for number in self._handlers:
+            _signal.signal(number, self._take)
+
+    def remove(self) -> None:
+        """Restore the handlers, except where the program has set another handler meanwhile."""
+        for number, handler in self._handlers.items():
+            if _signal.getsignal(number) == self._take:
+                _signal.signal(number, handler)
+
+    def let_through(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `act`; until it returns, signals are handled at once."""
+        try:
+            self.delayed = False
+            self.call_arrived()
+            return act(*args, **kwargs)
+        finally:
+            self.delayed = True  # Python handles no signal between the end of `act` and this line
+
+    def call_arrived(self) -> None:
+        """Call the handlers of the signals that were delayed."""
+        arrived, self._arrived = self._arrived, {}
+        with ExitStack() as calling:  # a handler may raise, and the others must still be called
+            for number in arrived:
+                calling.callback(self._handle, number, None)
+
+    def _take(self, number: int, frame: Any) -> None:
+        # A forked child saves no window, so its signals are not delayed.
+        if self.delayed and os.getpid() == self._process:
+            self._arrived[number] = None
+            return
+        try:
+            self._handle(number, frame)
+        except BaseException as error:
+            self.raised = error
+            raise
+
+    def _handle(self, number: int, frame: Any) -> None:
+        handler = self._handlers[number]
+        if callable(handler):
+            handler(number, frame or sys._getframe())
+        else:
+            _signal.signal(number, handler)
+            _signal.raise_signal(number)
+
+
+def _handlers() -> dict[int, Any]:
+    # a loop over all numbers, because `signal.valid_signals` takes longer than all the rest
+    found = {number: _signal.getsignal(number) for number in range(1, _signal.NSIG)}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    for number in (_signal.SIGTERM, _signal.SIGINT):
+        if found[number] == _signal.SIG_DFL:
+            handlers[number] = _signal.SIG_DFL
+    return handlers
+
+
+@contextmanager
+def uninterrupted() -> Iterator[Interrupts]:
+    """Delay SIGTERM, Ctrl-C and all signals with a handler in Python until the block ends.
+
+    Otherwise a signal could interrupt torch while it stops or saves a window, and torch cannot stop
+    or save a window a second time. Cost: 20 µs.
+    """
+    interrupts = Interrupts()
+    try:
+        interrupts.install()
+        yield interrupts
+    finally:
+        interrupts.delayed = False
+        try:
+            interrupts.remove()
+        finally:
+            interrupts.remove()  # a handler that was restored first may have raised
+            interrupts.raised = None  # otherwise its traceback would keep all frames alive
+            interrupts.call_arrived()
+
+
+def interruptibly(act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `act`, and raise what a signal handler of the program raises, even if `act` catches it.
+
+    Use this for code that catches exceptions, such as `run_sink`. So Ctrl-C ends training even
+    while a sink is running, but a KeyboardInterrupt that a sink raises by itself does not.
+    """
+    with uninterrupted() as interrupts:
+        result = interrupts.let_through(act, *args, **kwargs)
+        if interrupts.raised is not None:
+            raise interrupts.raised
+    return result
