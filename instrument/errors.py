@@ -15,9 +15,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from importlib.util import find_spec
-from itertools import pairwise
+from inspect import CO_VARARGS
 from threading import current_thread, main_thread
 from traceback import walk_tb
+from types import FrameType
+from typing import Any
 
 from instrument.printable import printable
 
@@ -65,15 +67,22 @@ class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after 
 def from_signal_handler(error: BaseException) -> bool:
     """Whether a signal handler in Python raised the error, while other code ran.
 
-    Python calls a handler with the interrupted frame, which is also the frame before the handler's
-    in the traceback.
+    Python calls a handler, or the trace function of a debugger, with the interrupted frame as an
+    argument.
     """
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return any(
-        value is interrupted or (isinstance(value, tuple) and any(x is interrupted for x in value))
-        for interrupted, handler in pairwise(frames)
-        for value in list(handler.f_locals.values())
+        value is frame.f_back
+        or (isinstance(value, tuple) and any(x is frame.f_back for x in value))
+        for frame, _ in walk_tb(error.__traceback__)
+        if frame.f_back is not None
+        for value in _arguments(frame)
     )
+
+
+def _arguments(frame: FrameType) -> list[Any]:
+    code, values = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
+    return [values[name] for name in code.co_varnames[:count] if name in values]
 
 
 def reraise_signal(error: BaseException) -> None:

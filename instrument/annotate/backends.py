@@ -22,7 +22,7 @@ import torch
 from torch.compiler import is_dynamo_compiling  # noqa: F401 - generated wrappers read it here
 from torch.profiler import itt, record_function
 
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, reraise_signal
 from instrument.range_names import to_trace
 
 
@@ -254,7 +254,8 @@ def format_label(template: str, values: dict[str, Any]) -> str:
     """Fill the format of a range's name with a call's arguments; on an error, return the format."""
     try:
         return to_trace(template.format(**values))
-    except Exception:  # a name must not end a training run
+    except Exception as error:  # a name must not end a training run
+        reraise_signal(error)
         return to_trace(template)
 
 
@@ -274,5 +275,6 @@ def call_for_label(name: Callable[..., Any], fallback: str, *args: Any, **kwargs
     """Call the function `name` to get the name of a range; on an error, return `fallback`."""
     try:
         return to_trace(str(name(*args, **kwargs)))
-    except Exception:
+    except Exception as error:
+        reraise_signal(error)
         return to_trace(fallback)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import os
 import weakref
 from collections.abc import Iterator
@@ -66,6 +67,8 @@ def starting() -> Iterator[None]:
 def watch_others() -> None:
     """From now on, end our window before a profiler of the program warms up or starts.
 
+    Also keep the steps of an idle profiler of the program out of our windows.
+
     Wraps two private functions of torch, because torch has no callback for this. They are called
     once per recording. If this version of torch lacks one of them, nothing is wrapped; `Recorder`
     then notices only profilers that stop within the window.
@@ -94,8 +97,21 @@ def watch_others() -> None:
             _end_window()
         return start(*args, **kwargs)
 
+    def record_steps(profile: Any) -> bool:
+        # Within our window, the steps of a profiler that does not record would look like our steps.
+        owner = current_owner()
+        return vars(profile)["record_steps"] and (owner is None or owner.started_at is None)
+
+    def set_record_steps(profile: Any, value: bool) -> None:
+        vars(profile)["record_steps"] = value
+
+    public: Any = torch.profiler.profile
+    public.record_steps = property(record_steps, set_record_steps)
     module.profile._prepare_trace = prepare_trace
     module._run_on_profiler_start = run_on_profiler_start
+    for profile in gc.get_referrers(module.profile):  # those that already warm up
+        if type(profile) is module.profile and getattr(profile, "entered", False):
+            _others.setdefault(profile, None)
 
 
 def _end_window() -> None:
@@ -103,15 +119,18 @@ def _end_window() -> None:
     owner = current_owner()
     if owner is not None:
         owner.end_window()
+    if abandoned is not None:
+        abandoned.superseded = True
 
 
-def _others_are_on() -> bool:
-    """Whether a profiler of the program records or warms up."""
-    return (
-        torch._C._autograd._profiler_enabled()
-        or getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
-        or any(profile.kineto_results is before for profile, before in list(_others.items()))
+def _others_record() -> bool:
+    return torch._C._autograd._profiler_enabled() or getattr(
+        torch.autograd.profiler, "_is_profiler_enabled", False
     )
+
+
+def _others_warm_up() -> bool:
+    return any(profile.kineto_results is before for profile, before in list(_others.items()))
 
 
 def abandon(owner: Recorder) -> None:
@@ -143,7 +162,9 @@ def stop_abandoned() -> str | None:
                 "session.stop() on that thread, or let the thread end."
             )
         on_its_thread = current_thread() is owner.thread
-        if not on_its_thread:
+        if owner.superseded:
+            owner.forget_here() if on_its_thread else owner.release()
+        elif not on_its_thread:
             if current_owner() is owner:
                 owner.release()
             backends.end_recording()
@@ -156,7 +177,7 @@ def stop_abandoned() -> str | None:
             owner.free_ranges()
         abandoned = None
         atexit.unregister(stop_abandoned)
-        if on_its_thread:
+        if on_its_thread and not owner.superseded:
             owner.stop_here()
     return None
 
@@ -177,8 +198,11 @@ def _restart() -> bool:
     return True
 
 
-def require_idle() -> None:
+def require_idle(*, no_warmup: bool = False) -> None:
     """Raise if another profiler is active in this process.
+
+    Args:
+        no_warmup: also raise if torch's own profiler warms up.
 
     Raises:
         CaptureError: another session records, or torch's own profiler is running.
@@ -191,7 +215,7 @@ def require_idle() -> None:
             "that session first. If a trainer has two callbacks, use one callback with the windows "
             "(profiler.at_steps) and the sinks (profiler.sinks) of both."
         )
-    if _others_are_on():
+    if _others_record() or (no_warmup and _others_warm_up()):
         raise CaptureError(
             "torch's own profiler is running in this process, and only one profiler can run at a "
             "time: stop torch's profiler first."

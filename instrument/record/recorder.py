@@ -77,6 +77,8 @@ class Recorder:
     Attributes:
         prepared: whether torch's profiler is on for this window.
         started_at: seconds since the epoch when recording began; None before that.
+        superseded: whether the program started another profiler while only another thread could
+            stop this one; torch then drops this recording, and cannot stop it.
         thread: the thread that prepared the window.
     """
 
@@ -123,7 +125,7 @@ class Recorder:
         self._environment: WindowEnvironment | None = None
         self._began_ns = 0
         self._began_waited_ns: int | None = None
-        self.prepared = False
+        self.prepared = self.superseded = False
         self._disturbed = False
         self._profile_hook: ProfileHook | None = None
         self._step_range: Any = None
@@ -137,7 +139,7 @@ class Recorder:
             CaptureError: another session records, or torch's own profiler is running.
         """
         with one_profiler.starting():
-            one_profiler.require_idle()
+            one_profiler.require_idle(no_warmup=True)
             with warnings.catch_warnings():
                 # torch 2.10 warns that the events of earlier windows are gone
                 warnings.filterwarnings(
@@ -256,6 +258,15 @@ class Recorder:
         self.release()
         self.free_ranges()
 
+    def forget_here(self) -> None:
+        """Take a superseded recording off this thread, without Kineto, which has dropped it."""
+        backends.end_recording()
+        self._close_step()
+        self.release()
+        autograd: Any = torch._C._autograd
+        with suppress(RuntimeError):  # it was only warming up
+            autograd._disable_profiler_legacy(autograd._ProfilerDisableOptions(True, False))
+
     def leave_to_parent(self) -> None:
         """In a forked child: stop recording, and leave the window and its files to the parent.
 
@@ -342,9 +353,7 @@ class Recorder:
         Raises:
             CaptureError: always.
         """
-        if one_profiler.abandoned is not self:
-            one_profiler.abandon(self)
-            self._detach()
+        self.leave_on()
         memory = self._profile.profile_memory
         raise CaptureError(
             "A window began on one thread and continued on another thread, so the window is "
@@ -352,6 +361,12 @@ class Recorder:
             "only the first thread): call session.step() from one thread"
             f"{', or turn profile_memory off' * memory}."
         )
+
+    def leave_on(self) -> None:
+        """Leave torch's profiler on until the thread that prepared the window stops it."""
+        if one_profiler.abandoned is not self:
+            one_profiler.abandon(self)
+            self._detach()
 
     def release(self) -> None:
         """Set `prepared` to false, because torch's profiler has stopped.

@@ -497,8 +497,8 @@ class StepLoop:
     def _guarded(self, act: Callable[..., T], *args: Any) -> T | None:
         """Call `act`. If it raises, drop the window, log the error once, and return None.
 
-        Call this in a block of `uninterrupted`: what a signal handler of the program raises would
-        look like an error of `act`.
+        Call this in a block of `uninterrupted`, so that no signal interrupts `act`. What a debugger
+        raises goes through, after the window is dropped.
         """
         with self.lock:
             recorder = self.recorder
@@ -510,6 +510,7 @@ class StepLoop:
                 except Exception as second:
                     self._report(f"The profiler could not be stopped: {reason_of(second)}.", second)
                 self.current.next_event_step = self.current.step_number + 1
+                reraise_signal(error)
                 self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
                 return None
 
@@ -868,13 +869,19 @@ class StepLoop:
 
     def _abandon_window(self, reason: str) -> None:
         """End the open window, or drop it if it holds no complete step."""
-        window = self.owner.window
-        if self.recording and window is not None and self.owner.step_number > window.first:
+        window, recorder = self.owner.window, self.recorder
+        if recorder is None:
+            return
+        may_stop = recorder.can_stop_here
+        stepped = window is not None and self.owner.step_number > window.first
+        if self.recording and stepped and may_stop:
             self._end_window(reason)
-        elif self.recorder is not None:
-            if window is not None:
-                logger.warning("{} is not recorded: {}.", window.in_words().capitalize(), reason)
-            self._drop_window(self.recorder)
+            return
+        if window is not None:
+            logger.warning("The window of {} is not recorded: {}.", window.in_words(), reason)
+        if not may_stop:
+            recorder.leave_on()
+        self._drop_window(recorder)
 
     def _drop_window(self, recorder: Recorder | None) -> None:
         """Stop recording without saving.
