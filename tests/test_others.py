@@ -277,3 +277,22 @@ def test_system_exit_in_a_schedule_ends_its_windows_and_not_the_training(
 
     with pytest.raises(ConfigError, match=r"fails for step 0 \(enough\)"):
         StepActions(never)
+
+
+def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on_once(
+    tmp_path: Path,
+) -> None:
+    """Only the main thread can take our handler away."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        session = Session(wait=100, active=1, output_dir=str(tmp_path))
+        for _ in range(2):
+            session.start()
+            thread = threading.Thread(target=session.stop)
+            thread.start()
+            thread.join()
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]

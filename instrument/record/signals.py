@@ -44,7 +44,9 @@ class Preemption:
         current handler, because Python cannot restore such a handler.
         """
         self.noticed, self._grace_s = False, grace_s
-        self._previous = signal.getsignal(signal.SIGTERM)
+        current = signal.getsignal(signal.SIGTERM)
+        if current != self._handle:  # another thread could not uninstall it after the last run
+            self._previous = current
         if self._grace_s is not None and _on_main_thread() and self._previous is not None:
             self._installed, self._process = True, os.getpid()
             signal.signal(signal.SIGTERM, self._handle)
