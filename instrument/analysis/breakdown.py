@@ -21,8 +21,8 @@ KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
 
 # Globs for the names of communication kernels, ignoring case. The first lines match libraries: NCCL
-# and its derivatives, NVSHMEM, gloo, DeepEP (the namespaces `ep::internode` and `ep::intranode`; the
-# layout kernels of DeepEP are compute), and MORI. The others match collectives that run as a single
+# and its derivatives, NVSHMEM, gloo, DeepEP (the namespaces `ep::internode` and `ep::intranode`;
+# its layout kernels are compute), and MORI. The others match collectives that run as a single
 # kernel: those of torch's symmetric memory (multimem, one-shot and two-shot), of vLLM, of
 # FlashInfer and of TensorRT-LLM.
 COMMUNICATION_NAMES = (

@@ -655,7 +655,7 @@ class Views:
         try:
             return check_globs(globs, "config.communication")
         except ConfigError as error:
-            from loguru import logger
+            from instrument.log import logger
 
             logger.warning(
                 "{} is read with the default names of communication kernels, because {}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from loguru import logger
+
+from instrument.log import logger
 
 
 class LossReader:

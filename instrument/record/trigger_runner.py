@@ -10,9 +10,8 @@ from pathlib import Path
 from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
-from loguru import logger
-
 from instrument import threads
+from instrument.log import logger
 from instrument.record.distributed import (
     POLL_SECONDS,
     AnnouncedWindow,

@@ -122,7 +122,9 @@ def test_the_rule_of_a_capture_is_that_of_its_views(tmp_path) -> None:
         ConfigError, match="communication is 'nccl', but it must be a list of globs"
     ):
         Capture.load(path, communication="nccl")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="communication holds 'n|r', which looks like a regular"):
+    with pytest.raises(
+        ConfigError, match=r"communication holds 'n\|r', which looks like a regular"
+    ):
         Capture.load(path, communication=["n|r"])
 
 
