@@ -87,12 +87,12 @@ def reraise_signal(error: BaseException) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an exception's message without full stop; for an empty message, the type's name."""
+    """Return an exception's message as a line without full stop; the type's name if it is empty."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails
         text = ""
-    return text.strip().rstrip(".")[:_LONGEST_REASON] or type(error).__name__
+    return printable(text.strip().rstrip(".")[:_LONGEST_REASON]) or type(error).__name__
 
 
 def need_package(what: str, package: str, extra: str) -> None:

@@ -14,7 +14,7 @@ from instrument.links.autograd import Scopes
 from instrument.links.call_tree import CallTree, nest, number_paths
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
-from instrument.printable import printable
+from instrument.printable import printable, without_commands
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
 
@@ -172,7 +172,7 @@ def folded(found: Sequence[Stack]) -> str:
     lines = (
         (";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found
     )
-    return "".join(f"{path} {value}\n" for path, value in lines if value > 0)
+    return without_commands("".join(f"{path} {value}\n" for path, value in lines if value > 0))
 
 
 def _safe(frame: str) -> str:

@@ -13,7 +13,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from instrument.errors import MissingPackage
-from instrument.printable import printable
+from instrument.printable import printable, printable_lines
 from instrument.templates import render
 from instrument.units import count, counted, duration, rate, size
 
@@ -518,7 +518,7 @@ def to_text(
         )
         return "  ".join(padded).rstrip()
 
-    return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])
+    return printable_lines(line(header), "  ".join("-" * w for w in widths), *map(line, body))
 
 
 def is_text(values: Sequence[Any]) -> bool:

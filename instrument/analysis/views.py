@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from instrument import files
 from instrument.analysis import coverage_rows
 from instrument.analysis.table import Schema, Table, schema
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, ConfigError
+from instrument.globs import check_globs
 from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
 from instrument.range_names import REGION
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
     from instrument.analysis.stacks import Stack
     from instrument.links.links import Links
-    from instrument.patterns import Pattern
     from instrument.trace.capture_json import Metadata
     from instrument.trace.events import Events
 
@@ -285,8 +285,8 @@ class Views:
         trace_path: the trace file; None if the capture holds no trace.
         folder: the capture's folder; None for a trace file alone.
         metadata: the content of `capture.json`; empty for a trace file alone.
-        communication: the argument `communication` of `load`: a regular expression for the names of
-            communication kernels, or None.
+        communication: the argument `communication` of `load`: globs for the names of communication
+            kernels, or None.
         graph_captures: the argument `graph_captures` of `load`: other captures, which were recorded
             while the program built the CUDA graphs that this trace replays.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
@@ -297,7 +297,7 @@ class Views:
         trace_path: Path | None,
         folder: Path | None,
         metadata: dict[str, Any],
-        communication: str | None = None,
+        communication: Sequence[str] | None = None,
         graph_captures: Sequence[Views] = (),
         peak_flops: PeakFlops | None = None,
     ) -> None:
@@ -307,8 +307,6 @@ class Views:
         self.communication = communication
         self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
-        # Names of communication kernels that the recording's config added to the default.
-        self._added: Pattern | None = None
         #: The rows of `coverage` that were already computed; see `analysis.coverage.part`.
         self.coverage_parts: dict[str, Part | None] = {}
 
@@ -317,7 +315,7 @@ class Views:
         cls,
         path: str | PathLike[str],
         *,
-        communication: str | None = None,
+        communication: Sequence[str] | None = None,
         graph_captures: Iterable[str | PathLike[str]] = (),
         peak_flops: PeakFlops | None = None,
     ) -> Self:
@@ -328,9 +326,10 @@ class Views:
         Args:
             path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
                 at once; see `instrument.storage`.
-            communication: a regular expression. Kernels whose names match it are communication.
-                None means `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
-                `profiler.communication` added when the capture was recorded.
+            communication: globs, such as `["*nccl*", "*rccl*"]`. Kernels whose names match one of
+                them are communication; case is ignored. None means
+                `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the globs of
+                `profiler.communication` when the capture was recorded.
             graph_captures: traces that were recorded while the program built the CUDA graphs that
                 this trace replays. vLLM and SGLang can write such traces. The view `cuda_graphs`
                 takes the operators and ranges of the graphs' nodes from these traces.
@@ -342,17 +341,16 @@ class Views:
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
                 URL cannot be fetched.
-            ConfigError: `communication` is not a regular expression, `peak_flops` cannot be used,
+            ConfigError: `communication` is not a list of globs, `peak_flops` cannot be used,
                 or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
-        from instrument.analysis.breakdown import check_names
         from instrument.trace import capture_json
 
         path = storage.fetch(path) if storage.is_url(path) else Path(path)
         if communication is not None:
-            check_names(communication)
+            check_globs(communication, "communication")
         others = [cls.load(each) for each in graph_captures]
         peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
@@ -360,10 +358,7 @@ class Views:
             about = capture_json.read(path)
             traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            capture = cls(trace, path, about, communication, others, peak_flops)
-            if communication is None:
-                capture._added = _added_names(path, capture)
-            return capture
+            return cls(trace, path, about, communication, others, peak_flops)
         if kind is None:
             raise no_capture_at(path)
         if not path.is_file():  # reading a named pipe without a writer would block
@@ -464,9 +459,11 @@ class Views:
     @cached_property
     def work(self) -> Work:
         """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
-        from instrument.analysis.breakdown import device_work
+        from instrument.analysis.breakdown import COMMUNICATION_NAMES, device_work
 
-        return device_work(self.links, self.communication, self._added)
+        if self.communication is not None:
+            return device_work(self.links, self.communication)
+        return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
 
     @cached_property
     def breakdown(self) -> Table:
@@ -652,6 +649,21 @@ class Views:
 
         return stacks(self.events, metric, range=range, threads=threads)
 
+    def _recorded_globs(self) -> Sequence[str]:
+        """Return `profiler.communication` of the recording; warn if it cannot be used."""
+        globs = self.about.config.communication
+        try:
+            return check_globs(globs, "config.communication")
+        except ConfigError as error:
+            from instrument.log import logger
+
+            logger.warning(
+                "{} is read with the default names of communication kernels, because {}",
+                self.name,
+                error,
+            )
+            return []
+
     def __repr__(self) -> str:
         where = self.folder or self.trace_path
         return printable(f"<{type(self).__name__} {self.name!r} at {where}>")
@@ -692,20 +704,3 @@ def files_of(folder: Path) -> list[str]:
     ]
     kept = (file for file in found if file not in left_out)
     return sorted(kept, key=lambda file: (file == METADATA_FILE, file))
-
-
-def _added_names(folder: Path, capture: Views) -> Pattern | None:
-    """The pattern `profiler.communication` of the recording; None if there is none."""
-    from instrument.patterns import Pattern
-    from instrument.trace.capture_json import METADATA_FILE
-
-    if not (added := capture.about.config.communication):
-        return None
-    try:
-        return Pattern(added)
-    except ValueError as error:
-        raise CaptureError(
-            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, "
-            f"which cannot be used ({error}): correct the file, or pass communication to "
-            "Capture.load."
-        ) from None

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from instrument.cli.output import Parts
 from instrument.errors import ConfigError
 from instrument.units import size
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--clear", action="store_true", help="remove the cache and the files of older versions")
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> Parts:
     """Return lines about the content of the cache, or about the removed files.
 
     Raises:
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> str:
         removed = cache.remove_leftovers(old)
         lines += [f"Removed {path}, left by an older version." for path in removed]
         lines += [f"Could not remove {path}." for path in old if path not in removed]
-        return "\n".join(lines)
+        return [lines]
     most, kept = cache.most_bytes(), cache.entries()
     lines = [f"The cache is {cache.location()}: {_amount(kept)} of at most {size(most)}."]
     for start, kind in _KINDS.items():
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> str:
         lines.append(f"The cache cannot be written: {error}.")
     if old:
         lines += ["Left by older versions; --clear removes them:", *(f"  {path}" for path in old)]
-    return "\n".join(lines)
+    return [lines]
 
 
 def _amount(found: Iterable[object]) -> str:

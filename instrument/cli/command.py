@@ -32,7 +32,7 @@ from instrument.cli import (
     trigger,
     whatif,
 )
-from instrument.cli.output import Result, say, show_result
+from instrument.cli.output import Result, Written, say, show_result
 from instrument.errors import InstrumentError
 
 COMMANDS = {
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=command.HELP)
         command.add_arguments(one)
         one.set_defaults(run=command.run, parser=one)
-    parser.set_defaults(run=lambda _: parser.format_help().rstrip(), parser=parser)
+    parser.set_defaults(run=lambda _: Written(parser.format_help().rstrip()), parser=parser)
     return parser
 
 

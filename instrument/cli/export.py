@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.cli.arguments import path_or_url
+from instrument.cli.output import Parts
 from instrument.cli.paths import captures_at, captures_in
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", metavar="FOLDER", type=Path, help=where)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Parts:
     """Export captures, or run a sink on captures; return a sentence that names the captures.
 
     Raises:
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> str:
             )
         from instrument.worker.leftovers import finish_all
 
-        return finish_all(arguments.path, arguments.upload_to)
+        return [finish_all(arguments.path, arguments.upload_to)]
     from instrument.capture import Capture
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here

@@ -55,7 +55,7 @@ def report(options: argparse.Namespace) -> Parts:
     chosen = options.columns is not None
     return [
         Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None),
-        "\n".join(remarks),
+        remarks,
     ]
 
 

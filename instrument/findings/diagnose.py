@@ -424,7 +424,7 @@ def _failure(what: str, error: Exception) -> CaptureError:
         return error
     if isinstance(error, (TraceError, MemoryError)):
         raise error
-    kind, said = type(error).__name__, printable(reason_of(error))
+    kind, said = type(error).__name__, reason_of(error)
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
     why = kind if said == kind else f"{kind}: {said}"
     return CaptureError(f"{what} failed on this capture ({why}): please report it.")

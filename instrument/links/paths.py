@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from hashlib import blake2b
 
 import numpy as np
@@ -183,11 +182,6 @@ def _ends(above: Ints) -> Ints:
         if parent >= 0:
             after[parent] = max(after[parent], after[k])
     return np.array(after, np.int64)
-
-
-def fits(pattern: str, *names: str) -> bool:
-    """Whether a pattern equals or matches one of the names; `*` stands for any text."""
-    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
 
 
 def _texts(above: Ints, names: list[str]) -> list[str]:

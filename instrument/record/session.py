@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from loguru import logger
 from torch import nn
 
 from instrument.annotate import backends
@@ -23,6 +22,7 @@ from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError
+from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls

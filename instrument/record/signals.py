@@ -10,9 +10,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from loguru import logger
-
 from instrument import threads
+from instrument.log import logger
 
 if TYPE_CHECKING:
     from instrument.record.step_loop import StepLoop

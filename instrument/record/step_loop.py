@@ -13,13 +13,12 @@ from statistics import median
 from threading import RLock
 from typing import Any, TypeVar
 
-from loguru import logger
-
 from instrument.annotate import backends
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import InstrumentError, from_signal_handler, reason_of
+from instrument.log import logger
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
 from instrument.record.limits import Limits

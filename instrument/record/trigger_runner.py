@@ -10,10 +10,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from loguru import logger
-
 from instrument import threads
 from instrument.errors import reraise_signal
+from instrument.log import logger
 from instrument.record.distributed import (
     POLL_SECONDS,
     AnnouncedWindow,

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from instrument.analysis.section import Section, is_every_column, plain
+from instrument.analysis.section import Part, Section, is_every_column, plain
 from instrument.analysis.table import Table, known_columns
 from instrument.errors import ConfigError, did_you_mean
-from instrument.printable import printable
 from instrument.report.text import view_part
 from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
@@ -31,7 +30,7 @@ def as_text(ranks: Ranks, **options: Any) -> str:
 
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
-) -> list[str | Section]:
+) -> list[Part]:
     """Return a comparison of ranks as text and tables.
 
     The tables hold the ranks, the collectives and the ranges. The text describes stragglers and
@@ -51,9 +50,7 @@ def parts(
         ConfigError: the table of ranges has no such column.
     """
     of = f" of {ranks.world_size}" if ranks.world_size else ""
-    heading = "\n".join(
-        [f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes]
-    )
+    heading = [f"{ranks.name}: {len(ranks.summaries)}{of} ranks", *ranks.notes]
     by = "own_ns" if len(ranks.ranks) > rows else None
     return [
         heading,
@@ -90,10 +87,8 @@ def as_csv(ranks: Ranks, name: str) -> str:
     return table.to_csv()
 
 
-def _stragglers(table: Table) -> str:
-    if not len(table):
-        return "No rank is a straggler."
-    return "\n".join(printable(_straggler(row)) for row in table)
+def _stragglers(table: Table) -> list[str]:
+    return [*map(_straggler, table)] or ["No rank is a straggler."]
 
 
 def _straggler(row: Any) -> str:

@@ -16,8 +16,8 @@ from instrument.analysis.breakdown import COMMUNICATION, COPY
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.steps import is_loading
 from instrument.errors import CaptureError, ConfigError
+from instrument.globs import fits
 from instrument.links.intervals import Intervals, concatenated
-from instrument.links.paths import fits
 from instrument.printable import printable
 from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
 from instrument.whatif.builder import loads_here

@@ -10,10 +10,10 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-from loguru import logger
 
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
+from instrument.log import logger
 from instrument.sinks import Sink
 from instrument.worker import job, queue, rank_report, retention, upload
 from instrument.worker.finish import call_sinks, ctrl_c_passes, finish, run_sink

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
 from traceback import format_exception
 from typing import Any, Literal
-
-from loguru import logger
 
 from instrument import files
 from instrument.capture import Capture
@@ -23,6 +22,8 @@ from instrument.errors import (
     from_signal_handler,
     reason_of,
 )
+from instrument.log import lines_logger, logger
+from instrument.printable import printable
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
 from instrument.sinks.scalars import scalars
@@ -129,17 +130,11 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         if name in failed:
             return
         failed.add(name)
-        # The errors of this package need no traceback. loguru's own traceback would show the values
-        # of variables.
-        where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-        logger.error(
-            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this "
-            "sink are not logged.{}",
-            name,
-            name_of(folder),
-            reason_of(error),
-            folder.with_name(name_of(folder)),
-            where,
+        _log_error(
+            f"The {name} sink failed on {name_of(folder)}: {reason_of(error)}. The trace is kept "
+            f"in {folder.with_name(name_of(folder))}, and further failures of this sink are not "
+            "logged.",
+            error,
         )
 
 
@@ -172,15 +167,21 @@ def call_sinks(
                 raise
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")
-                where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-                logger.error(
-                    "The {} sink failed in {}(): {}{}", name, what, reason_of(error), where
-                )
+                _log_error(f"The {name} sink failed in {what}(): {reason_of(error)}", error)
+
+
+def _log_error(sentence: str, error: BaseException) -> None:
+    """Log a sentence, with a traceback if the error is none of this package.
+
+    loguru's own traceback would show the values of variables.
+    """
+    where = [] if isinstance(error, InstrumentError) else [traceback_of(error)]
+    lines_logger.error("{}", "\n".join([printable(sentence), *where]))
 
 
 def traceback_of(error: BaseException) -> str:
-    """The text of an exception with its traceback, as Python prints it."""
-    return "".join(format_exception(error)).rstrip()
+    """The traceback of an exception, indented, so that its message cannot forge a log line."""
+    return indent("".join(format_exception(error)).rstrip(), "  ")
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:

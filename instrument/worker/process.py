@@ -39,10 +39,9 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
-from loguru import logger
-
 from instrument import files
 from instrument.errors import reason_of
+from instrument.log import lines_logger, logger
 from instrument.worker import queue, rank_report, retention, run_lock, waiting
 from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
 from instrument.worker.job import Job, from_line, to_line
@@ -223,7 +222,7 @@ class Exporter:
     def _take(self, answer: dict[str, Any]) -> None:
         """Handle one line of the worker's output."""
         if "text" in answer:
-            logger.log(answer["level"], "exporter: {}", answer["text"])
+            lines_logger.log(answer["level"], "exporter: {}", answer["text"])
         elif "began" in answer:
             self._current, self._has_begun = Path(answer["began"]), True
         elif "looked" in answer:

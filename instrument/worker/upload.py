@@ -24,13 +24,13 @@ from threading import Condition, Thread
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from loguru import logger
 from pydantic import Field, PrivateAttr
 
 from instrument.analysis.views import NOTE_FILE, files_of
 from instrument.capture import Capture
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
+from instrument.log import logger
 from instrument.redact import without_secrets
 from instrument.sinks import Sink
 from instrument.storage import filesystem

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from threading import Condition
 
-from loguru import logger
+from instrument.log import logger
+from instrument.printable import printable
 
 # Seconds before the first report, and seconds between two log messages.
 _SILENT_S, _LOG_EVERY_S = 2.0, 60.0
@@ -53,7 +54,7 @@ def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
     done = total - len(names)
     bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
     print(
-        f"\r\033[KThe {whom} [{bar}] {done}/{total} (current: {names[0]})",
+        f"\r\033[KThe {whom} [{bar}] {done}/{total} (current: {printable(names[0])})",
         end="\r",
         file=sys.stderr,
         flush=True,
