@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from instrument.analysis import coverage_rows
@@ -73,7 +74,7 @@ def heading(capture: Views) -> str:
     lines = [
         f"{capture.name}: {', '.join(facts(capture))}",
         *_notes(capture),
-        str(where.absolute()) if where else "",
+        str(where.absolute()) if isinstance(where, Path) else where or "",
     ]
     return "\n".join(printable(line) for line in lines if line)
 
