@@ -307,6 +307,8 @@ class Views:
         self.communication = communication
         self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
+        #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
+        self.url: str | None = None
         #: The rows of `coverage` that were already computed; see `analysis.coverage.part`.
         self.coverage_parts: dict[str, Part | None] = {}
 
@@ -325,7 +327,7 @@ class Views:
 
         Args:
             path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
-                at once; see `instrument.storage`.
+                at once; see `instrument.storage`. The copy is removed when this process ends.
             communication: globs, such as `["*nccl*", "*rccl*"]`. Kernels whose names match one of
                 them are communication; case is ignored. None means
                 `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the globs of
@@ -348,7 +350,8 @@ class Views:
         from instrument import storage
         from instrument.trace import capture_json
 
-        path = storage.fetch(path) if storage.is_url(path) else Path(path)
+        url = path if storage.is_url(path) else None
+        path = Path(path) if url is None else storage.fetch(url)
         if communication is not None:
             check_globs(communication, "communication")
         others = [cls.load(each) for each in graph_captures]
@@ -358,14 +361,18 @@ class Views:
             about = capture_json.read(path)
             traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
-            return cls(trace, path, about, communication, others, peak_flops)
+            capture = cls(trace, path, about, communication, others, peak_flops)
+            capture.url = url
+            return capture
         if kind is None:
             raise no_capture_at(path)
         if not path.is_file():  # reading a named pipe without a writer would block
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication, others, peak_flops)
+        capture = cls(path, None, {}, communication, others, peak_flops)
+        capture.url = url
+        return capture
 
     @property
     def about(self) -> Metadata:
@@ -394,12 +401,14 @@ class Views:
         return recorded if is_plain and recorded not in ("", "..") else self.folder.name
 
     @property
-    def place(self) -> Path | None:
-        """The capture's folder under its final name, or else the trace file.
+    def place(self) -> Path | str | None:
+        """The URL of the capture, or its folder under its final name, or else the trace file.
 
         While sinks write the capture's files, the folder has a temporary name that begins with a
         dot. Only sinks with `needs_final_folder` run after the folder has its final name.
         """
+        if self.url is not None:
+            return self.url
         if (
             self.folder is not None
             and self.folder.name.startswith(".")
@@ -416,11 +425,9 @@ class Views:
             CaptureError: the folder holds no trace.
             TraceError: the trace file cannot be read.
         """
-        from instrument.trace import column_cache
+        from instrument.trace import reader
 
-        trace = self.require_trace()
-        place = self.place if self.folder else None
-        return column_cache.read(trace, place and place / trace.name)
+        return reader.read(self.require_trace())
 
     def require_trace(self) -> Path:
         """Return `trace_path`.
@@ -665,7 +672,7 @@ class Views:
             return []
 
     def __repr__(self) -> str:
-        where = self.folder or self.trace_path
+        where = self.url or self.folder or self.trace_path
         return printable(f"<{type(self).__name__} {self.name!r} at {where}>")
 
 
@@ -691,16 +698,15 @@ def no_capture_at(path: Path) -> CaptureError:
 def files_of(folder: Path) -> list[str]:
     """List the files that an upload of a capture sends, with capture.json last.
 
-    So if a capture at a URL has a capture.json, all other files have arrived too. Four kinds of
-    files are left out: hidden files, symbolic links, column files that older versions kept beside
-    the trace, and the file that records the upload (`NOTE_FILE`).
+    So if a capture at a URL has a capture.json, all other files have arrived too. Three kinds of
+    files are left out: hidden files, symbolic links, and the file that records the upload
+    (`NOTE_FILE`).
     """
-    from instrument.trace.capture_json import METADATA_FILE, TRACE_FILES
+    from instrument.trace.capture_json import METADATA_FILE
 
-    left_out = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
     relative = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [
         each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
     ]
-    kept = (file for file in found if file not in left_out)
+    kept = (file for file in found if file != NOTE_FILE)
     return sorted(kept, key=lambda file: (file == METADATA_FILE, file))

@@ -18,7 +18,6 @@ from instrument import __version__
 from instrument.cli import (
     ab,
     baseline,
-    cache,
     diagnose,
     diff,
     export,
@@ -49,7 +48,6 @@ COMMANDS = {
     "ranks": ranks,
     "trigger": trigger,
     "graph": graph,
-    "cache": cache,
 }
 
 # The exit status after Ctrl-C, as in shells.

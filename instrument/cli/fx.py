@@ -36,7 +36,7 @@ def report(options: argparse.Namespace) -> Parts:
     args, kwargs = made_inputs(options.inputs, device)
     with nullcontext() if options.train else torch.no_grad():
         profile = profile_graph(model, *args, runs=options.runs, **kwargs)
-    machine = profile.machine(refresh=options.refresh) if options.roofline or options.html else None
+    machine = profile.machine if options.roofline or options.html else None
     table = profile.nodes.by(options.by, depth=options.depth) if options.by else profile.nodes
     table = profile.roofline(machine) if options.roofline else table
     try:

@@ -77,14 +77,14 @@ def load(given: Comparable) -> Side:
         try:
             side.add(Views.load(path))
         except (CaptureError, TraceError) as error:
-            side.private.update(words_of_path(Path(path)))
+            side.private.update(words_of_path(path))
             side.notes.append(f"Left out: {error}")
             unread += 1
             if unread == len(paths):
                 raise
     if left_out:
         side.notes.append(f"{side.name}: {left_out}")
-        side.private.update(word for path in older for word in words_of_path(Path(path)))
+        side.private.update(word for path in older for word in words_of_path(path))
     return side
 
 

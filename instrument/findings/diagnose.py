@@ -238,7 +238,7 @@ class _Seen:
             find = partial(self._find, check, capture, whatif)
             self._keep(check.code, find, phase_of(capture), window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
-        place = capture.folder or capture.trace_path
+        place = capture.url or capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))

@@ -125,17 +125,17 @@ class GraphProfile:
     def roofline(self, machine: Machine | None = None) -> Table:
         """A row for each node: what limits the node on a machine, and its time at that limit.
 
-        See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply. They are
-        measured at the first use, which takes a second or two, and cached.
+        See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply.
         """
-        return roofline.roofline(self.nodes, machine or self.machine())
+        return roofline.roofline(self.nodes, machine or self.machine)
 
-    def machine(self, *, refresh: bool = False) -> Machine:
+    @cached_property
+    def machine(self) -> Machine:
         """How fast this machine copies memory, and multiplies matrices in the dtypes of the nodes.
 
-        With `refresh`, these rates are measured again, even if they are cached.
+        Cost: the first use measures these rates, which takes a second or two.
         """
-        return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
+        return measured(self.device, roofline.dtypes(self.nodes))
 
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
@@ -144,7 +144,7 @@ class GraphProfile:
         on `machine` (see `roofline`). The page loads no other files. The same profile gives the
         same page.
         """
-        return self._page(machine or self.machine())
+        return self._page(machine or self.machine)
 
     def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
         """Write the page of `to_html` and return its path.

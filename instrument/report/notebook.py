@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from instrument.analysis import coverage_rows
@@ -72,7 +73,7 @@ def heading(capture: Views) -> list[str]:
     lines = [
         f"{capture.name}: {', '.join(facts(capture))}",
         *_notes(capture),
-        str(where.absolute()) if where else "",
+        str(where.absolute()) if isinstance(where, Path) else where or "",
     ]
     return [line for line in lines if line]
 

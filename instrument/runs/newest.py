@@ -137,16 +137,23 @@ def left_out(older: Sequence[tuple[str, Path | str | None]], newest: Iterable[st
 
 def _metadata(places: Sequence[Path | str]) -> dict[Path | str, Metadata]:
     """The metadata of each capture whose `capture.json` can be read."""
-    urls = {place: f"{place.rstrip('/')}/{METADATA_FILE}" for place in places if is_url(place)}
-    fetched = contents([*urls.values()]) if urls else {}
-    found = {}
+    urls = {f"{place.rstrip('/')}/{METADATA_FILE}": place for place in places if is_url(place)}
+    found: dict[Path | str, Metadata] = {}
     for place in places:
         with suppress(CaptureError):
-            if place not in urls:
+            if not is_url(place):
                 found[place] = typed(read(Path(place)))
-            elif urls[place] in fetched:
-                found[place] = typed(decoded(fetched[urls[place]], urls[place]))
+    for url, about in (contents([*urls], _decoded) if urls else {}).items():
+        if about is not None:
+            found[urls[url]] = about
     return found
+
+
+def _decoded(content: bytes) -> Metadata | None:
+    try:
+        return typed(decoded(content, METADATA_FILE))
+    except CaptureError:
+        return None
 
 
 def _began(about: Metadata | None) -> _Began | None:

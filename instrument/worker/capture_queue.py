@@ -265,8 +265,9 @@ class CaptureQueue:
     def _take_capture(self, folder: Path) -> None:
         """Run this process's sinks on a finished capture; then add the capture to `captures`."""
         if self.exporter is not None:
+            capture = Capture.load(folder)  # not the one that is kept, which would keep its events
             for name, sink in self.sinks_here.items():
-                run_sink(name, sink, Capture.load(folder), folder, self._failed)
+                run_sink(name, sink, capture, folder, self._failed)
         self._captures.append(Capture.load(folder))
         logger.info("Recorded {}", folder)
         self._remove_oldest()

@@ -91,9 +91,11 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
         finished = publish(folder, about)
-    for name in names:
-        if name in after_renaming:
-            run_sink(name, sinks[name], Capture.load(finished), finished, failed)
+    if after_renaming:
+        capture = Capture.load(finished)
+        for name in names:
+            if name in after_renaming:
+                run_sink(name, sinks[name], capture, finished, failed)
     return finished
 
 

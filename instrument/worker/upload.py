@@ -6,9 +6,9 @@ if the remote folder holds other files, the upload goes to NAME-2. A capture cou
 the server lists all its files with the right sizes. If the server's ETags are MD5 sums, these sums
 must be right too. The local `upload.json` then records the URL. An interrupted upload is resumed.
 
-All files in a capture's folder are uploaded, except hidden files, links and the cached columns of
-the trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
-uploaded. Nothing at the URL is ever removed.
+All files in a capture's folder are uploaded, except hidden files and links. Files that sinks write
+elsewhere, such as those of `tensorboard` and `parquet`, are not uploaded. Nothing at the URL is
+ever removed.
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ from builders import (
     write_rank,
 )
 
+from instrument import storage
 from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.range_names import to_trace
 from instrument.runs import rank_summary
 from instrument.runs.merge_traces import merge
-from instrument.runs.rank_summary import RankSummary, read, summarize, written
+from instrument.runs.rank_summary import RankSummary, summarize, written
 from instrument.runs.run import Run
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -39,8 +40,8 @@ needs_traces = pytest.mark.skipif(
 
 def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     capture = write_rank(tmp_path, 2, steps() + kernels(), host="node-7", base_ns=5_000)
-    found = read(capture.folder)
-    assert found == written([capture.folder])[capture.folder] == summarize(capture)
+    found = written([capture.folder])[capture.folder]
+    assert found == summarize(capture)
     assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (
         3,
         2,
@@ -68,7 +69,7 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
         {**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 3 * k, "dur": 2} for k in range(600)
     ]
     capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
-    found = read(capture.folder)
+    found = written([capture.folder])[capture.folder]
     assert len(found.ranges["path"]) == 500
     assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most CPU time"
     assert found.ranges_left_out == 902 - 500
@@ -84,7 +85,7 @@ def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
     capture = write_rank(
         tmp_path, 0, [*synchronous_steps(100), {**steps()[1], "name": to_trace("caf\udce9")}]
     )
-    assert r"caf\udce9" in read(capture.folder).ranges["path"]
+    assert r"caf\udce9" in summarize(capture).ranges["path"]
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -432,7 +433,7 @@ def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
 def test_a_run_at_a_url_is_read_from_its_summaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(storage, "_downloaded", {})
     folder = tmp_path / "ranks=[0,1,2]"  # as Hydra's sweeps name them, and no pattern
     for rank in range(3):
         write_rank(folder, rank, synchronous_steps(100), 3)
@@ -441,11 +442,14 @@ def test_a_run_at_a_url_is_read_from_its_summaries(
     (window,) = Run.load(url).windows
     assert window.summaries == here.summaries
     assert window.paths == [f"{url}/{path.name}" for path in here.paths]
-    assert not (tmp_path / "cache").exists(), "nothing else is fetched"
+    assert not storage._downloaded, "nothing else is fetched"
     merge(window, tmp_path / "there.json")
     merge(here, tmp_path / "here.json")
     there, here_too = (Capture.load(tmp_path / name).events for name in ("there.json", "here.json"))
     assert list(there.start_ns) == list(here_too.start_ns)
+    large = folder / here.paths[2].name / "summary.json"
+    with large.open("ab") as file:
+        file.truncate(rank_summary.MOST_BYTES + 1)
     (folder / here.paths[1].name / "summary.json").unlink()
     assert Run.load(url).windows[0].summaries == here.summaries
 
@@ -495,7 +499,7 @@ def test_each_rank_of_a_real_job_is_as_others_measured_it(tmp_path: Path) -> Non
 def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
     events = Capture.load(TRACES / "a100_nccl_2ranks_rank0.json.gz").events
     assert (events.rank, events.world_size) == (0, 2)
-    summary = read(TRACES / "a100_nccl_2ranks_rank0.json.gz")
+    summary = summarize(Capture.load(TRACES / "a100_nccl_2ranks_rank0.json.gz"))
     assert summary.collective_groups["ranks"] == ["[0, 1]"]
     assert set(summary.collectives["group"]) == {0}
     assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, (

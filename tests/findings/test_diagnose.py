@@ -762,7 +762,6 @@ def test_a_comparison_takes_the_newest_run_of_a_folder(
 def test_no_trace_of_an_older_run_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     memory = fsspec.filesystem("memory")
     two_runs(tmp_path / "runs")
     memory.put(str(tmp_path / "runs"), "/", recursive=True)
