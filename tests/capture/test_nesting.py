@@ -199,7 +199,7 @@ def test_paths_are_numbered_by_their_names(tmp_path) -> None:
     assert path[1] == path[4]
     assert path[0] == path[3]
     assert len(set(path.tolist())) == len(above) == 3
-    assert [events.names[k] for k in name] == ["a", "a", "b"]
+    assert [events.names[k] for k in name] == ["a", "b", "a"], "in the order of the first nodes"
     assert above.tolist() == [-1, 0, 0]
 
 
