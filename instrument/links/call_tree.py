@@ -162,14 +162,8 @@ class CallTree:
 
     def inside(self, chosen: Flags) -> Flags:
         """A mask of the nodes that have a chosen node among their ancestors."""
-        if loops.compiled is not None:
-            columns = (chosen, self.until)
-            given = loops.compiled.inside(*map(np.ascontiguousarray, columns))
-            return np.frombuffer(given, np.bool_)
-        until = np.where(chosen, self.until, np.int32(0))
-        np.maximum.accumulate(until, out=until)
-        found = np.zeros(len(self), np.bool_)
-        np.greater(until[:-1], np.arange(1, len(self), dtype=np.int32), out=found[1:])
+        reached = np.maximum.accumulate(self.until * chosen)
+        found: Flags = np.arange(len(self), dtype=np.int32) < np.append(np.int32(0), reached)[:-1]
         return found
 
     def at_or_inside(self, chosen: Flags) -> Flags:

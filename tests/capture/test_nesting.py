@@ -233,8 +233,6 @@ def test_indices_and_lengths_from_columns_are_checked() -> None:
         compiled.rows(np.arange(2), np.arange(3), np.arange(2), 2)
     with pytest.raises(ValueError, match="must have the same length"):
         compiled.nearest(chosen, np.array([-1]))
-    with pytest.raises(ValueError, match="must have the same length"):
-        compiled.inside(chosen, np.zeros(3, np.int32))
     node, after = np.arange(2), np.arange(1, 3, dtype=np.int32)
     for group, groups in (([0, 1], 1), ([-1, 0], 2), ([0, 0], 0)):
         with pytest.raises(ValueError, match="out of bounds"):
