@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from instrument.log import logger
+from loguru import logger
 
 # The number of the handler that loguru itself adds, which writes to stderr.
 _DEFAULT_HANDLER = 0

@@ -396,8 +396,8 @@ def _run_metadata(
 ) -> dict[str, Any]:
     try:
         return run_metadata(config, activities, rank_info)
-    except Exception:  # keep the trace, even without its metadata
-        logger.exception("capture.json will not describe the run.")
+    except Exception as error:  # keep the trace, even without its metadata
+        logger.error("capture.json will not describe the run.", exception=error)
         return {"format": FORMAT, "rank": rank_info.rank}
 
 

@@ -512,7 +512,7 @@ class StepLoop:
         if sentence not in self._logged:
             self._logged.add(sentence)
             traced = None if isinstance(error, InstrumentError) else error
-            logger.opt(exception=traced).error("{}", sentence)
+            logger.error("{}", sentence, exception=traced)
 
     def _log_plan(self, run: Run) -> None:
         if backends.disabled:
@@ -723,8 +723,8 @@ class StepLoop:
                 recorded.save(staging / queue.RAW, quickly=quickly)
             try:
                 metadata = self._window_metadata(recorded, counter, window, run, ended, reason)
-            except Exception:  # keep the trace, even without its metadata
-                logger.exception("capture.json is incomplete for this window.")
+            except Exception as error:  # keep the trace, even without its metadata
+                logger.error("capture.json is incomplete for this window.", exception=error)
                 metadata = dict(run.metadata)
             metadata["cost"] = counter.overhead.window_cost() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size

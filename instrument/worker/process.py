@@ -39,6 +39,8 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
+import loguru
+
 from instrument import files
 from instrument.errors import reason_of
 from instrument.log import lines_logger, logger
@@ -203,8 +205,12 @@ class Exporter:
             for line in process.stdout or ():
                 try:
                     self._take(json.loads(line))
-                except Exception:
-                    logger.exception("A message from the exporter cannot be used: {}", line.strip())
+                except Exception as error:
+                    logger.error(
+                        "A message from the exporter cannot be used: {}",
+                        line.strip(),
+                        exception=error,
+                    )
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:
@@ -298,8 +304,8 @@ def main() -> None:
     os.nice(_NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logger.remove()
-    logger.add(
+    loguru.logger.remove()
+    loguru.logger.add(
         lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)),
         level=0,
     )
