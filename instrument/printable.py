@@ -9,6 +9,8 @@ JSON, Parquet), every name stays unchanged.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def printable(text: str) -> str:
     """Escape line breaks and all other characters that do not print, as `repr` does."""
@@ -23,3 +25,11 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Escape like `printable`, but keep the line breaks."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a standard stream is a terminal; False if it is closed or replaced."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False

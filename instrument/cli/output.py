@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from instrument.errors import ConfigError
-from instrument.printable import printable_lines
+from instrument.printable import is_terminal, printable_lines
 
 if TYPE_CHECKING:
     from instrument.analysis.section import Section
@@ -39,7 +39,7 @@ def show_result(result: str | Parts) -> None:
         raise ConfigError("The result cannot be printed, because stdout is closed.")
     if isinstance(result, str):
         print(printable_lines(result), flush=True)
-    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+    elif is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
         from instrument.report.terminal import draw
 
         print(draw(result), end="", flush=True)

@@ -23,6 +23,7 @@ from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError
+from instrument.files import fill_standard_streams
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
@@ -164,6 +165,7 @@ class Session:
             loop.records_nothing = True
             return self
         require_idle()
+        fill_standard_streams()
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)

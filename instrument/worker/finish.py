@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from traceback import format_exception
+from traceback import format_exception, print_exception
 from typing import Any, Literal
 
 from loguru import logger
@@ -116,7 +116,8 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
     too, so a caller that must react to Ctrl-C uses `ctrl_c_passes`.
     """
     try:
-        sink.write(capture, folder)
+        with ending_children():
+            sink.write(capture, folder)
     except BaseException as error:  # training and the other sinks go on
         if name in failed:
             return
@@ -155,10 +156,11 @@ def call_sinks(
         try:
             if not isinstance(sink, Sink):  # `close` of a user's own class may mean anything
                 continue
-            if what == "notice":
-                sink.notice()
-            else:
-                sink.close(timeout_s)
+            with ending_children():
+                if what == "notice":
+                    sink.notice()
+                else:
+                    sink.close(timeout_s)
         except BaseException as error:
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")
@@ -166,6 +168,29 @@ def call_sinks(
                 logger.error(
                     "The {} sink failed in {}(): {}{}", name, what, reason_of(error), where
                 )
+
+
+@contextmanager
+def ending_children() -> Iterator[None]:
+    """End a process that the block forks, once the block ends in it; use this around a sink's code.
+
+    Otherwise the child would continue the work of its parent.
+    """
+    process, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            status = error.code or 0
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            print_exception(error)
+        raise
+    finally:
+        if os.getpid() != process:
+            os._exit(status)
 
 
 def traceback_of(error: BaseException) -> str:
@@ -182,7 +207,8 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
     for name, mapping in mappings.items():
         try:
             options = {option: value for option, value in mapping.items() if option != "_target_"}
-            sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
+            with ending_children():
+                sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)
