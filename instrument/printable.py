@@ -13,6 +13,7 @@ within a line is escaped there, even if nothing else has escaped it.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # Characters that are invisible, although `str.isprintable` takes them for printable: fillers and
 # variation selectors.
@@ -49,3 +50,11 @@ def without_commands(text: str) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a standard stream is a terminal; False if it is closed or replaced."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False

@@ -33,6 +33,7 @@ from instrument.cli import (
 )
 from instrument.cli.output import Result, Written, say, show_result
 from instrument.errors import InstrumentError
+from instrument.files import fill_standard_streams
 
 COMMANDS = {
     "show": show,
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments without the name of the program; None means those of this process.
     """
+    fill_standard_streams()
     parser = _parser()
     words, program = _split(sys.argv[1:] if argv is None else argv)
     arguments, rest = parser.parse_known_args(words)

@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
     from instrument.sinks import Sink
+    from instrument.worker.finish import ending_children
     from instrument.worker.leftovers import finish_queued, queued_at
 
     # A class may be in a file of the current folder.
@@ -107,7 +108,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             )
     try:
         if isinstance(sink, Sink):
-            sink.close()
+            with ending_children():
+                sink.close()
     except (InstrumentError, OSError) as error:
         failures.append(str(error))
     if failures:
@@ -127,6 +129,8 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
     Raises:
         ConfigError: the folder cannot be created.
     """
+    from instrument.worker.finish import ending_children
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -134,7 +138,8 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
             f"The folder {folder} cannot be created ({error.strerror}): name another one with --to."
         ) from None
     try:
-        sink.write(capture, folder)
+        with ending_children():
+            sink.write(capture, folder)
     finally:
         with suppress(OSError):  # not empty
             folder.rmdir()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from instrument.errors import ConfigError
-from instrument.printable import printable_lines
+from instrument.printable import is_terminal, printable_lines
 
 if TYPE_CHECKING:
     from instrument.analysis.section import Part
@@ -52,7 +52,7 @@ def show_result(result: str | Parts) -> None:
     if isinstance(result, str):
         lines = result.split("\n") if isinstance(result, Written) else [result]
         print(printable_lines(*lines), flush=True)
-    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+    elif is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
         from instrument.report.terminal import draw
 
         print(draw(result), end="", flush=True)

@@ -22,6 +22,7 @@ from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError
+from instrument.files import fill_standard_streams
 from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, one_profiler, plan_text, torch_support
@@ -164,6 +165,7 @@ class Session:
             return self
         one_profiler.watch_others()
         one_profiler.require_idle()
+        fill_standard_streams()
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)

@@ -178,6 +178,9 @@ class CaptureQueue:
             self._release(unsent=self.warn_of_unfinished())
         if len(self._dropped) > 1:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
+        if len(self._job.given_up) > 1:
+            names = (queue.name_of(Path(name)) for name in self._job.given_up)
+            logger.warning("All windows on which an exporter ended: {}", ", ".join(names))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
             rank_report.write_rank_report(
                 self._job, self._captures[-1].folder, 0.0 if reason else _OTHER_RANKS_S

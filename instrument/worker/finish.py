@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import indent
-from traceback import format_exception
+from traceback import format_exception, print_exception
 from typing import Any, Literal
 
 from instrument import files
@@ -125,7 +125,8 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
     the program raises goes through.
     """
     try:
-        sink.write(capture, folder)
+        with ending_children():
+            sink.write(capture, folder)
     except BaseException as error:  # training and the other sinks go on
         if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
             raise
@@ -160,10 +161,11 @@ def call_sinks(
         try:
             if not isinstance(sink, Sink):  # `close` of a user's own class may mean anything
                 continue
-            if what == "notice":
-                sink.notice()
-            else:
-                sink.close(timeout_s)
+            with ending_children():
+                if what == "notice":
+                    sink.notice()
+                else:
+                    sink.close(timeout_s)
         except BaseException as error:
             if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
                 raise
@@ -181,6 +183,29 @@ def _log_error(sentence: str, error: BaseException) -> None:
     lines_logger.error("{}", "\n".join([printable(sentence), *where]))
 
 
+@contextmanager
+def ending_children() -> Iterator[None]:
+    """End a process that the block forks, once the block ends in it; use this around a sink's code.
+
+    Otherwise the child would continue the work of its parent.
+    """
+    process, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            status = error.code or 0
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            print_exception(error)
+        raise
+    finally:
+        if os.getpid() != process:
+            os._exit(status)
+
+
 def traceback_of(error: BaseException) -> str:
     """The traceback of an exception, indented, so that its message cannot forge a log line."""
     return indent("".join(format_exception(error)).rstrip(), "  ")
@@ -195,7 +220,8 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
     for name, mapping in mappings.items():
         try:
             options = {option: value for option, value in mapping.items() if option != "_target_"}
-            sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
+            with ending_children():
+                sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)

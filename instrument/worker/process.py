@@ -163,12 +163,15 @@ class Exporter:
     def _start(self) -> None:
         # the worker inherits the lock, so that the run counts as alive until the worker ends
         handle = self._lock.handle
+        files.fill_standard_streams()
         self._process = process = subprocess.Popen(
             files.python_running(
                 "instrument.worker.process", *([] if handle is None else [str(handle)])
             ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # not inheritable: stderr was closed, and the number now belongs to another file
+            stderr=None if os.get_inheritable(2) else subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
             env={
