@@ -304,7 +304,7 @@ def _durations(work: Work) -> Ints:
 
 def _launched(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
-    known, length = work.launch >= 0, _durations(work)
+    known, length = work.call >= 0, _durations(work)
     earlier = ran_first(events, work.event, known)
     stream = groupby(events.thread[work.event])[1]
     has_other = (stream.number(known) > 0)[stream.of]
@@ -322,21 +322,28 @@ def _launched(capture: Views) -> Part | None:
             "with cpu (or the type CUDA_RUNTIME) in profiler.activities.": ~known
         }
     likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
-    place = "This time belongs to no range. The table of operators shows it as [no launch]."
-    why = f"device time has no launch in the trace{likely} {place}"
+    named = ~known & (work.operator >= 0)
+    lost_ns, named_ns = int(length[~known & ~named].sum()), int(length[named].sum())
+    why = f"device time has no launch in the trace{likely}"
+    if lost_ns:
+        this = f"{duration(lost_ns)} of this time" if named_ns else "This time"
+        why += f" {this} belongs to no range. The table of operators shows it as [no launch]."
+    if named_ns:
+        this = "The rest" if lost_ns else "This time"
+        why += f" {this} belongs to operators, because the External id of the work names them."
     return _time(int(length[known].sum()), int(length.sum()), why)
 
 
 def _in_operator(capture: Views) -> Part | None:
-    length, known = _durations(capture.work), capture.work.launch >= 0
-    inside = capture.links.launched[1] >= 0
+    length, inside = _durations(capture.work), capture.links.launched[1] >= 0
+    known = inside | (capture.work.call >= 0)
     why = (
         "device time comes from launches outside of all operators and ranges. Either torch did not "
         "record the operators of the launching thread, or a library launches work by itself: mark "
         "the launching code with @profiled, or record all threads "
         "(experimental_config.profile_all_threads)."
     )
-    return _time(int(length[known & inside].sum()), int(length[known].sum()), why)
+    return _time(int(length[inside].sum()), int(length[known].sum()), why)
 
 
 def _in_order(capture: Views) -> Part | None:

@@ -62,14 +62,15 @@ ROWS = {
         "if the trace has no such messages"
     ),
     LAUNCHED: Row(
-        "the part of the device time for which the trace has the launch of the work. Left out if "
-        "there is no device work"
+        "the part of the device time for which the trace has the launch of the work: the runtime "
+        "or driver call with the same correlation number. Left out if there is no device work"
     ),
     IN_OPERATOR: Row(
         "the device time of the work that was launched inside an operator or a range, as a "
-        "fraction of the device time of all work whose launch is in the trace. The profiler "
-        "records the launches of all threads, but the operators of only some threads. Left out if "
-        "there are no launches"
+        "fraction of the device time of all work whose launch or operator is in the trace. Without "
+        "a launch in the trace, the operator is found by the `External id` of the work. The "
+        "profiler records the launches of all threads, but the operators of only some threads. "
+        "Left out if there are no launches and no such operators"
     ),
     IN_ORDER: Row(
         "the device time of the work that started at a possible time, as a fraction of the device "

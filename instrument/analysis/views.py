@@ -20,7 +20,7 @@ from instrument.errors import CaptureError, ConfigError
 from instrument.globs import check_globs
 from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
-from instrument.range_names import REGION
+from instrument.range_names import REGION, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -392,13 +392,11 @@ class Views:
         For a trace file alone, the file's name without `.json` or `.json.gz`.
         """
         if self.folder is None:
-            file = self.trace_path.name if self.trace_path else ""
+            file = whole(self.trace_path.name) if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
         recorded = Path(self.about.name or "").name
-        is_plain = (
-            recorded.isprintable() and len(recorded.encode("utf-8", "replace")) <= _LONGEST_NAME
-        )
-        return recorded if is_plain and recorded not in ("", "..") else self.folder.name
+        is_plain = recorded.isprintable() and len(recorded.encode()) <= _LONGEST_NAME
+        return recorded if is_plain and recorded not in ("", "..") else whole(self.folder.name)
 
     @property
     def place(self) -> Path | str | None:

@@ -199,5 +199,5 @@ def _shortened(path: str) -> str:
     """
     if len(path) <= LONGEST_PATH:
         return path
-    digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    digest = blake2b(path.encode(), digest_size=8).hexdigest()
     return f"{path[:_KEPT]}…{digest}…{path[-_KEPT:]}"

@@ -99,15 +99,16 @@ def _straggler(row: Any) -> str:
     )
     if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
         where = "; most of the difference is in no range"
-    if row.idle_ns is not None:
+    if row.idle_ns is not None and row.others_idle_ns is not None:
         where += (
             f"; its device is idle for {duration(row.idle_ns)} per step, other devices for "
             f"{duration(row.others_idle_ns)}"
         )
+    excess = "" if row.excess is None else f" (+{row.excess:.0%})"
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
         f"takes {duration(row.own_ns)} per step, and {duration(row.median_own_ns)} on the median "
-        f"rank (+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} "
+        f"rank{excess}{where}. The rank waits {duration(row.exposed_communication_ns)} "
         f"in communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
     )
 

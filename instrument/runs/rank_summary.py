@@ -122,7 +122,7 @@ def summarize(capture: Views) -> RankSummary:
     ranges = _chosen_ranges(capture.ranges)
     collectives, collective_groups = _collectives(capture.collective_calls)
     return RankSummary(
-        name=_encodable(capture.name),
+        name=capture.name,
         rank=rank_of(capture),
         world_size=events.world_size if about.world_size is None else about.world_size,
         host=about.host,
@@ -181,20 +181,11 @@ def _chosen_ranges(table: Table) -> Table:
 
 
 def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
-    cells = {
-        name: [*map(_encodable, table.column(name))]
-        for name in table.columns
-        if name not in without
-    }
+    cells = {name: table.column(name) for name in table.columns if name not in without}
     return {
         name: None if column.count(None) == len(column) else column
         for name, column in cells.items()
     }
-
-
-def _encodable(cell: Any) -> Any:
-    """Replace lone surrogates in a text by escapes, so that UTF-8 can encode it."""
-    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _steps(capture: Views) -> Columns:

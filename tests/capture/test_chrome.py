@@ -460,9 +460,33 @@ def test_what_kineto_has_written_wrongly_is_read(tmp_path) -> None:
     text += (", " + shape % ('"bytes ?"', 6, "")).encode().replace(b"?", b"\xff") + b"]}"
     events = reader.read(written(tmp_path, text))
     assert events.names[:4] == ("nan", "inf", r"C:\x\path \u12", "raw\ttab\x01")
-    assert events.names[4:] == ("half ?", "bytes \ufffd")
+    assert events.names[4:] == ("half \ufffd", "bytes \ufffd")
     assert events.external_id.tolist()[0] == 5
     assert events.start_ns.tolist() == [1000, 2000, 3000, 4000, 1712195495997093201, 6000]
+
+
+def test_no_text_holds_half_of_a_character(tmp_path) -> None:
+    text = {"x": ["\ud800", {"\udfff": "\ud800"}]}
+    args = dict.fromkeys(("Input Dims", "Concrete Inputs", "Input type", "Call stack"), text)
+    args |= {"Collective name": "\ud800", "Process Group Ranks": ["\ud800"], "graph node id": 3}
+    args |= {"str": "\ud800", "kernel": "\ud800", "grid": text, "bytes": "\ud800"}
+    span = {"ph": "X", "name": "n\ud800", "pid": "p\ud800", "tid": "\udc00", "ts": 1, "args": args}
+    found = reader.read(
+        written(
+            tmp_path,
+            json.dumps(
+                {
+                    "deviceProperties": [{"id": 0, "name": "\ud800"}],
+                    "INFO": ["\ud83d\ude00\ud83d"],
+                    "traceEvents": [span | {"cat": cat} for cat in ("kernel", "cpu_op", "c\ud800")],
+                    "distributedInfo": {"rank": 3, "backend": "\ud800"},
+                }
+            ),
+        )
+    )
+    assert (found.names, found.rank) == (("n\ufffd",), 3)
+    assert (found.messages, found.devices[0].name) == (("\U0001f600\ufffd",), "\ufffd")
+    assert r"\ud" not in repr([found.categories, found.threads, found.details, *found])
 
 
 def half(phase: str, at_us: float, name: str = "", tid: int = 1) -> dict[str, object]:

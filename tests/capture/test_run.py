@@ -26,6 +26,7 @@ from instrument import storage
 from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.range_names import to_trace
+from instrument.report.ranks import as_text
 from instrument.runs import rank_summary
 from instrument.runs.merge_traces import merge
 from instrument.runs.rank_summary import RankSummary, summarize, written
@@ -86,6 +87,24 @@ def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
         tmp_path, 0, [*synchronous_steps(100), {**steps()[1], "name": to_trace("caf\udce9")}]
     )
     assert r"caf\udce9" in summarize(capture).ranges["path"]
+
+
+@pytest.mark.parametrize(("first_us", "device", "said"), [(0, False, ""), (400, True, " (+430%)")])
+def test_what_is_unknown_is_not_in_the_sentence_about_a_straggler(
+    tmp_path: Path, first_us: int, device: bool, said: str
+) -> None:
+    for rank, own_us in enumerate([first_us and 100, first_us and 100, 400]):
+        events = synchronous_steps(own_us, device=device and rank == 2)
+        for event in events:
+            if event["name"] == "gloo:all_reduce":
+                event["dur"] += 100
+        write_rank(tmp_path, rank, events)
+    (window,) = Run.load(tmp_path).windows
+    (row,) = window.stragglers
+    assert (row.rank, row.excess is None, row.others_idle_ns) == (2, not said, None)
+    text = as_text(window)
+    assert f" on the median rank{said}; " in text
+    assert "its device is idle" not in text
 
 
 @pytest.mark.parametrize("device", [False, True])

@@ -182,7 +182,7 @@ def test_it_writes_below_the_captures_folder_and_nowhere_else(
     about = {"window": window | cut, "versions": {"torch": HOSTILE if hostile else "2.13.0"}}
     capture = write_capture(
         output,
-        events(HOSTILE if hostile else "block"),
+        events(f"{HOSTILE}\ud800" if hostile else "block"),
         HOSTILE.replace("/", "") if hostile else "steps_3-4",
         **about,
     )
