@@ -18,6 +18,7 @@ from instrument.analysis import coverage_rows as rows
 from instrument.analysis.breakdown import Work, launched_ns
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
+from instrument.links.autograd import DEEPEST_RANGE
 from instrument.links.call_tree import nest
 from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
@@ -457,6 +458,16 @@ def _timed_ranges(capture: Views) -> Part | None:
     return _count(len(timed), len(timed) + len(compiled), why)
 
 
+def _shallow(capture: Views) -> Part | None:
+    scopes = capture.links.scopes
+    why = (
+        f"ranges lie inside {DEEPEST_RANGE:,} other ranges. They are left out, and their time "
+        "belongs to the range around them: do not open ranges in a recursive function."
+    )
+    kept = len(scopes.ranges)
+    return _count(kept, kept + scopes.too_deep, why) if scopes.too_deep else None
+
+
 def _joined(capture: Views) -> Part | None:
     work = capture.ranges.work
     joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
@@ -582,6 +593,7 @@ _FINDERS: dict[str, Callable[[Views], Part | None]] = {
     rows.DEVICE_IN_RANGES: _device_in_ranges,
     rows.CPU_IN_RANGES: _cpu_in_ranges,
     rows.TIMED_RANGES: _timed_ranges,
+    rows.SHALLOW: _shallow,
     rows.JOINED: _joined,
     rows.OWNED: _owned,
     rows.NESTED: _nested,

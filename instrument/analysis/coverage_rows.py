@@ -37,6 +37,7 @@ CPU_IN_STEPS = "CPU time within finished steps"
 DEVICE_IN_RANGES = "device time with a range"
 CPU_IN_RANGES = "CPU time within a range"
 TIMED_RANGES = "called ranges with a time"
+SHALLOW = "ranges that are not nested too deeply"
 JOINED = "backward time joined to its forward"
 OWNED = "memory events with an owner"
 NESTED = "slices that nest on their thread"
@@ -105,6 +106,10 @@ ROWS = {
         "all called ranges. Ranges with the same name count as one. A called range has no time if "
         "torch.compile removed its marks. Left out if all called ranges have a time"
     ),
+    SHALLOW: Row(
+        "the number of ranges inside fewer than 1,000 other ranges, as a fraction of the number of "
+        "all ranges. All other ranges are left out. Left out if there are no such ranges"
+    ),
     JOINED: Row(
         "the part of the CPU time of the backward for which the forward operator is known. "
         "AccumulateGrad nodes of autograd have no forward operator, and count as known. Left out "
@@ -144,7 +149,7 @@ _FILE = (VALID, READ, PLANNED)
 _DEVICE = (LAUNCHES, RECORDS)
 _OWNERS = (LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS)
 _STEPS = (DEVICE_IN_STEPS, CPU_IN_STEPS)
-_RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
+_RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, SHALLOW, JOINED)
 
 
 def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:

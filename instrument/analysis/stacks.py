@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from instrument.links.call_tree import CallTree, nest, number_paths
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
 from instrument.printable import printable, without_commands
+from instrument.prose import shortened
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
 
@@ -28,6 +30,13 @@ _AROUND_USERS = re.compile(
 )
 _OURS = re.compile(rf"{_AROUND_USERS.pattern}|(.*[/\\])?instrument[/\\](\w+[/\\])?\w+\.py\(")
 _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no launch)"
+#: The last frame of a path with more than `MOST_FRAMES` frames. By default, Python allows 1000
+#: nested calls.
+DEEPER = "(deeper frames)"
+MOST_FRAMES, LONGEST_FRAME = 1000, 300
+# If all paths together have more than this many characters for each event of the trace, paths are
+# cut earlier. Paths of Python frames in real traces have 500.
+_CHARACTERS = 4096
 
 
 class Stack(NamedTuple):
@@ -54,6 +63,9 @@ def stacks(
       the training loop is the frame "(recording)".
     - With the metric "device", work whose launch is not in the trace has the path "(no launch)".
       This path is left out if `range` is given.
+    - A path has at most 1,000 frames, and fewer if the paths would be many times larger than the
+      trace. The time of all frames inside these is the frame "(deeper frames)". The name of a frame
+      has at most 300 characters; in a longer name, the middle is left out.
 
     torch before 1.12 wrote the Python frames of each operator as text. In such a trace, a path
     begins with the Python frames of an operator, and annotations and operators follow. The time
@@ -162,17 +174,17 @@ def _belonging(scopes: Scopes, wanted: str) -> Flags:
     return np.append(inside[scopes.enclosing] | inside[scopes.attributed], False)[scopes.innermost]
 
 
-def folded(found: Sequence[Stack]) -> str:
-    """Return stacks as text for `flamegraph.pl`: a line for each stack, such as "outer;inner 12".
+def folded(found: Sequence[Stack]) -> Iterator[str]:
+    """Yield stacks as text for `flamegraph.pl`: a line for each stack, such as "outer;inner 12".
 
     Times are in microseconds. In the name of a frame, semicolons become commas, white space becomes
     underscores, and unprintable characters become escapes. Stacks of less than half a microsecond
     are left out.
     """
-    lines = (
-        (";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found
-    )
-    return without_commands("".join(f"{path} {value}\n" for path, value in lines if value > 0))
+    safe = cache(_safe)
+    for stack in found:
+        if value := (stack.value_ns + 500) // 1000:
+            yield without_commands(f"{';'.join(map(safe, stack.frames))} {value}\n")
 
 
 def _safe(frame: str) -> str:
@@ -187,17 +199,50 @@ def _paths(
     A call path is a tuple of names. All nodes of the whole call tree are grouped by their paths.
     """
     call_tree, nearest = _without_ours(events, whole)
-    code, names = intern(map(_plain, events.names))
+    code, names = intern(shortened(_plain(name), LONGEST_FRAME) for name in events.names)
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
-    inside: list[tuple[str, ...]] = []
-    for parent, label in zip(parents.tolist(), labels.tolist()):
-        inside.append((*inside[parent], names[label]) if parent >= 0 else (names[label],))
     before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
-    groups = groupby(prefix * len(inside) + path)[1]
+    count, most, characters = len(parents), 2 * MOST_FRAMES, np.inf
+    while most > 1 and characters > _CHARACTERS * len(events):
+        most //= 2
+        outer = [_first_frames(each, most) for each in before]
+        inner, sizes = _cut(parents, labels, names, most)
+        keys, groups = groupby(prefix * count + inner[path])
+        outer_sizes = np.array([sum(map(len, each)) for each in outer], np.int64)
+        characters = int((outer_sizes[keys // count] + sizes[keys % count]).sum()) if count else 0
+    inside: list[tuple[str, ...]] = []
+    for k, (parent, label) in enumerate(zip(parents.tolist(), labels.tolist())):
+        above = inside[parent] if parent >= 0 else ()
+        is_kept = inner[k] == k
+        inside.append(_first_frames((*above, names[label]), most) if is_kept else above)
     first = groups.min(np.arange(len(path)))
     order = np.argsort(first)
-    found = [before[prefix[node]] + inside[path[node]] for node in first[order].tolist()]
+    found = [
+        _first_frames(outer[key // count] + inside[key % count], most)
+        for key in keys[order].tolist()
+    ]
     return found, Groups(groups.renumbered(order).of[nearest], groups.count)
+
+
+def _first_frames(frames: tuple[str, ...], most: int) -> tuple[str, ...]:
+    return frames if len(frames) <= most else (*frames[:most], DEEPER)
+
+
+def _cut(parents: Ints, labels: Ints, names: list[str], most: int) -> tuple[Ints, Ints]:
+    """Cut the paths of a tree that have more than `most` frames.
+
+    Returns for each path the path that stands for it, and the number of characters in its first
+    `most` frames. A path with `most` + 1 frames stands for all paths below it.
+    """
+    inner: list[int] = []
+    depths: list[int] = []
+    sizes: list[int] = []
+    for k, (parent, label) in enumerate(zip(parents.tolist(), labels.tolist())):
+        depth, size = (depths[parent], sizes[parent]) if parent >= 0 else (0, 0)
+        inner.append(k if depth <= most else inner[parent])
+        depths.append(depth + 1)
+        sizes.append(size + (len(names[label]) if depth < most else 0))
+    return np.array(inner, np.int64), np.array(sizes, np.int64)
 
 
 def _before_root(
