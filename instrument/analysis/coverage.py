@@ -16,6 +16,7 @@ import numpy as np
 
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.breakdown import Work, launched_ns
+from instrument.analysis.memory_timeline import MOST_DEVICES
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
 from instrument.links.autograd import DEEPEST_RANGE
@@ -501,6 +502,15 @@ def _owned(capture: Views) -> Part | None:
     return Part((total - missing) / total, why=why if missing else None)
 
 
+def _memory_shown(capture: Views) -> Part | None:
+    total, left_out = len(capture.events.memory), capture.memory.left_out
+    why = (
+        f"memory events are of other devices than the {MOST_DEVICES} with the most events. The "
+        "tables of memory leave them out."
+    )
+    return _count(total - left_out, total, why) if left_out else None
+
+
 def _nested(capture: Views) -> Part | None:
     events, tree = capture.events, capture.links.call_tree
     shown = events.among(OPERATOR | ANNOTATION | PYTHON) | events.among(is_runtime)
@@ -596,6 +606,7 @@ _FINDERS: dict[str, Callable[[Views], Part | None]] = {
     rows.SHALLOW: _shallow,
     rows.JOINED: _joined,
     rows.OWNED: _owned,
+    rows.MEMORY_SHOWN: _memory_shown,
     rows.NESTED: _nested,
     rows.VALID: _valid,
     rows.READ: _read,

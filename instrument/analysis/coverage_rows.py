@@ -40,6 +40,7 @@ TIMED_RANGES = "called ranges with a time"
 SHALLOW = "ranges that are not nested too deeply"
 JOINED = "backward time joined to its forward"
 OWNED = "memory events with an owner"
+MEMORY_SHOWN = "memory events of the devices in the tables"
 NESTED = "slices that nest on their thread"
 VALID = "events with possible times"
 READ = "events of the file that were read"
@@ -119,6 +120,11 @@ ROWS = {
         "the part of the allocated bytes that was allocated in an operator or a range. Left out "
         "if there are no allocations"
     ),
+    MEMORY_SHOWN: Row(
+        "the number of memory events of the 20 devices with the most events, as a fraction of the "
+        "number of all memory events. The tables of memory have only these devices. Left out if "
+        "there are no other devices"
+    ),
     NESTED: Row(
         "the time of the CPU slices that nest, as a part of the time of all CPU slices. A slice "
         "nests if it lies wholly inside or wholly outside of each earlier slice of its thread. "
@@ -167,7 +173,8 @@ CALLS = rows_for(_DEVICE, _OWNERS, _STEPS, (OWNED, UNDISTURBED))
 RANGES = rows_for(CALLS, _RANGES)
 PARTS = rows_for(_DEVICE, _OWNERS, _RANGES)
 FILE = rows_for()
-OWNERS = rows_for((OWNED, JOINED))
+MEMORY = rows_for((MEMORY_SHOWN,))
+OWNERS = rows_for((OWNED, MEMORY_SHOWN, JOINED))
 COMPILED = rows_for((TIMED_RANGES,))
 INTERRUPTIONS = rows_for((CPU_IN_STEPS,))
 LAUNCHERS = rows_for(_DEVICE, _OWNERS)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ MOST_FRAMES, LONGEST_FRAME = 1000, 300
 # If all paths together have more than this many characters for each event of the trace, paths are
 # cut earlier. Paths of Python frames in real traces have 500.
 _CHARACTERS = 4096
+_LONGEST_STACK = 5000
 
 
 class Stack(NamedTuple):
@@ -199,7 +201,7 @@ def _paths(
     A call path is a tuple of names. All nodes of the whole call tree are grouped by their paths.
     """
     call_tree, nearest = _without_ours(events, whole)
-    code, names = intern(shortened(_plain(name), LONGEST_FRAME) for name in events.names)
+    code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
     before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
     count, most, characters = len(parents), 2 * MOST_FRAMES, np.inf
@@ -270,13 +272,13 @@ def _before_root(
 
 def _recorded_frames(text: bytes) -> tuple[str, ...]:
     """The frames of an operator's "Call stack", the innermost first."""
-    return tuple(_ADDRESS.sub("", frame) for frame in str(decoded(text)).split(";") if frame)
+    return tuple(_shown(frame) for frame in str(decoded(text)).split(";") if frame)
 
 
 def _plain(name: str) -> str:
     if is_step(name):
         return _ALL_STEPS
-    return _RECORDING if _is_machinery(name) else _ADDRESS.sub("", name)
+    return _RECORDING if _is_machinery(name) else _shown(name)
 
 
 def _is_around_users(name: str) -> bool:
@@ -297,31 +299,45 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
 
     Returns for each call an index into a list of stacks, and this list. A stack is text: at
     most `depth` frames, the innermost first, joined by ";". Frames of this package are left out.
-    The stack is None for a call outside of all frames, and for a call without an event (-1).
+    "…" stands for the outer frames of a text that would be longer than 5,000 characters. The stack
+    is None for a call outside of all frames, and for a call without an event (-1).
     """
     python = events.among(PYTHON)
     if not python.any():
         codes, groups = groupby(np.append(events.call_stack, -1)[event] + 1)
-        texts = [
-            ";".join(_recorded_frames(events.texts[k - 1])[:depth]) if k else ""
+        numbers, labels = intern(
+            _stack_text(_recorded_frames(events.texts[k - 1]), depth) if k else None
             for k in codes.tolist()
-        ]
-        numbers, labels = intern(text or None for text in texts)
+        )
         return numbers[groups.of], labels
-    call_tree = nest(events, python)
+    call_tree = nest(events, python & ~events.named(is_own_frame))
     at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
     nodes, groups = groupby(at + 1)
+    names = [_shown(name) for name in events.names]
     numbers, labels = intern(
-        _stack_text(events, call_tree, node - 1, depth) for node in nodes.tolist()
+        _stack_text(_above(events, call_tree, node - 1, names), depth) for node in nodes.tolist()
     )
     return numbers[groups.of], labels
 
 
-def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:
-    frames: list[str] = []
-    while node >= 0 and len(frames) < depth:
-        name = events.names[events.name[call_tree.index[node]]]
-        if not is_own_frame(name):
-            frames.append(_ADDRESS.sub("", name))
+def _above(events: Events, call_tree: CallTree, node: int, names: list[str]) -> Iterator[str]:
+    """The names of a node and of its ancestors."""
+    while node >= 0:
+        yield names[events.name[call_tree.index[node]]]
         node = int(call_tree.parent[node])
-    return ";".join(frames) or None
+
+
+def _stack_text(frames: Iterable[str], depth: int) -> str | None:
+    """The first `depth` frames as text, with "…" for the frames that make the text too long."""
+    found, size = [], 0
+    for frame in islice(frames, depth):
+        size += len(frame) + 1
+        if size > _LONGEST_STACK:
+            found.append("…")
+            break
+        found.append(frame)
+    return ";".join(found) or None
+
+
+def _shown(frame: str) -> str:
+    return shortened(_ADDRESS.sub("", frame), LONGEST_FRAME)

@@ -136,15 +136,15 @@ VIEWS = {
         "memory_timeline:MEMORY_DEVICES",
         "memory",
         "the memory allocated and freed on each device, and its peak",
-        coverage=coverage_rows.FILE,
+        coverage=coverage_rows.MEMORY,
     ),
     "memory.steps": View(
         "memory_timeline:MEMORY_STEPS",
-        coverage=coverage_rows.FILE,
+        coverage=coverage_rows.MEMORY,
     ),
     "memory.sizes": View(
         "memory_timeline:SIZES",
-        coverage=coverage_rows.FILE,
+        coverage=coverage_rows.MEMORY,
     ),
     "memory.events": View(
         "memory_timeline:MEMORY_EVENTS",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.errors import CaptureError
-from instrument.links.intervals import Intervals, Timeline, begun_by, merged, sweep
+from instrument.links.intervals import Intervals, Timeline, begun_by, merged, overlap, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Ints
 
@@ -85,16 +85,8 @@ class CpuTime:
         counts = np.flatnonzero(rate)  # such a piece lies on one thread, as `inside` does
         begin = pieces.start_ns[counts] % self.span_ns
         end = begin + pieces.end_ns[counts] - pieces.start_ns[counts]
-
-        def since(sides: Ints, time_ns: Ints) -> Ints:
-            """The sum of the times from each earlier start (or end) of a span to the given time."""
-            ordered = np.sort(sides)
-            earlier = np.searchsorted(ordered, time_ns)
-            found: Ints = earlier * time_ns - np.append(0, np.cumsum(ordered))[earlier]
-            return found
-
-        lasts = [since(start_ns, time) - since(end_ns, time) for time in (begin, end)]
-        return int(np.rint(np.sum(rate[counts] * (lasts[1] - lasts[0]))))
+        lasts = overlap(start_ns, end_ns, end) - overlap(start_ns, end_ns, begin)
+        return int(np.rint(np.sum(rate[counts] * lasts)))
 
     def _rates(
         self, threads: int, edits: Edits, inside: Intervals | None
