@@ -56,9 +56,7 @@ def _environment() -> Environment:
 def _finalize(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
-    if isinstance(value, str) and not value.isprintable() and not hasattr(value, "__html__"):
-        return "\n".join(map(printable, value.split("\n")))
-    return value
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _csp_hash(script: str) -> str:

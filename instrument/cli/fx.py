@@ -46,7 +46,7 @@ def report(options: argparse.Namespace) -> Parts:
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    remarks = [profile.foot]
+    remarks = [*profile.foot]
     if options.roofline:
         remarks.append(f"The bounds are computed from the rates of {machine}.")
     remarks += (

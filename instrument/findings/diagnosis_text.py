@@ -169,7 +169,7 @@ def _heading(diagnosis: Diagnosis) -> list[str]:
     what = diagnosis.captures[0] if number == 1 else f"{number} captures"
     found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
-    return wrapped(f"{what}: {found}{step}")
+    return wrapped(f"{what}: {found}{step}", indent="  ")
 
 
 def _finding(number: int, finding: Finding, step_ns: int | None) -> list[str]:

@@ -14,6 +14,7 @@ from instrument.fx.liveness import Liveness, liveness
 from instrument.fx.machine import Machine, measured
 from instrument.fx.node_table import NodeTable
 from instrument.fx.tensor_sizes import Storages
+from instrument.printable import printable_lines
 from instrument.templates import render
 from instrument.units import duration
 
@@ -108,14 +109,14 @@ class GraphProfile:
     module_types: dict[str, str]
 
     def __str__(self) -> str:
-        return f"{to_text(self.nodes.select(SHOWN))}\n\n{self.foot}"
+        return f"{to_text(self.nodes.select(SHOWN))}\n\n{printable_lines(*self.foot)}"
 
     __repr__ = __str__
 
     @property
-    def foot(self) -> str:
-        """The text below a table of nodes: how the graph was captured, the overhead, the memory."""
-        return f"Captured by {self.how}.\n{self.overhead}\n{self.memory}"
+    def foot(self) -> list[str]:
+        """Lines below a table of nodes: how the graph was captured, the overhead, the memory."""
+        return [f"Captured by {self.how}.", str(self.overhead), str(self.memory)]
 
     @cached_property
     def memory(self) -> Liveness:
@@ -167,7 +168,7 @@ class GraphProfile:
     def _page(self, machine: Machine | None = None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}
         columns |= {name: self.memory.nodes.column(name) for name in ("alive_bytes", "freed_bytes")}
-        notes = self.foot.splitlines()
+        notes = self.foot
         if machine is not None:
             bounds = self.roofline(machine)
             columns |= {name: bounds.column(name) for name in roofline.COLUMNS}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from instrument.errors import CaptureError
-from instrument.printable import printable
 from instrument.runs.run import TOGETHER_S
 from instrument.storage import contents, is_url
 from instrument.trace.capture_json import (
@@ -124,10 +123,7 @@ def left_out(older: Sequence[tuple[str, Path | str | None]], newest: Iterable[st
         newest: the names of the captures that are not left out.
     """
     of_name = Counter([*newest, *(name for name, _ in older)])
-    names = [
-        printable(name if of_name[name] == 1 or place is None else str(place))
-        for name, place in older
-    ]
+    names = [name if of_name[name] == 1 or place is None else str(place) for name, place in older]
     are = "is" if len(names) == 1 else "are"
     return (
         f"Only the newest run counts; {counted(len(names), 'capture')} of older runs {are} left "

@@ -210,7 +210,8 @@ class Ranks:
         return [printable(note) for note in notes if note]
 
     def __repr__(self) -> str:
-        return f"<Ranks: {self.name} on {len(self.summaries)} of {self.world_size or '?'} ranks>"
+        of = f"{len(self.summaries)} of {self.world_size or '?'}"
+        return printable(f"<Ranks: {self.name!r} on {of} ranks>")
 
 
 def captures_below(folder: Path) -> Iterator[Path]:
