@@ -7,6 +7,8 @@ InstrumentError
 ├── TraceError       a trace file cannot be read
 └── MissingPackage   an optional package is not installed (also an ImportError)
 
+TraceWarning         a trace file is cut short (a UserWarning)
+
 Every message is one sentence: what is wrong, the value given, what to do.
 """
 
@@ -46,6 +48,10 @@ class GraphError(InstrumentError):
 
 class TraceError(InstrumentError):
     """A trace file is missing, empty, cut short, or not a trace."""
+
+
+class TraceWarning(UserWarning):
+    """A trace file is cut short; what comes before the cut is used."""
 
 
 class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after the cause

@@ -553,6 +553,18 @@ def test_two_that_claim_a_folder_at_once_do_not_both_get_it(
     ]
 
 
+def test_a_large_file_in_place_of_a_claim_is_not_downloaded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.bucket("claims")
+    server.client.put_object(Bucket="claims", Key="b/upload.json", Body=bytes(10_000))
+    fs, _ = storage.filesystem("s3://claims", server.options)
+    read: list[str] = []
+    monkeypatch.setattr(fs, "cat_file", read.append)
+    assert upload._claim_folder(fs, "claims/b", "token") is False
+    assert read == []
+
+
 def test_a_capture_that_fails_by_itself_holds_up_no_other(
     tmp_path: Path, log: Log, monkeypatch: Any
 ) -> None:

@@ -556,7 +556,7 @@ def _read(capture: Views) -> Part | None:
     events = capture.events
     if not events.cut_short:
         return Part(1.0) if events.recorded else None
-    why = f"The trace file is cut off: only its first {events.recorded} events could be read."
+    why = f"The trace file is cut short: only its first {events.recorded} events could be read."
     return Part(None, why=why)
 
 

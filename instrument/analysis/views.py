@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from instrument import files
 from instrument.analysis import coverage_rows
 from instrument.analysis.table import Schema, Table, schema
-from instrument.errors import CaptureError, ConfigError
+from instrument.errors import CaptureError, ConfigError, TraceWarning
 from instrument.globs import check_globs
 from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
@@ -419,13 +420,24 @@ class Views:
     def events(self) -> Events:
         """Every event with a duration, and the allocations and frees, as columns.
 
+        If the trace file is cut short, a `TraceWarning` says so, and `events.cut_short` is True.
+
         Raises:
             CaptureError: the folder holds no trace.
             TraceError: the trace file cannot be read.
         """
         from instrument.trace import reader
 
-        return reader.read(self.require_trace())
+        trace = self.require_trace()
+        events = reader.read(trace)
+        if events.cut_short:
+            warnings.warn(
+                f"The trace file {printable(str(trace))} is cut short: only its first "
+                f"{events.recorded} events could be read. Copy or record it again.",
+                TraceWarning,
+                stacklevel=1,  # shown once for each file, not once for each caller
+            )
+        return events
 
     def require_trace(self) -> Path:
         """Return `trace_path`.

@@ -31,7 +31,7 @@ from instrument.cli import (
     trigger,
     whatif,
 )
-from instrument.cli.output import Result, Written, say, show_result
+from instrument.cli.output import Result, Written, say, saying_warnings, show_result
 from instrument.errors import InstrumentError
 from instrument.files import fill_standard_streams
 
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     status = 0
     try:
-        with progress.shown():
+        with progress.shown(), saying_warnings():
             made = arguments.run(arguments)
         shown, status = made if isinstance(made, Result) else Result(made)
         show_result(shown)

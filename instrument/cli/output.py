@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, TraceWarning
 from instrument.printable import is_terminal, printable_lines
 
 if TYPE_CHECKING:
@@ -66,6 +67,23 @@ def say(*lines: str) -> None:
     """Print lines on stderr, with control characters escaped; nothing if stderr is closed."""
     if sys.stderr is not None:  # print() would take stdout instead
         print(printable_lines(*lines), file=sys.stderr)
+
+
+@contextmanager
+def saying_warnings() -> Iterator[None]:
+    """Within the block, print each warning about a trace as one line on stderr."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, TraceWarning):
+                say(str(message))
+            else:
+                usual(message, category, *where)
+
+        warnings.simplefilter("default", TraceWarning)
+        warnings.showwarning = show  # type: ignore[assignment] # `where` goes on unchanged
+        yield
 
 
 @contextmanager

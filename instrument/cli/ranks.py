@@ -85,5 +85,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     if arguments.json:
         return Written(text.as_json(ranks))
     if arguments.csv:
+        for note in ranks.notes:
+            say(note)
         return Written(text.as_csv(ranks, arguments.csv).rstrip("\n"))
     return text.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)

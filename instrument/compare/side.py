@@ -31,8 +31,8 @@ class Side:
         totals: for each phase and rank, the sums of all windows: the times, calls and other
             quantities that `Totals` lists.
         conditions: the conditions of each phase.
-        notes: a sentence for each capture that could not be read, and a sentence that names the
-            captures of older runs.
+        notes: a sentence for each capture that could not be read or whose trace is cut short, and
+            a sentence that names the captures of older runs.
         private: the words in these captures that a redacted report must hide.
     """
 
@@ -50,6 +50,8 @@ class Side:
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])
         self.private.update(private_words(capture))
+        if capture.events.cut_short:
+            self.notes.append(f"The trace of {capture.name} is cut short.")
 
     def of_phase(self, phase: str) -> dict[int | None, Totals]:
         """The totals of one phase, by rank."""

@@ -79,7 +79,7 @@ def heading(capture: Views) -> list[str]:
 
 
 def facts(capture: Views) -> list[str]:
-    """Return short texts on a capture: its steps, torch's version, the devices and the rank."""
+    """Return short texts on a capture: its steps, torch's version, the devices, the rank, a cut."""
     about, found = capture.about, [_steps(capture)]
     if "torch" in about.versions:
         found.append(f"torch {about.versions['torch']}")
@@ -87,6 +87,8 @@ def facts(capture: Views) -> list[str]:
         found.append(", ".join(dict.fromkeys(about.devices)) or "no device")
     if about.world_size is not None and about.world_size > 1:
         found.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
+    if capture.events.cut_short:
+        found.append("trace cut short")
     return found
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,13 +22,13 @@ from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
 from instrument.analysis.table import Table, names_of
 from instrument.analysis.views import Views
-from instrument.errors import InstrumentError
+from instrument.errors import InstrumentError, TraceWarning
 from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.trace.columns import BEYOND_NS
 
 SUMMARY_FILE = "summary.json"
-VERSION = 3
+VERSION = 4
 #: The phase of training.
 TRAIN = "train"
 # A summary keeps the 500 ranges with the most CPU time, and the last 512 collectives. So a file has
@@ -85,6 +86,8 @@ class RankSummary(msgspec.Struct, kw_only=True):
     - `collectives` are the last 512 collectives of the kinds that end at the same moment on all
       ranks. `start_ns` and `end_ns` are Unix times minus `base_ns`. `group` is the index of a row
       of `collective_groups`.
+    - `truncated` says whether the window ended before its last planned step, and `cut_short`
+      whether the trace file is cut short.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
@@ -99,6 +102,7 @@ class RankSummary(msgspec.Struct, kw_only=True):
     first_step: Number | None = None
     last_step: Number | None = None
     truncated: bool | None = None
+    cut_short: bool = False
     versions: dict[str, str] = {}
     devices: list[str] | None = None
     base_ns: _Ns = 0
@@ -133,6 +137,7 @@ def summarize(capture: Views) -> RankSummary:
         first_step=min(numbers, default=None) if window.first_step is None else window.first_step,
         last_step=max(numbers, default=None) if window.first_step is None else window.last_step,
         truncated=window.truncated,
+        cut_short=events.cut_short,
         versions=about.versions,
         base_ns=events.base_ns,
         ranges_left_out=len(capture.ranges) - len(ranges),
@@ -326,7 +331,9 @@ def _size(path: Path | str) -> float:
 
 def _answer(path: Path | str) -> RankSummary | str:
     try:
-        return summarize(Views.load(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TraceWarning)  # the summary says it
+            return summarize(Views.load(path))
     except InstrumentError as error:
         return str(error)
 

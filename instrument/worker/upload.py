@@ -258,7 +258,9 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
             if error.errno != errno.ENOSYS:  # S3 servers without conditional writes
                 raise
             fs.pipe_file(claim, _claim(token))
-    return bool(fs.cat_file(claim) == _claim(token))
+    fs.invalidate_cache()
+    own = _claim(token)
+    return fs.info(claim)["size"] == len(own) and bool(fs.cat_file(claim) == own)
 
 
 def _make_folder(fs: Any, path: str) -> None:

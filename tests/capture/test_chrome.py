@@ -28,7 +28,7 @@ from builders import (
 
 from instrument.analysis.stacks import stacks
 from instrument.capture import Capture
-from instrument.errors import TraceError
+from instrument.errors import TraceError, TraceWarning
 from instrument.report.text import render
 from instrument.trace import reader
 from instrument.trace.events import Details, Device, Event
@@ -442,8 +442,13 @@ def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) ->
     assert 2500 < len(events) == events.recorded < 5000
     assert events.names == tuple(f"a{n}" for n in range(len(events)))
     assert events.start_ns.tolist() == [1000 * n for n in range(len(events))]
-    text = render(Capture.load(path))
-    assert f"The trace file is cut off: only its first {len(events)} events could be read." in text
+    read = f"is cut short: only its first {len(events)} events could be read."
+    with pytest.warns(TraceWarning) as warned:
+        text = render(Capture.load(path))
+    assert [str(each.message) for each in warned] == [
+        f"The trace file {path} {read} Copy or record it again."
+    ]
+    assert f"The trace file {read}" in text
     assert not reader.read(written(tmp_path, json.dumps(many))).cut_short
 
 

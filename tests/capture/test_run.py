@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from builders import (
 
 from instrument import storage
 from instrument.capture import Capture
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, TraceWarning
 from instrument.range_names import to_trace
 from instrument.report.ranks import as_text
 from instrument.runs import rank_summary
@@ -44,7 +45,7 @@ def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     found = written([capture.folder])[capture.folder]
     assert found == summarize(capture)
     assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (
-        3,
+        4,
         2,
         4,
         "node-7",
@@ -218,6 +219,31 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
         match=r"no window 'x'; the windows are .*/steps_000003-000004, .*/validation_steps",
     ):
         run.window("x")
+
+
+@pytest.mark.parametrize("read", ["summaries", "traces", "traces in processes"])
+def test_a_rank_whose_trace_is_cut_short_is_marked(
+    tmp_path: Path, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", 0 if read.endswith("processes") else 1 << 20)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for rank in range(3):
+        folder = write_rank(tmp_path, rank, synchronous_steps(100), 3).folder
+        trace = folder / "trace.json.gz"
+        if rank == 1:
+            trace.write_bytes(trace.read_bytes()[:-40])
+            if read == "summaries":
+                with pytest.warns(TraceWarning):
+                    rank_summary.write(Capture.load(folder), folder)
+        if read != "summaries":
+            (folder / "summary.json").unlink()
+    (window,) = Run.load(tmp_path).windows
+    assert window.ranks.column("trace") == [None, "cut short", None]
+    note = "The trace file of rank 1 is cut short: copy or record it again."
+    assert note in window.notes
+    text = as_text(window)
+    assert note in text
+    assert len(re.findall(r"^ *1 .* cut short ", text, re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,7 @@ def test_what_is_empty_is_written_or_refused_in_a_sentence(
         assert written(sink, capture) or sent
 
 
+@pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning")
 def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
     sink: Sink, name: str, output: Path, sent: list[Sent]
 ) -> None:
