@@ -33,9 +33,8 @@ abandoned: Recorder | None = None
 _owner: weakref.ref[Recorder] | None = None
 # The thread that prepares or starts torch's profiler for a recorder.
 _our_thread: int | None = None
-# Profilers of the program that have begun to warm up, each with its last result. Once it has
-# another result, it has stopped.
-_others: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# Profilers of the program that warm up; torch itself says only whether one records.
+_warming_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def set_owner(owner: Recorder) -> None:
@@ -79,7 +78,7 @@ def watch_others() -> None:
     @functools.wraps(prepare)
     def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
         if _our_thread != get_ident():
-            _others[profile] = profile.kineto_results  # first, so that no window begins meanwhile
+            _warming_up.add(profile)  # first, so that no window begins meanwhile
             _end_window()
         return prepare(profile, *args, **kwargs)
 
@@ -87,7 +86,9 @@ def watch_others() -> None:
     def run_on_profiler_start(*args: Any, **kwargs: Any) -> Any:
         if _our_thread != get_ident():
             _end_window()
-        return start(*args, **kwargs)
+        started = start(*args, **kwargs)
+        _warming_up.clear()
+        return started
 
     module.profile._prepare_trace = prepare_trace
     module._run_on_profiler_start = run_on_profiler_start
@@ -105,7 +106,7 @@ def _others_are_on() -> bool:
     return (
         torch._C._autograd._profiler_enabled()
         or getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
-        or any(profile.kineto_results is before for profile, before in list(_others.items()))
+        or bool(_warming_up)
     )
 
 
