@@ -509,6 +509,7 @@ def test_only_one_module_writes_to_the_log() -> None:
     }
     assert printing <= {
         "cli/output.py",
+        "log.py",
         "cli/open.py",
         "worker/waiting.py",
         "record/notebook.py",
