@@ -126,12 +126,6 @@ def _every_table(path: Path) -> object:
     return tables
 
 
-def _opened(path: Path) -> object:
-    from instrument import Capture
-
-    return Capture.load(path).events
-
-
 def _orjson(path: Path) -> object:
     import orjson
 
@@ -155,7 +149,7 @@ def _hta(path: Path) -> object:
 
 CONTESTANTS: dict[str, Callable[[Path], object]] = {
     f.__name__[1:]: f
-    for f in (_ours, _events, _decoded, _four, _every_table, _opened, _orjson, _msgspec, _hta)
+    for f in (_ours, _events, _decoded, _four, _every_table, _orjson, _msgspec, _hta)
 }
 IMPORTS = {"hta": "hta.trace_analysis", "orjson": "orjson"}
 
@@ -246,7 +240,7 @@ def against_torch(folder: Path) -> list[Row]:
     ]
 
 
-def against_others(folder: Path, plain: Path) -> list[Row]:
+def against_others(plain: Path) -> list[Row]:
     """Reading a million events, beside other readers."""
     took = _take_turns(
         {
@@ -259,10 +253,6 @@ def against_others(folder: Path, plain: Path) -> list[Row]:
             "hta": ("hta", plain),
         }
     )
-    kept = folder / "kept.json"
-    shutil.copyfile(plain, kept)
-    _child("opened", kept)
-    cached = _median([_child("opened", kept) for _ in range(ROUNDS)])
     table = took["plain"]["ns"]
     return [
         Row(
@@ -300,9 +290,6 @@ def against_others(folder: Path, plain: Path) -> list[Row]:
             "msgspec, typed, bare",
             took["msgspec"]["ns"],
             1.2,
-        ),
-        Row(
-            "opening what was read before", cached["ns"], "reading it", took["events"]["ns"], 1 / 10
         ),
     ]
 
@@ -360,7 +347,7 @@ def main() -> int:
         # what is imported is not measured
         from instrument import capture  # noqa: F401
         from instrument.analysis import views  # noqa: F401
-        from instrument.trace import column_cache  # noqa: F401
+        from instrument.trace import reader  # noqa: F401
 
         if name in IMPORTS:
             __import__(IMPORTS[name])
@@ -371,7 +358,7 @@ def main() -> int:
         folder = Path(made)
         plain = folder / "trace.json"
         _child("record", plain)
-        rows = against_torch(folder) + against_others(folder, plain)
+        rows = against_torch(folder) + against_others(plain)
         files = {size: folder / f"{size}.json" for size in SIZES}
         for size, path in files.items():
             repeated(plain, path, size)

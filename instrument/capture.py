@@ -32,8 +32,8 @@ class Capture(Views):
         folder: the capture's folder; None for a trace file alone.
         metadata: the content of `capture.json` as a dict. `about` holds the fields of
             `capture.json` that the views use, as attributes with types.
-        communication: the argument `communication` of `load`: a regular expression for the names of
-            communication kernels, or None.
+        communication: the argument `communication` of `load`: globs for the names of communication
+            kernels, or None.
         graph_captures: the argument `graph_captures` of `load`: other captures. They were recorded
             while the program built the CUDA graphs that it replays in this trace.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.

@@ -7,6 +7,8 @@ InstrumentError
 ├── TraceError       a trace file cannot be read
 └── MissingPackage   an optional package is not installed (also an ImportError)
 
+TraceWarning         a trace file is cut short (a UserWarning)
+
 Every message is one sentence: what is wrong, the value given, what to do.
 """
 
@@ -48,6 +50,10 @@ class GraphError(InstrumentError):
 
 class TraceError(InstrumentError):
     """A trace file is missing, empty, cut short, or not a trace."""
+
+
+class TraceWarning(UserWarning):
+    """A trace file is cut short; what comes before the cut is used."""
 
 
 class MissingPackage(InstrumentError, ImportError):  # noqa: N818 - named after the cause
@@ -96,12 +102,12 @@ def reraise_signal(error: BaseException) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an exception's message without full stop; for an empty message, the type's name."""
+    """Return an exception's message as a line without full stop; the type's name if it is empty."""
     try:
         text = str(error)
     except Exception:  # its __str__ fails
         text = ""
-    return text.strip().rstrip(".")[:_LONGEST_REASON] or type(error).__name__
+    return printable(text.strip().rstrip(".")[:_LONGEST_REASON]) or type(error).__name__
 
 
 def need_package(what: str, package: str, extra: str) -> None:

@@ -165,6 +165,17 @@ def make_folder(base: Path, *names: str) -> Path:
     return base
 
 
+def fill_standard_streams() -> None:
+    """Open /dev/null as each of stdin, stdout and stderr that is closed.
+
+    Otherwise a file that is opened later gets the number of the stream, and so what torch prints.
+    """
+    with suppress(OSError):
+        while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(handle)
+
+
 def state_folder() -> Path:
     """The folder for data that must be kept between runs, such as records of jobs.
 

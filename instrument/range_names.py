@@ -32,21 +32,34 @@ _ENCODED = "utf8:"
 _SAFE = "".join(map(chr, range(32, 127))).translate(str.maketrans("", "", '"\\%'))
 
 
+def whole(name: str) -> str:
+    """Return a user's name in which each lone surrogate is replaced by its escape.
+
+    Python decodes what is not UTF-8, such as a file's name, to lone surrogates. UTF-8 and JSON
+    cannot hold them.
+    """
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
+
+
 def to_trace(name: str) -> str:
-    """Encode a name so that Kineto does not change it; most names stay as they are."""
+    """Encode a name so that Kineto does not change it; most names stay as they are.
+
+    See `whole` for lone surrogates in a name.
+    """
+    name = whole(name)
     if name.startswith(STEP_PREFIX):
-        return f"{_ENCODED}%{ord(name[0]):X}{quote(name[1:], _SAFE, errors='surrogatepass')}"
+        return f"{_ENCODED}%{ord(name[0]):X}{quote(name[1:], _SAFE)}"
     is_plain = name.isascii() and name.isprintable() and '"' not in name and "\\" not in name
     if is_plain and not name.startswith(_ENCODED):
         return name
-    return _ENCODED + quote(name, _SAFE, errors="surrogatepass")
+    return _ENCODED + quote(name, _SAFE)
 
 
 def from_trace(name: str) -> str:
     """Decode a name that `to_trace` encoded; other names stay as they are."""
     if not name.startswith(_ENCODED):
         return name
-    return unquote(name.removeprefix(_ENCODED), errors="surrogatepass")
+    return unquote(name.removeprefix(_ENCODED))
 
 
 def shown(name: str) -> str:

@@ -1,8 +1,12 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`, on any file system that fsspec supports.
 
-The capture.json and the trace of a capture are fetched into the user's cache (`instrument.cache`)
-and read from the cache. A file is fetched again only if it has changed at the URL. Small files,
-such as the summaries of ranks, are fetched into memory.
+The capture.json and the trace of a capture are downloaded into a temporary folder, which is removed
+when the process ends. Within a process, a file is downloaded again only if it has changed at the
+URL. Small files, such as the summaries of ranks, are read into memory.
+
+No file is downloaded beyond a limit: `MOST_METADATA_BYTES` for a capture.json, `MOST_TRACE_BYTES`
+for a trace or a file of timings. The size that the server names is checked before the download, and
+the download stops at the limit if this size is wrong or unknown.
 
 The packages of fsspec read credentials and the server's address from environment variables. For S3,
 the credentials are in `AWS_PROFILE`, or in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. The
@@ -11,17 +15,28 @@ address of a server that is not Amazon's is in `AWS_ENDPOINT_URL`.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import atexit
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
-from instrument import cache
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
-from instrument.files import is_regular
+from instrument.files import MOST_METADATA_BYTES, is_regular
 from instrument.redact import holds_password
+from instrument.units import size
+
+_Content = TypeVar("_Content")
+
+#: The limit for a trace at a URL. As plain JSON, 60 million events take about this size.
+MOST_TRACE_BYTES = 16 << 30
 
 # The names of the files that are fetched. The server cannot choose other names.
 _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
@@ -30,6 +45,11 @@ _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
 _STATES = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 _MODIFIED = _STATES[3:]
 _EXTRAS = {"s3fs": "s3"}
+# How many bytes of a trace, and of a small file, are read at once.
+_BLOCK, _SMALL_BLOCK = 8 << 20, 1 << 20
+_SMALL_FILES_AT_ONCE = 32
+# The copies that this process has downloaded, by the URL and the state of each file.
+_downloaded: dict[tuple[Any, ...], Path] = {}
 
 
 def is_url(place: object) -> TypeGuard[str]:
@@ -118,10 +138,14 @@ def captures(url: str) -> list[str]:
 
 
 def fetch(url: str) -> Path:
-    """Fetch a capture or a file, and return the path of the local folder or file.
+    """Download a capture or a file; return the path of the local folder or file.
+
+    The copy is removed when this process ends. If the files have not changed since this process
+    has downloaded them, the earlier copy is returned.
 
     Raises:
-        CaptureError: there is nothing at the URL, the server refuses access, or the disk is full.
+        CaptureError: there is nothing at the URL, the server refuses access, a file is larger than
+            its limit, or the disk is full.
     """
     with _as_capture_error(url):
         fs, path = filesystem(url)
@@ -135,14 +159,30 @@ def fetch(url: str) -> Path:
             names = names[:2]  # if there are two traces, only the first is fetched
         else:
             raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
-        states = [(name, found[name]["size"], _first(found[name], _STATES)) for name in names]
-        key = hashlib.sha256(repr([url, states]).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        fetched = cache.folder_of(cache.FETCHED + key, lambda folder: _get(fs, path, names, folder))
-        return fetched / Path(path).name
+        sizes = {name: found[name].get("size") for name in names}
+        state = (url, *((sizes[name], _first(found[name], _STATES)) for name in names))
+        if state not in _downloaded:
+            folder = Path(tempfile.mkdtemp(dir=_temporary_folder(os.getpid())))
+            target = folder / Path(path).name
+            try:
+                if names != [path]:
+                    target.mkdir()
+                for name, named in sizes.items():
+                    _download(fs, name, named, target if name == path else target / Path(name).name)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            _downloaded[state] = target
+        return _downloaded[state]
 
 
-def contents(urls: Sequence[str]) -> dict[str, bytes]:
-    """Fetch files concurrently; return a mapping from the URL of each existing file to its bytes.
+def contents(
+    urls: Sequence[str], decode: Callable[[bytes], _Content], most: int = MOST_METADATA_BYTES
+) -> dict[str, _Content]:
+    """Read small files concurrently; return what `decode` makes of each file, by its URL.
+
+    A file is left out if it does not exist, cannot be read, or has more than `most` bytes. Files of
+    more than 1 MiB are read one after the other, so that few of them are in memory at once.
 
     All URLs must be on the same file system.
 
@@ -154,11 +194,86 @@ def contents(urls: Sequence[str]) -> dict[str, bytes]:
         by_path = {fs._strip_protocol(url): url for url in urls}
         if _is_local(fs):
             by_path = {path: url for path, url in by_path.items() if is_regular(Path(path))}
-        if not by_path:
-            return {}
-        # `cat` is not used, because it would read [1] in a name as a pattern
-        data = fs.cat_ranges(list(by_path), None, None, on_error="return")
-        return {url: each for url, each in zip(by_path.values(), data) if isinstance(each, bytes)}
+    one_large_file = Lock()
+
+    def read(path: str) -> tuple[_Content, ...]:
+        with ExitStack() as held:
+            blocks: list[bytes] = []
+            try:
+                for block in _blocks(fs, path, most, _SMALL_BLOCK):
+                    if len(blocks) == 1:
+                        held.enter_context(one_large_file)
+                    blocks.append(block)
+            except Exception:  # any exception of fsspec's packages
+                return ()
+            return (decode(b"".join(blocks)),)
+
+    with ThreadPoolExecutor(_SMALL_FILES_AT_ONCE) as pool:
+        found = zip(by_path.values(), pool.map(read, by_path))
+        return {url: content for url, contents in found for content in contents}
+
+
+def _blocks(
+    fs: Any, path: str, most: int, block_bytes: int, named: int | None = None
+) -> Iterator[bytes]:
+    """Yield the content of a file in blocks; `named` is its size, None if not known.
+
+    Raises:
+        CaptureError: the file has more than `most` bytes. If its size is known, nothing was read.
+    """
+    too_large = CaptureError(
+        f"{fs.unstrip_protocol(path)} has more than {size(most)}, so it is not downloaded: copy "
+        "the trace to this machine, and give its path."
+    )
+    # Of an HTTP server, fsspec's buffered files request parts, which some servers do not offer.
+    block_size = 0 if "http" in _protocols(fs) else block_bytes
+    with fs.open(path, "rb", block_size=block_size) as file:
+        if (named or getattr(file, "size", None) or 0) > most:
+            raise too_large
+        while block := file.read(block_bytes):
+            most -= len(block)
+            if most < 0:
+                raise too_large
+            yield block
+
+
+def _download(fs: Any, path: str, named: int | None, target: Path) -> None:
+    """Copy a file to `target`; `named` is its size according to the server, None if not known.
+
+    Raises:
+        CaptureError: the file is too large for its kind or for the disk, or its size is not
+            `named`.
+    """
+    most = MOST_METADATA_BYTES if Path(path).name == _METADATA else MOST_TRACE_BYTES
+    free = shutil.disk_usage(target.parent).free
+    if free < (named or 0) <= most:
+        raise CaptureError(
+            f"{fs.unstrip_protocol(path)} has {size(named or 0)}, but {tempfile.gettempdir()} has "
+            f"room for {size(free)}: set TMPDIR to a folder with more room."
+        )
+    written = 0
+    with target.open("xb") as file:
+        for block in _blocks(fs, path, min(most, free), _BLOCK, named):
+            written += file.write(block)
+            if named is not None and written > named:
+                break
+    if named is not None and written != named:
+        raise CaptureError(
+            f"{fs.unstrip_protocol(path)} does not have the {size(named)} that the server names: "
+            "download it again."
+        )
+
+
+@cache
+def _temporary_folder(process: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="torch-instrument-"))
+    atexit.register(_remove, folder, process)
+    return folder
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:  # a forked process may run the same function
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
@@ -185,25 +300,16 @@ def _is_below(fs: Any, path: str, name: str) -> bool:
 
 
 def _is_local(fs: Any) -> bool:
-    return "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+    return "file" in _protocols(fs)
+
+
+def _protocols(fs: Any) -> Sequence[str]:
+    return [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol
 
 
 def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
     value = next((about[key] for key in keys if about.get(key) is not None), "")
     return f"{value:020.6f}" if isinstance(value, float) else str(value)
-
-
-def _get(fs: Any, path: str, names: list[str], folder: Path) -> None:
-    """Fetch the file or capture at `path` into `folder`, under the same name.
-
-    If `names` is `[path]`, `path` is a file. Otherwise `path` is the folder of a capture, and only
-    the files in `names` are fetched.
-    """
-    target = folder / Path(path).name
-    if names != [path]:
-        target.mkdir()
-    for name in names:
-        fs.get_file(name, str(target if name == path else target / Path(name).name))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from instrument.printable import printable_lines
+from instrument.printable import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -56,9 +56,7 @@ def _environment() -> Environment:
 def _finalize(value: Any) -> Any:
     if isinstance(value, float):
         return f"{value:.3f}".rstrip("0").rstrip(".")
-    if isinstance(value, str) and not value.isprintable() and not hasattr(value, "__html__"):
-        return printable_lines(value)
-    return value
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _csp_hash(script: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Thread
 
-from loguru import logger
+from instrument.log import logger
 
 _warned: set[str] = set()
 

@@ -32,7 +32,6 @@ def _ctrl_c() -> None:
 def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is remembered for later lies in folders of the tests'."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
 

@@ -247,11 +247,12 @@ def test_moments_reach_nvtx_and_itt(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     backends.arm(emitting)
     mark("now")
+    mark("half \ud800")
     range_push("pushed")
     range_pop()
     backends.disarm(emitting)
     mark("later")
-    assert told == ["now", "open pushed", "close"]
+    assert told == ["now", r"half \ud800", "open pushed", "close"]
 
 
 def test_compiled_code_leaves_moments_and_pushed_ranges_out(tmp_path: Path) -> None:

@@ -16,10 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import annotation, call, kernel, kernels, span, steps, write_capture, write_trace
+from builders import (
+    annotation,
+    call,
+    kernel,
+    kernels,
+    payload_of,
+    span,
+    steps,
+    write_capture,
+    write_trace,
+)
 from recording import record
 
 from instrument import __version__
+from instrument.analysis.coverage_rows import READ
 from instrument.analysis.operator_keys import GROUPINGS
 from instrument.analysis.ranges import RANGES
 from instrument.analysis.table import names_of
@@ -374,7 +385,6 @@ def test_a_folder_of_captures_is_exported_whole_and_one_failure_stops_no_other(
 def test_what_a_capture_at_a_url_calls_itself_leads_nowhere_else(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_capture(tmp_path / "there", steps(), "good")
     about = tmp_path / "there" / "good" / "capture.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"host": "..", "name": name}))
@@ -394,11 +404,7 @@ def test_what_a_capture_at_a_url_calls_itself_leads_nowhere_else(
             )
             == 0
         )
-    written = {
-        path
-        for path in set(tmp_path.rglob("*")) - before
-        if tmp_path / "cache" not in [path, *path.parents]
-    }
+    written = set(tmp_path.rglob("*")) - before
     called = "evil" if "evil" in name else "good"
     assert home / "out" / called / "table.txt" in written
     assert home / "copies" / f"{called}.json.gz" in written
@@ -522,6 +528,38 @@ def test_mistakes_are_one_line_and_status_2(
     ):
         assert main(["show", *map(str, arguments)]) == 2
         assert capsys.readouterr() == ("", f"instrument: {sentence}\n")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_command_says_that_a_trace_is_cut_short(
+    tmp_path: Path, packed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = json.dumps({"traceEvents": [*steps(), *kernels()] * 20}).encode()
+    folder = write_capture(tmp_path, steps()).folder
+    (folder / "trace.json.gz").unlink()
+    cut = folder / ("trace.json.gz" if packed else "trace.json")
+    cut.write_bytes(gzip.compress(text)[:-30] if packed else text[:-30])
+    page = tmp_path / "page.html"
+    for command in (
+        "show", "show --json", "show --csv --kernels", "ls", "diagnose", "diagnose --json", "whatif",
+        f"diff {folder} --json", f"diff {folder} --fail-on syncs>0", f"report -o {page}",
+        "report --json", "baseline", f"export --sink report --to {tmp_path / 'to'}", "ranks",
+        "ranks --json", "ranks --csv ranks", f"ranks --trace {tmp_path / 'merged.json'}",
+    ):  # fmt: skip
+        name, *options = command.split()
+        assert main([name, str(folder), *options]) == 0, command
+        out, err = capsys.readouterr()
+        said = [line for line in err.splitlines() if "is cut short" in line]
+        if name != "ranks":
+            assert len(said) == 1, command
+            assert said[0].startswith(f"The trace file {cut} is cut short: only its first ")
+        else:
+            note = "The trace file of rank 0 is cut short: copy or record it again."
+            assert note in (err if "--csv" in options else out), command
+        if "--json" in options:
+            assert json.loads(out)
+            assert "cut short" in out or READ in out, command
+    assert "trace cut short" in str(payload_of(page)["sections"]["verdict"]["facts"])
 
 
 def test_a_file_or_folder_that_cannot_be_written_is_one_sentence(

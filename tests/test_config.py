@@ -197,14 +197,28 @@ class Never:
         ),
         ({"communication": "nccl"}, "profiler.communication is 'nccl', but it must be a list."),
         (
-            {"communication": ["mine", "ring("]},
-            "profiler.communication holds 'ring(', which is no regular expression (missing ), unterminated "
-            "subpattern); give a list of regular expressions for kernel names, such as [my_all_reduce].",
+            {"communication": ["mine", "nccl|rccl"]},
+            "profiler.communication holds 'nccl|rccl', which looks like a regular expression: give globs, "
+            "which match the whole name, such as ['*nccl*', '*rccl*'] instead of nccl|rccl.",
+        ),
+        *(
+            ({"communication": [regex]}, f"holds {regex!r}, which looks like a regular expression")
+            for regex in (".*ring", "a.+b", "^ring", "ring$", "[^a]b", r"\bring", "(?:ring)")
         ),
         (
-            {"communication": ["a|"]},
-            "profiler.communication holds 'a|', which matches the name of every kernel; give a part of "
-            "the names of communication kernels, such as my_all_reduce.",
+            {"communication": ["**"]},
+            "profiler.communication holds '**', which selects no kernels in particular: give a part of the "
+            "names of communication kernels, such as '*my_all_reduce*'.",
+        ),
+        (
+            {"communication": ["a"] * 21},
+            "profiler.communication holds 21 globs, but at most 20 are allowed: match several names with one "
+            "glob, such as '*my_library*'.",
+        ),
+        (
+            {"communication": ["ring" * 26]},
+            "profiler.communication holds 'ringringringringring…' of 104 characters, but a glob has at most "
+            "100: replace parts of it with *.",
         ),
         (
             {"emit": ["nvtxx"]},

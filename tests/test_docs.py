@@ -35,7 +35,7 @@ TRAINERS = re.compile(r"^from (lightning|transformers|ignite|accelerate)\b", re.
 
 def run(command: list[str] | str, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": path, "PWD": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    own = {"PATH": path, "PWD": str(folder)}
     # pages run pytest, which finds the plugin by itself only where this package is installed
     plugins = {
         "PYTEST_PLUGINS": "instrument.pytest_plugin",

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from collected import Log
 from own_sinks import Raises
 
@@ -28,7 +29,7 @@ from instrument.worker import process, queue
 from instrument.worker.finish import _locked, build_sinks, finish
 
 SINKS = """
-    import os, signal, time
+    import os, signal, sys, time
     from pathlib import Path
     from loguru import logger
     from instrument import Sink
@@ -73,6 +74,22 @@ SINKS = """
         def write(self, capture, folder):
             while not Path(self.file).exists():
                 time.sleep(0.01)
+
+    class Forks(Sink):
+        ends: str
+        def write(self, capture, folder):
+            child = os.fork()
+            if child:
+                deadline = time.monotonic() + 30
+                while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                    if time.monotonic() > deadline:  # it goes on
+                        os.kill(child, signal.SIGKILL)
+                    time.sleep(0.01)
+                (folder / "child.txt").write_text(str(os.waitstatus_to_exitcode(ended[1])))
+            elif self.ends == "raises":
+                raise KeyError("by the child")
+            elif self.ends == "exits":
+                sys.exit(3)
 """
 
 
@@ -245,6 +262,8 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     session = run(profiler)
     assert session.captures == []
     assert len(log.at("ERROR")) == 1
+    if python == "/bin/false":
+        assert f"All windows on which an exporter ended: {', '.join(ALL)}" in log.at("WARNING")
     assert main(["export", profiler["output_dir"]]) == 0
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == ALL
 
@@ -552,6 +571,60 @@ def test_whatever_a_sink_raises_costs_that_sink_alone(
         assert (capture.folder / "table.txt").exists()
     (error,) = log.at("ERROR")
     assert "The raises sink failed on steps_000000-000000_rank0: " in error
+
+
+@pytest.mark.parametrize("where", ["process", "inline"])
+@pytest.mark.parametrize(("ends", "status"), [("returns", 0), ("raises", 1), ("exits", 3)])
+def test_a_child_that_a_sink_forks_does_not_go_on_with_the_work_of_its_parent(
+    profiler: dict[str, Any], tmp_path: Path, ends: str, status: int, where: str
+) -> None:
+    sinks = {"forks": {"_target_": "their_sinks.Forks", "ends": ends}, "table": {}}
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from instrument import Session
+        with Session({profiler!r}, sinks={sinks!r}, export={where!r}) as session:
+            for step in range(3):
+                session.step()
+        print(*(capture.name for capture in session.captures))
+    """
+    done = warm.run_code(code)
+    assert done.stdout == " ".join(ALL) + "\n"  # once
+    assert done.stderr.count("KeyError: ") == (3 if ends == "raises" else 0)
+    for name in ALL:
+        folder = Path(profiler["output_dir"], name)
+        assert (folder / "child.txt").read_text() == str(status)
+        assert (folder / "table.txt").exists()
+
+
+@pytest.mark.parametrize("closed", range(1, 8), ids="{:03b}".format)
+def test_captures_are_finished_whatever_standard_streams_are_closed(
+    profiler: dict[str, Any], tmp_path: Path, closed: int
+) -> None:
+    sinks = {"notes": {"_target_": "their_sinks.Notes"}}
+    code = f"""
+        import os, sys
+        from contextlib import suppress
+        from loguru import logger
+        sys.path.insert(0, {str(tmp_path)!r})
+        from instrument import Session
+        logger.remove()
+        for number, name in enumerate(["stdin", "stdout", "stderr"]):
+            if {closed} >> number & 1:
+                os.close(number)
+                setattr(sys, name, None)
+        with Session({profiler!r}, sinks={sinks!r}, timings={{}}) as session:
+            for _ in session.steps(range(4)):
+                with suppress(OSError):
+                    os.write(2, b"as C code prints")
+        with open({str(tmp_path / "names")!r}, "w") as file:
+            file.write(" ".join(capture.name for capture in session.captures))
+    """
+    done = warm.run_code(code)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "names").read_text() == " ".join(ALL)
+    timings = Path(profiler["output_dir"], "timings_rank0.jsonl")
+    assert b"as C code prints" not in timings.read_bytes()
 
 
 def test_ctrl_c_in_an_inline_sink_reaches_the_training_and_loses_nothing(

@@ -156,7 +156,7 @@ def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path:
 def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    linked = "table.txt stacks.txt memory.html summary.json .lock trace.json.gz trace.json.columns"
+    linked = "table.txt stacks.txt memory.html summary.json .lock trace.json.gz"
     names = linked.split()
     folder = download(tmp_path / "download", config={"with_stack": True, "profile_memory": True})
     for name in names:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +141,18 @@ def test_what_kineto_writes_wrongly_is_mended(tmp_path: Path) -> None:
     for rank in (0, 1):
         folder = write_rank(tmp_path, rank, steps(), 2).folder
         text = gzip.decompress((folder / "trace.json.gz").read_bytes())
-        text = text.replace(b'"External id": 3', b'"bad": NaN, "x": "\\q \xff", "External id": 3')
+        text = text.replace(
+            b'"External id": 3',
+            b'"bad": NaN, "x": "\\q \xff \\ud800", "y": 1e400, "External id": 3',
+        )
         (folder / "trace.json.gz").write_bytes(gzip.compress(text))
     (window,) = Run.load(tmp_path).windows
     merge(window, tmp_path / "all.json.gz")
     document = strict(tmp_path / "all.json.gz")
     mended = [e["args"] for e in document["traceEvents"] if "bad" in e.get("args", {})]
     assert [args["bad"] for args in mended] == [None, None]
-    assert [args["x"] for args in mended] == ["\\q �"] * 2
+    assert [args["x"] for args in mended] == ["\\q � �"] * 2
+    assert [args["y"] for args in mended] == [sys.float_info.max] * 2
     assert [args["External id"] for args in mended] == [3, 3 + 2**40]
 
 

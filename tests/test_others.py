@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from collected import Log
+from loguru import logger
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.profiler.profiler import _KinetoProfile
 
@@ -275,3 +276,45 @@ def test_system_exit_in_a_schedule_ends_its_windows_and_not_the_training(
 
     with pytest.raises(ConfigError, match=r"fails for step 0 \(enough\)"):
         StepActions(never)
+
+
+def test_a_session_stopped_on_another_thread_and_started_again_passes_sigterm_on_once(
+    tmp_path: Path,
+) -> None:
+    """Only the main thread can take our handler away."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        session = Session(wait=100, active=1, output_dir=str(tmp_path))
+        for _ in range(2):
+            session.start()
+            thread = threading.Thread(target=session.stop)
+            thread.start()
+            thread.join()
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_log_sink_that_raises_costs_no_window_and_its_messages_go_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], level: str
+) -> None:
+    def broken(message: Any) -> None:
+        if message.record["level"].name == level:
+            raise RuntimeError("the sink is broken")
+
+    handler = logger.add(broken, catch=False)
+    try:
+        with Session(wait=1, active=100, output_dir=str(tmp_path)) as session:
+            for _ in range(4):
+                work()
+                session.step()
+    finally:
+        logger.remove(handler)
+    assert steps_in(session) == [([1, 2, 3], [1, 2, 3])]
+    printed = capsys.readouterr().err
+    expected = {"INFO": "INFO: Profiler records steps", "WARNING": "WARNING: The window of steps"}
+    assert expected[level] in printed
+    assert "(a log sink failed: the sink is broken)" in printed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from instrument.errors import CaptureError, ConfigError, MissingPackage
@@ -20,6 +22,7 @@ from instrument.printable import printable, printable_lines
         ("a\u2028b\u2029c", r"a\u2028b\u2029c"),
         ("half \ud83d", r"half \ud83d"),
         ("tag \U000e0041", r"tag \U000e0041"),
+        ("a\u3164b\ufe0f\U000e0100", r"a\u3164b\ufe0f\U000e0100"),
     ],
 )
 def test_only_what_prints_is_printed(text: str, shown: str) -> None:
@@ -27,8 +30,26 @@ def test_only_what_prints_is_printed(text: str, shown: str) -> None:
     assert printable(text).isprintable()
 
 
-def test_the_lines_of_a_text_stay() -> None:
-    assert printable_lines("a\n\x1bb\r\n") == "a\n\\x1bb\\r\n"
+def test_only_the_lines_that_were_given_are_lines() -> None:
+    assert printable_lines("a\nb", "\x1bb\r", "") == "a\\nb\n\\x1bb\\r\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("::error::x", r"\u003a:error::x"),  # GitHub
+        ("  ::set-output name=a::b", r"  \u003a:set-output name=a::b"),
+        ("aten::mm ::error::x", "aten::mm ::error::x"),
+        ("a ##[error]x", r"a \u0023#[error]x"),  # GitHub and Azure, anywhere in a line
+        ("###vso[task.setvariable variable=a]b", r"#\u0023#vso[task.setvariable variable=a]b"),
+        ("##teamcity[message text='a']", r"\u0023#teamcity[message text='a']"),
+        ("## A heading [1]", "## A heading [1]"),
+    ],
+)
+def test_no_line_is_a_command_of_a_ci_system(line: str, shown: str) -> None:
+    assert printable_lines("first", line) == f"first\n{shown}"
+    assert printable_lines(shown) == shown
+    assert json.loads(printable_lines(json.dumps({"name": line}))) == {"name": line}
 
 
 @pytest.mark.parametrize("kind", [CaptureError, ConfigError])

@@ -888,7 +888,7 @@ def test_odd_names_come_back_from_the_trace(tmp_path: Path) -> None:
         session.step()
     assert [(row.name, row.calls) for row in session.captures[0].ranges] == [
         *((n, 2) for n in odd),
-        ("caf\udce9", 1),
+        (r"caf\udce9", 1),
     ]
 
 

@@ -21,7 +21,7 @@ def rendered(source: str, **values: object) -> str:
 
 def test_values_are_data_in_every_kind_of_template() -> None:
     evil = "</script>\x1b[2J\"'<b>&\n\u202e\udc80"
-    shown = "&lt;/script&gt;\\x1b[2J&#34;&#39;&lt;b&gt;&amp;\n\\u202e\\udc80"
+    shown = "&lt;/script&gt;\\x1b[2J&#34;&#39;&lt;b&gt;&amp;\\n\\u202e\\udc80"
     assert rendered("{{ evil }}", evil=evil) == shown
     assert rendered("{% macro m(x) %}{{ x }}{% endmacro %}{{ m(evil) }}", evil=evil) == shown
     assert rendered("{{ evil ~ 1 }}", evil="<") == "&lt;1"

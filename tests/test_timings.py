@@ -324,7 +324,7 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
     assert session.timings is not None
     assert list(table) == list(session.timings.table())
-    assert heading.startswith("timings_rank0: up to step 9, written 20")
+    assert heading[0].startswith("timings_rank0: up to step 9, written 20")
     assert repr(table) in "\n".join(log.at("INFO"))
 
 

@@ -192,7 +192,7 @@ def test_a_pipe_that_nobody_writes_into_is_not_waited_for(
 
 
 def test_a_file_of_stacks_has_no_control_characters() -> None:
-    text = folded([Stack((EVIL, "inner"), 5_000)])
+    (text,) = folded([Stack((EVIL, "inner"), 5_000)])
     assert text == SHOWN_IN_STACKS + ";inner 5\n"
     assert text.rstrip("\n").isprintable()
 

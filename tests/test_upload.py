@@ -23,7 +23,7 @@ from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 from own_sinks import Posts
 
-from instrument import Capture, ProfilerConfig, Session, cache, storage
+from instrument import Capture, ProfilerConfig, Session, storage
 from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
 from instrument.redact import public, redact
@@ -102,11 +102,6 @@ def server(
     s3fs.S3FileSystem.clear_instance_cache()
     if running_server.moto is None:
         running_server.start()
-
-
-@pytest.fixture(autouse=True)
-def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def record(folder: Path, url: str, windows: int = 1, **options: Any) -> Session:
@@ -558,6 +553,18 @@ def test_two_that_claim_a_folder_at_once_do_not_both_get_it(
     ]
 
 
+def test_a_large_file_in_place_of_a_claim_is_not_downloaded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.bucket("claims")
+    server.client.put_object(Bucket="claims", Key="b/upload.json", Body=bytes(10_000))
+    fs, _ = storage.filesystem("s3://claims", server.options)
+    read: list[str] = []
+    monkeypatch.setattr(fs, "cat_file", read.append)
+    assert upload._claim_folder(fs, "claims/b", "token") is False
+    assert read == []
+
+
 def test_a_capture_that_fails_by_itself_holds_up_no_other(
     tmp_path: Path, log: Log, monkeypatch: Any
 ) -> None:
@@ -745,27 +752,3 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
         "is a URL, but only local folders can be finished: add --sink NAME"
         in capsys.readouterr().err
     )
-
-
-def test_what_was_fetched_is_kept_while_it_is_current_and_in_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = tmp_path / "there"
-    (there / "run").mkdir(parents=True)
-    (there / "run" / "capture.json").write_text('{"name": "first"}')
-    (there / "run" / "trace.json").write_text('{"traceEvents": []}')
-    (there / "run" / "table.txt").write_text("no reader needs it")
-    url = f"file://{there}/run"
-    first = Capture.load(url)
-    assert names(first.folder or Path()) == ["capture.json", "trace.json"]
-    assert Capture.load(url).folder == first.folder
-    (there / "run" / "capture.json").write_text('{"name": "second"}')
-    second = Capture.load(url)
-    assert (second.name, len(second.events)) == ("second", 0)
-    assert len(names(tmp_path / "cache" / "torch-instrument")) == 2
-    monkeypatch.setattr(cache, "_IN_USE_S", 0)
-    monkeypatch.setenv(cache.BYTES_VARIABLE, "40")
-    (there / "run" / "capture.json").write_text('{"name": "third"}')
-    second = Capture.load(url)
-    assert Capture.load(url).folder == second.folder
-    assert len(names(tmp_path / "cache" / "torch-instrument")) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,26 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.table import Schema, Table, schema
-from instrument.errors import ConfigError
+from instrument.globs import fits
 from instrument.links.groupby import groupby
 from instrument.links.intervals import Intervals, merged, sweep
 from instrument.links.links import Links
-from instrument.patterns import Pattern
 from instrument.trace.events import COPIES, Events, Flags, Ints
 
 KERNEL, COMMUNICATION, COPY, MEMSET = range(4)
 KINDS = ("kernel", "communication", "copy", "memset")
 
-# Names of communication kernels, ignoring case. The first two lines match libraries: NCCL and its
-# derivatives, NVSHMEM, gloo, MORI, and DeepEP (the namespaces `ep::internode` and `ep::intranode`;
-# the layout kernels of DeepEP are compute). The last line matches collectives that run as a single
+# Globs for the names of communication kernels, ignoring case. The first lines match libraries: NCCL
+# and its derivatives, NVSHMEM, gloo, DeepEP (the namespaces `ep::internode` and `ep::intranode`;
+# its layout kernels are compute), and MORI. The others match collectives that run as a single
 # kernel: those of torch's symmetric memory (multimem, one-shot and two-shot), of vLLM, of
 # FlashInfer and of TensorRT-LLM.
 COMMUNICATION_NAMES = (
-    r"nccl|rccl|hccl|oneccl|nvshmem|rocshmem|\bgloo"
-    r"|(?<![a-z])ep::int(er|ra)node|ep(dispatch|combine)int(er|ra)node"
-    r"|multimem|(one|two)_?shot_?all_?reduce|cross_device_reduce|all_?reduce_fusion"
-)
+    "*nccl*", "*rccl*", "*hccl*", "*oneccl*", "*nvshmem*", "*rocshmem*",
+    "gloo*", "*[!0-9a-z_]gloo*",
+    "ep::internode*", "ep::intranode*", "*[!a-z]ep::internode*", "*[!a-z]ep::intranode*",
+    "*epdispatchinternode*", "*epdispatchintranode*",
+    "*epcombineinternode*", "*epcombineintranode*",
+    "*multimem*",
+    "*oneshot*all*reduce*", "*one_shot*all*reduce*",
+    "*twoshot*all*reduce*", "*two_shot*all*reduce*",
+    "*cross_device_reduce*", "*allreduce_fusion*", "*all_reduce_fusion*",
+)  # fmt: skip
 _MEMSETS = frozenset({"gpu_memset", "Memset"})
 # Some accelerators write all device events in one category, so copies are recognised by their
 # names, such as `dma_request` on MTIA.
@@ -97,42 +103,24 @@ BREAKDOWN: Schema = schema(
 )
 
 
-def check_names(communication: str) -> None:
-    """Raise a `ConfigError` if `communication` is not a regular expression."""
-    try:
-        re.compile(communication)
-    except re.error as error:
-        raise ConfigError(
-            f"communication is {communication!r}, which is not a regular expression ({error}); "
-            "give a regular expression for kernel names, such as 'nccl|my_all_reduce'."
-        ) from None
-
-
-def device_work(
-    links: Links, communication: str | None = None, added: Pattern | None = None
-) -> Work:
+def device_work(links: Links, communication: Sequence[str] | None = None) -> Work:
     """Return the kernels, copies and memsets of a trace, on all streams, with their kinds.
 
     Args:
         links: the relations between the events of the trace.
-        communication: a regular expression. Kernels whose names match it are communication.
-            None means the default, `COMMUNICATION_NAMES`. The value `"nccl|rccl"` replaces the
-            default. The value `COMMUNICATION_NAMES + "|my_all_reduce"` extends it.
-        added: a second pattern, which comes from a capture's metadata. Kernels whose names match
-            `added` are communication too.
+        communication: globs. Kernels whose names match one of them are communication; case is
+            ignored. None means the default, `COMMUNICATION_NAMES`. The value
+            `["*nccl*", "*rccl*"]` replaces the default. The value
+            `[*COMMUNICATION_NAMES, "*my_all_reduce*"]` extends it.
     """
     events, found = links.events, links.launches
     event = found.device
-    expression = COMMUNICATION_NAMES if communication is None else communication
-    is_communication = re.compile(expression, re.IGNORECASE).search
+    globs = [g.lower() for g in (COMMUNICATION_NAMES if communication is None else communication)]
     present, of_name = groupby(events.name[event])
     names, name = [events.names[k] for k in present.tolist()], of_name.of
     kind = np.full(len(event), KERNEL)
-    kind[np.array([is_communication(text) is not None for text in names], np.bool_)[name]] = (
-        COMMUNICATION
-    )
-    if added is not None:
-        kind[np.array([added.search(text) for text in names], np.bool_)[name]] = COMMUNICATION
+    communicates = [any(fits(glob, text) for glob in globs) for text in map(str.lower, names)]
+    kind[np.array(communicates, np.bool_)[name]] = COMMUNICATION
     kind[np.array([_COPY_NAME.match(text) is not None for text in names], np.bool_)[name]] = COPY
     kind[events.among(COPIES)[event]] = COPY
     kind[events.among(_MEMSETS)[event]] = MEMSET

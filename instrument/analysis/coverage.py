@@ -16,8 +16,10 @@ import numpy as np
 
 from instrument.analysis import coverage_rows as rows
 from instrument.analysis.breakdown import Work, launched_ns
+from instrument.analysis.memory_timeline import MOST_DEVICES
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.attribution import ACCUMULATE, BACKWARD, UNATTRIBUTED
+from instrument.links.autograd import DEEPEST_RANGE
 from instrument.links.call_tree import nest
 from instrument.links.cuda_graphs import is_graph_launch, replayed
 from instrument.links.groupby import groupby
@@ -304,7 +306,7 @@ def _durations(work: Work) -> Ints:
 
 def _launched(capture: Views) -> Part | None:
     events, work = capture.events, capture.work
-    known, length = work.launch >= 0, _durations(work)
+    known, length = work.call >= 0, _durations(work)
     earlier = ran_first(events, work.event, known)
     stream = groupby(events.thread[work.event])[1]
     has_other = (stream.number(known) > 0)[stream.of]
@@ -322,21 +324,28 @@ def _launched(capture: Views) -> Part | None:
             "with cpu (or the type CUDA_RUNTIME) in profiler.activities.": ~known
         }
     likely = max(causes, key=lambda cause: int(length[causes[cause]].sum()))
-    place = "This time belongs to no range. The table of operators shows it as [no launch]."
-    why = f"device time has no launch in the trace{likely} {place}"
+    named = ~known & (work.operator >= 0)
+    lost_ns, named_ns = int(length[~known & ~named].sum()), int(length[named].sum())
+    why = f"device time has no launch in the trace{likely}"
+    if lost_ns:
+        this = f"{duration(lost_ns)} of this time" if named_ns else "This time"
+        why += f" {this} belongs to no range. The table of operators shows it as [no launch]."
+    if named_ns:
+        this = "The rest" if lost_ns else "This time"
+        why += f" {this} belongs to operators, because the External id of the work names them."
     return _time(int(length[known].sum()), int(length.sum()), why)
 
 
 def _in_operator(capture: Views) -> Part | None:
-    length, known = _durations(capture.work), capture.work.launch >= 0
-    inside = capture.links.launched[1] >= 0
+    length, inside = _durations(capture.work), capture.links.launched[1] >= 0
+    known = inside | (capture.work.call >= 0)
     why = (
         "device time comes from launches outside of all operators and ranges. Either torch did not "
         "record the operators of the launching thread, or a library launches work by itself: mark "
         "the launching code with @profiled, or record all threads "
         "(experimental_config.profile_all_threads)."
     )
-    return _time(int(length[known & inside].sum()), int(length[known].sum()), why)
+    return _time(int(length[inside].sum()), int(length[known].sum()), why)
 
 
 def _in_order(capture: Views) -> Part | None:
@@ -450,6 +459,16 @@ def _timed_ranges(capture: Views) -> Part | None:
     return _count(len(timed), len(timed) + len(compiled), why)
 
 
+def _shallow(capture: Views) -> Part | None:
+    scopes = capture.links.scopes
+    why = (
+        f"ranges lie inside {DEEPEST_RANGE:,} other ranges. They are left out, and their time "
+        "belongs to the range around them: do not open ranges in a recursive function."
+    )
+    kept = len(scopes.ranges)
+    return _count(kept, kept + scopes.too_deep, why) if scopes.too_deep else None
+
+
 def _joined(capture: Views) -> Part | None:
     work = capture.ranges.work
     joined = int(work.cpu_ns[np.isin(work.kind, (BACKWARD, ACCUMULATE))].sum())
@@ -481,6 +500,15 @@ def _owned(capture: Views) -> Part | None:
         "on a thread that torch did not record: mark this code with @profiled."
     )
     return Part((total - missing) / total, why=why if missing else None)
+
+
+def _memory_shown(capture: Views) -> Part | None:
+    total, left_out = len(capture.events.memory), capture.memory.left_out
+    why = (
+        f"memory events are of other devices than the {MOST_DEVICES} with the most events. The "
+        "tables of memory leave them out."
+    )
+    return _count(total - left_out, total, why) if left_out else None
 
 
 def _nested(capture: Views) -> Part | None:
@@ -528,7 +556,7 @@ def _read(capture: Views) -> Part | None:
     events = capture.events
     if not events.cut_short:
         return Part(1.0) if events.recorded else None
-    why = f"The trace file is cut off: only its first {events.recorded} events could be read."
+    why = f"The trace file is cut short: only its first {events.recorded} events could be read."
     return Part(None, why=why)
 
 
@@ -575,8 +603,10 @@ _FINDERS: dict[str, Callable[[Views], Part | None]] = {
     rows.DEVICE_IN_RANGES: _device_in_ranges,
     rows.CPU_IN_RANGES: _cpu_in_ranges,
     rows.TIMED_RANGES: _timed_ranges,
+    rows.SHALLOW: _shallow,
     rows.JOINED: _joined,
     rows.OWNED: _owned,
+    rows.MEMORY_SHOWN: _memory_shown,
     rows.NESTED: _nested,
     rows.VALID: _valid,
     rows.READ: _read,

@@ -37,8 +37,10 @@ CPU_IN_STEPS = "CPU time within finished steps"
 DEVICE_IN_RANGES = "device time with a range"
 CPU_IN_RANGES = "CPU time within a range"
 TIMED_RANGES = "called ranges with a time"
+SHALLOW = "ranges that are not nested too deeply"
 JOINED = "backward time joined to its forward"
 OWNED = "memory events with an owner"
+MEMORY_SHOWN = "memory events of the devices in the tables"
 NESTED = "slices that nest on their thread"
 VALID = "events with possible times"
 READ = "events of the file that were read"
@@ -62,14 +64,15 @@ ROWS = {
         "if the trace has no such messages"
     ),
     LAUNCHED: Row(
-        "the part of the device time for which the trace has the launch of the work. Left out if "
-        "there is no device work"
+        "the part of the device time for which the trace has the launch of the work: the runtime "
+        "or driver call with the same correlation number. Left out if there is no device work"
     ),
     IN_OPERATOR: Row(
         "the device time of the work that was launched inside an operator or a range, as a "
-        "fraction of the device time of all work whose launch is in the trace. The profiler "
-        "records the launches of all threads, but the operators of only some threads. Left out if "
-        "there are no launches"
+        "fraction of the device time of all work whose launch or operator is in the trace. Without "
+        "a launch in the trace, the operator is found by the `External id` of the work. The "
+        "profiler records the launches of all threads, but the operators of only some threads. "
+        "Left out if there are no launches and no such operators"
     ),
     IN_ORDER: Row(
         "the device time of the work that started at a possible time, as a fraction of the device "
@@ -104,6 +107,10 @@ ROWS = {
         "all called ranges. Ranges with the same name count as one. A called range has no time if "
         "torch.compile removed its marks. Left out if all called ranges have a time"
     ),
+    SHALLOW: Row(
+        "the number of ranges inside fewer than 1,000 other ranges, as a fraction of the number of "
+        "all ranges. All other ranges are left out. Left out if there are no such ranges"
+    ),
     JOINED: Row(
         "the part of the CPU time of the backward for which the forward operator is known. "
         "AccumulateGrad nodes of autograd have no forward operator, and count as known. Left out "
@@ -112,6 +119,11 @@ ROWS = {
     OWNED: Row(
         "the part of the allocated bytes that was allocated in an operator or a range. Left out "
         "if there are no allocations"
+    ),
+    MEMORY_SHOWN: Row(
+        "the number of memory events of the 20 devices with the most events, as a fraction of the "
+        "number of all memory events. The tables of memory have only these devices. Left out if "
+        "there are no other devices"
     ),
     NESTED: Row(
         "the time of the CPU slices that nest, as a part of the time of all CPU slices. A slice "
@@ -143,7 +155,7 @@ _FILE = (VALID, READ, PLANNED)
 _DEVICE = (LAUNCHES, RECORDS)
 _OWNERS = (LAUNCHED, IN_OPERATOR, OUTSIDE_GRAPHS)
 _STEPS = (DEVICE_IN_STEPS, CPU_IN_STEPS)
-_RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, JOINED)
+_RANGES = (DEVICE_IN_RANGES, CPU_IN_RANGES, TIMED_RANGES, SHALLOW, JOINED)
 
 
 def rows_for(*groups: Iterable[str]) -> tuple[str, ...]:
@@ -161,7 +173,8 @@ CALLS = rows_for(_DEVICE, _OWNERS, _STEPS, (OWNED, UNDISTURBED))
 RANGES = rows_for(CALLS, _RANGES)
 PARTS = rows_for(_DEVICE, _OWNERS, _RANGES)
 FILE = rows_for()
-OWNERS = rows_for((OWNED, JOINED))
+MEMORY = rows_for((MEMORY_SHOWN,))
+OWNERS = rows_for((OWNED, MEMORY_SHOWN, JOINED))
 COMPILED = rows_for((TIMED_RANGES,))
 INTERRUPTIONS = rows_for((CPU_IN_STEPS,))
 LAUNCHERS = rows_for(_DEVICE, _OWNERS)

@@ -81,7 +81,7 @@ EFFICIENCY_STEPS: Schema = schema(
 _TF32 = re.compile(r"tf32|tensorop_s1688(gemm|fprop|dgrad|wgrad)|Cijk_\w{4}_\w{4}_S_MX_B_", re.I)
 _FULL = re.compile(
     r"(?<![a-z0-9])sgemm|scudnn|_simt_|gemv|gemmSN|gemmk1|dot_kernel|convolve_sgemm"
-    r"|[dw]grad\w*_engine<float|Cijk_\w{4}_\w{4}_S_?B_",
+    r"|[dw]grad\w{0,300}_engine<float|Cijk_\w{4}_\w{4}_S_?B_",
     re.I,
 )
 # Kernels that compute a convolution with fewer multiplications than the FLOP formula counts. They
@@ -248,7 +248,10 @@ def _calls(links: Links, given: PeakFlops | None) -> _Calls | None:
     on, launched = np.flatnonzero(owner >= 0), Groups(owner[owner >= 0], len(node))
     events_on = links.launches.device[on]
     process, processes = intern(process for process, _ in events.threads)
-    rates = [(each, peak_rates(events.device_of(each), given)) for each in processes]
+    rates = [
+        (process, peak_rates(device, given))
+        for process, device in zip(processes, events.devices_of(processes))
+    ]
     device = _one_device(launched, process[events.thread[events_on]])
     device[_lacks_kernels(links, around, len(node))] = _NO_DEVICE
     says = np.zeros(len(node), np.int64)

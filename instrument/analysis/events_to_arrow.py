@@ -243,10 +243,8 @@ def _texts(codes: Codes, values: Sequence[str]) -> Any:
     """An Arrow column with `values[code]` for each code; null for a negative code."""
     import pyarrow
 
-    # Bytes that are not UTF-8 were read as lone surrogates, which UTF-8 cannot encode.
-    encodable = [text.encode("utf-8", "replace").decode() for text in values]
     return pyarrow.DictionaryArray.from_arrays(
-        _known(codes, codes >= 0), pyarrow.array(encodable, pyarrow.string())
+        _known(codes, codes >= 0), pyarrow.array(list(values), pyarrow.string())
     )
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from instrument.analysis.steps import is_loading
 from instrument.analysis.table import Schema, Table, schema
 from instrument.links.call_tree import nest
-from instrument.links.groupby import groupby
-from instrument.links.intervals import Intervals, merged, within
+from instrument.links.groupby import Groups, cells, distinct, groupby
+from instrument.links.intervals import merged_in_groups, overlap
 from instrument.links.step_index import finished_steps
 from instrument.trace.events import (
     ANNOTATION,
@@ -122,26 +122,28 @@ def interruptions(events: Events) -> Table:
     keys, groups = groupby(kind[index] * len(events.names) + events.name[index])
     names = [events.names[k % len(events.names)] for k in keys.tolist()]
     kinds = [KINDS[k // len(events.names)] for k in keys.tolist()]
-    rows = groups.rows()
     steps = finished_steps(events)
-    spans = events.start_ns[steps], events.end_ns[steps]
-    step_ns, touched = _in_steps((start, end), rows, spans)
+    step_ns, touched = _in_steps(
+        merged_in_groups(groups.of, start, end),
+        events.start_ns[steps],
+        events.end_ns[steps],
+        groups,
+    )
     whole = int(events.duration_ns[steps].sum())
     iterators = [loader_iterator(name) for name in names]
-    has_thread = ~events.among(_OVERHEAD)[index]
+    has_thread = groups.number(events.among(_OVERHEAD)[index]) == 0
+    pairs = distinct(groups.of * len(events.threads) + events.thread[index])
+    threads = np.bincount(pairs // len(events.threads), minlength=groups.count)
     columns = {
         "kind": kinds,
         "name": names,
         "calls": groups.size.tolist(),
         "cpu_ns": groups.sum(end - start).tolist(),
-        "max_ns": [int(events.duration_ns[index[row]].max()) for row in rows],
-        "threads": [
-            len(np.unique(events.thread[index[row]])) if has_thread[row].all() else None
-            for row in rows
-        ],
-        "step_ns": step_ns if len(steps) else [None] * len(rows),
-        "steps": touched if len(steps) else [None] * len(rows),
-        "share": [each / whole if whole else None for each in step_ns],
+        "max_ns": (-groups.min(-events.duration_ns[index])).tolist(),
+        "threads": cells(threads, has_thread),
+        "step_ns": step_ns.tolist() if len(steps) else [None] * groups.count,
+        "steps": touched.tolist() if len(steps) else [None] * groups.count,
+        "share": [each / whole if whole else None for each in step_ns.tolist()],
         "workers": [_WORKERS.get(each or "") for each in iterators],
         "iterator": iterators,
     }
@@ -175,17 +177,46 @@ def kinds_of(events: Events) -> Ints:
 
 
 def _in_steps(
-    intervals: Intervals, rows: list[Ints], steps: Intervals
-) -> tuple[list[int], list[int]]:
+    intervals: tuple[Ints, Ints, Ints], begin: Ints, end: Ints, groups: Groups
+) -> tuple[Ints, Ints]:
     """For each group of intervals, the time inside steps, and how many steps the group overlaps.
 
-    Time in which intervals of a group overlap counts once. Time in which two steps overlap counts
-    twice. `rows` holds the indices of the intervals of each group.
+    Time in which two steps overlap counts twice. `intervals` holds the groups, starts and ends of
+    merged intervals, sorted by group and start. `begin` and `end` are those of the steps, sorted by
+    start.
     """
-    start, end = intervals
-    step_ns, touched = [], []
-    for row in rows:
-        inside_ns = within(merged(start[row], end[row]), *steps)
-        step_ns.append(int(inside_ns.sum()))
-        touched.append(int((inside_ns > 0).sum()))
-    return step_ns, touched
+    lasting = intervals[2] > intervals[1]
+    group, start, until = (side[lasting] for side in intervals)
+    begin, end = begin[end > begin], end[end > begin]
+    in_groups = Groups(group, groups.count)
+    step_ns = in_groups.sum(overlap(begin, end, until) - overlap(begin, end, start))
+    # Each step counts for the first interval of the group that it overlaps. These are the steps
+    # that begin after the interval before and before the end of the interval, without those that
+    # lie between the two intervals.
+    is_next = np.append(False, np.diff(group) == 0)[: len(group)]
+    free_ns = np.where(is_next, np.append(0, until[:-1])[: len(until)], np.iinfo(np.int64).min)
+    first, last = (np.searchsorted(begin, side) for side in (free_ns, until))
+    between = np.searchsorted(np.sort(end), start, "right") - _smaller_before(end, first, start)
+    return step_ns, in_groups.sum(last - first - between)
+
+
+def _smaller_before(values: Ints, count: Ints, most: Ints) -> Ints:
+    """For each k, how many of the first `count[k]` values are at most `most[k]`.
+
+    Cost: a pass over the values and the questions for each bit of the number of values: the values
+    are sorted by the bits of their ranks, the highest first, as in a wavelet matrix.
+    """
+    order = np.argsort(values, kind="stable")
+    rank, wanted = np.empty_like(order), np.searchsorted(values[order], most, "right")
+    rank[order] = np.arange(len(order))
+    found, begin, end = np.zeros_like(count), np.zeros_like(count), count
+    for bit in reversed(range(len(values).bit_length())):
+        is_low = (rank >> bit) & 1 == 0
+        low = np.append(0, np.cumsum(is_low))
+        goes_up = (wanted >> bit) & 1 == 1
+        found += np.where(goes_up, low[end] - low[begin], 0)
+        begin, end = (
+            np.where(goes_up, low[-1] + side - low[side], low[side]) for side in (begin, end)
+        )
+        rank = np.concatenate([rank[is_low], rank[~is_low]])
+    return found

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
 
 from instrument.errors import CaptureError, ConfigError
 from instrument.links.call_tree import CallTree, nest
-from instrument.links.groupby import distinct, intern
+from instrument.links.groupby import TimesOfGroups, intern
 from instrument.links.links import Links
 from instrument.links.paths import paths_of
 from instrument.trace.events import (
@@ -43,32 +42,20 @@ def sizes(memory: Memory) -> dict[str, Ints | None]:
 
 def within(call_tree: CallTree, memory: Memory, size: Ints) -> Ints:
     """For each node, the sum of `size` over the memory events on its thread during the node."""
-    total = np.zeros(len(call_tree), np.int64)
-    for nodes, instants in _lanes(call_tree, memory):
-        times, amounts = memory.time_ns[instants], size[instants]
-        order = np.argsort(times, kind="stable")
-        sums = np.concatenate([[0], np.cumsum(amounts[order])])
-        until = np.searchsorted(times[order], call_tree.end_ns[nodes], "right")
-        total[nodes] = (
-            sums[until] - sums[np.searchsorted(times[order], call_tree.start_ns[nodes], "left")]
-        )
-    return total
+    times = TimesOfGroups(memory.thread, memory.time_ns)
+    sums = np.append(0, np.cumsum(size[times.order]))
+    first = times.place(call_tree.thread, call_tree.start_ns)
+    found: Ints = sums[times.place(call_tree.thread, call_tree.end_ns, "right")] - sums[first]
+    return found
 
 
 def uncovered(call_tree: CallTree, memory: Memory) -> Ints:
     """The positions of the allocations and frees outside of all nodes of their own thread."""
-    bare = np.ones(len(memory), np.bool_)
-    for nodes, instants in _lanes(call_tree, memory):
-        times = memory.time_ns[instants]
-        started = np.searchsorted(np.sort(call_tree.start_ns[nodes]), times, "right")
-        bare[instants] = started == np.searchsorted(np.sort(call_tree.end_ns[nodes]), times, "left")
-    return np.flatnonzero(bare)
-
-
-def _lanes(call_tree: CallTree, memory: Memory) -> Iterator[tuple[Ints, Ints]]:
-    """For each thread with memory events: the positions of its nodes and of its memory events."""
-    for thread in distinct(memory.thread):
-        yield np.flatnonzero(call_tree.thread == thread), np.flatnonzero(memory.thread == thread)
+    starts, ends = (
+        TimesOfGroups(call_tree.thread, side) for side in (call_tree.start_ns, call_tree.end_ns)
+    )
+    started = starts.place(memory.thread, memory.time_ns, "right")
+    return np.flatnonzero(started == ends.place(memory.thread, memory.time_ns))
 
 
 def around(links: Links, by: By) -> tuple[Ints, list[str]]:

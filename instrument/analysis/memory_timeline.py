@@ -6,8 +6,10 @@ addresses: they show how much memory is in use, but not what uses it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from typing import Any, get_args
 
 import numpy as np
@@ -16,7 +18,7 @@ from instrument.analysis.memory_attribution import By, around, module_frames
 from instrument.analysis.memory_plot import Curve, extremes
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
-from instrument.links.groupby import groupby
+from instrument.links.groupby import group_rows, groupby
 from instrument.links.links import Links
 from instrument.links.step_index import finished_steps, step_number
 from instrument.templates import render
@@ -28,6 +30,9 @@ _DEVICE_NAMES = (
     "metal", "xpu", "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuse1",
 )  # fmt: skip
 BEFORE, OTHERS, UNKNOWN = "[before the window]", "[others]", "[unknown]"
+#: The most devices that the tables have. No machine has more; a damaged trace may have one for each
+#: memory event.
+MOST_DEVICES = 20
 
 
 MEMORY_DEVICES: Schema = schema(
@@ -127,9 +132,10 @@ class MemoryView:
     The tables are `devices`, `steps`, `sizes`, `events` and `live()`. `timelines` has every
     allocation and free as arrays, and `curve()` makes a plot.
 
-    Devices are named as in torch, such as "cuda:0" and "cpu". For the CPU, torch records only
-    memory that was allocated while a profiler was recording. The size of an allocation is the
-    requested size, rounded up to blocks by the allocator.
+    Devices are named as in torch, such as "cuda:0" and "cpu". Of more than 20 devices, only those
+    with the most memory events are shown; `left_out` counts the events of all others. For the CPU,
+    torch records only memory that was allocated while a profiler was recording. The size of an
+    allocation is the requested size, rounded up to blocks by the allocator.
 
     Cost: about 1 µs per memory event, once for each view.
     """
@@ -142,11 +148,16 @@ class MemoryView:
     def timelines(self) -> dict[str, Timeline]:
         """The allocations and frees of each device over time, the CPU last."""
         memory = self._events.memory
-        order = np.lexsort((memory.time_ns, memory.device_index, memory.device_type))
-        keys = np.stack([memory.device_type, memory.device_index])[:, order]
-        cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
-        lines = [_timeline(memory, lane) for lane in np.split(order, cuts) if lane.size]
+        groups = group_rows(memory.device_type, memory.device_index)
+        lanes = groups.sorted_by(memory.time_ns).rows()
+        largest = np.sort(np.argsort(-groups.size, kind="stable")[:MOST_DEVICES])
+        lines = [_timeline(memory, lanes[k]) for k in largest.tolist()]
         return {line.device: line for line in sorted(lines, key=lambda line: line.device == "cpu")}
+
+    @property
+    def left_out(self) -> int:
+        """The number of memory events of devices that are not shown."""
+        return len(self._events.memory) - sum(len(line.instant) for line in self.timelines.values())
 
     @cached_property
     def devices(self) -> Table:
@@ -209,11 +220,9 @@ class MemoryView:
     @cached_property
     def steps(self) -> Table:
         """A row for each device and step; see `MEMORY_STEPS`."""
-        steps = finished_steps(self._events).tolist()
+        steps = finished_steps(self._events)
         rows = [
-            _step_row(line, self._events, step)
-            for line in self.timelines.values()
-            for step in steps
+            row for line in self.timelines.values() for row in _step_rows(line, self._events, steps)
         ]
         return Table.of_rows(MEMORY_STEPS, rows)
 
@@ -465,29 +474,41 @@ def _device_row(line: Timeline) -> dict[str, str | int | None]:
     }
 
 
-def _step_row(
-    line: Timeline, events: Events, step: int
-) -> tuple[str, int, int | None, int, int | None]:
-    """The row of `MEMORY_STEPS` for a device and a step.
+def _step_rows(
+    line: Timeline, events: Events, steps: Ints
+) -> Iterator[tuple[str, int, int | None, int, int | None]]:
+    """The rows of `MEMORY_STEPS` for a device.
 
-    A memory event exactly at the end of the step does not count.
+    A memory event exactly at the end of a step does not count for the step.
     """
-    first, after = np.searchsorted(
-        line.time_ns, [events.start_ns[step], events.end_ns[step]], "left"
-    ).tolist()
-    number = step_number(events, step)
-    net = int(line.size_bytes[first:after].sum())
-    if line.allocated_bytes is None:
-        return line.device, number, None, net, None
-    base = int(line.allocated_bytes[0] - line.size_bytes[0])
-    start = int(line.allocated_bytes[first - 1]) if first else base
-    return (
-        line.device,
-        number,
-        start,
-        net,
-        max([start, *line.allocated_bytes[first:after].tolist()]),
+    first, after = (
+        np.searchsorted(line.time_ns, side[steps]) for side in (events.start_ns, events.end_ns)
     )
+    numbers = [step_number(events, step) for step in steps.tolist()]
+    sums = np.append(0, np.cumsum(line.size_bytes))
+    net = (sums[after] - sums[first]).tolist()
+    if line.allocated_bytes is None:
+        unknown = [None] * len(net)
+        return zip(repeat(line.device), numbers, unknown, net, unknown)
+    base = line.allocated_bytes[:1] - line.size_bytes[:1]
+    level = np.concatenate([base, line.allocated_bytes])
+    peak = _highest(level, first, after + 1)
+    return zip(repeat(line.device), numbers, level[first].tolist(), net, peak.tolist())
+
+
+def _highest(values: Ints, first: Ints, after: Ints) -> Ints:
+    """The maximum of `values[first[k] : after[k]]` for each k; each part has at least one value.
+
+    Cost: a pass over the values for each doubling of the length of the longest part, also if the
+    parts overlap.
+    """
+    found, size, width = values[first], after - first, 1
+    while width <= size.max(initial=0):
+        # `values[k]` is now the maximum of `width` values from k on.
+        fits = (width <= size) & (size < 2 * width)
+        found[fits] = np.maximum(values[first[fits]], values[after[fits] - width])
+        values, width = np.maximum(values[:-width], values[width:]), 2 * width
+    return found
 
 
 def _lived_before(line: Timeline, freed: Ints) -> Ints:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.analysis.stacks import frames_around
+from instrument.errors import CaptureError
 from instrument.links import loops
 from instrument.links.call_tree import CallTree
 from instrument.links.groupby import Groups, groupby, intern
@@ -29,6 +30,8 @@ from instrument.trace.events import (
 # The kinds of rows. "wait" is a call in which the CPU waits for the device; "unlaunched" is device
 # work whose launch is not in the trace.
 KINDS = ("operator", "range", "step", "mark", "loader", "runtime", "wait", "memory", "unlaunched")
+# Grouping by device needs a flag for each device and call. No machine has more devices.
+_MOST_DEVICES = 64
 Row = tuple[str, str]
 Quantities = dict[str, Ints | None]
 Grouping = tuple[Ints, list[Any]]
@@ -184,6 +187,9 @@ def by_device(links: Links, calls: Calls, _: int) -> Grouping:
     """The devices that ran work of the call, as text such as "0" or "0,1".
 
     The text is None if no device ran work of the call.
+
+    Raises:
+        CaptureError: the trace has too many devices.
     """
     used, nodes = _devices_below(links), len(calls.tree)
     by_node = np.array([*used.values()], np.bool_).reshape(len(used), nodes)
@@ -213,7 +219,13 @@ def _devices_below(links: Links) -> dict[str, Flags]:
         links.events.thread[device]
     ]
     found = {}
-    for name in np.unique(on[node >= 0]).tolist():
+    names = np.unique(on[node >= 0]).tolist()
+    if len(names) > _MOST_DEVICES:
+        raise CaptureError(
+            f"The trace holds work of {len(names)} devices, but operators can be grouped by at "
+            f"most {_MOST_DEVICES}: group them by another property."
+        )
+    for name in names:
         own = np.bincount(node[(node >= 0) & (on == name)], minlength=len(links.call_tree))
         found[name] = links.call_tree.with_descendants(own) > 0
     return found

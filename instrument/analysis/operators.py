@@ -139,7 +139,7 @@ class OperatorTable(GroupableTable):
           does.
         - `input_types`: text such as "[float, Scalar]"; torch's name of float64 is `double`.
         - `stack`: the `depth` innermost Python frames around the call, the innermost first, joined
-          by ";".
+          by ";"; in a text longer than 5,000 characters, "…" stands for the outer frames.
         - `overload`: the overload, such as "Tensor" for `aten::add.Tensor`, and "" for the default
           overload. torch records overloads with `capture_overload_names`.
         - `thread`: "process/thread"; a runtime call has the thread of the operator around it.
@@ -156,6 +156,7 @@ class OperatorTable(GroupableTable):
         All cells of the column are None if the trace does not hold the property.
 
         Raises:
+            CaptureError: `what` is "device", and the trace has more than 64 devices.
             ConfigError: operators cannot be grouped by `what`.
         """
         if what not in GROUPINGS:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from instrument.analysis.views import Views
+from instrument.storage import is_url
 
 
 def private_words(capture: Views) -> Iterator[str]:
@@ -25,11 +26,13 @@ def private_words(capture: Views) -> Iterator[str]:
         yield from words_of_path(capture.place)
 
 
-def words_of_path(path: Path) -> Iterator[str]:
-    """Yield the texts that a page may show for a path: as given, absolute, and quoted for a shell.
+def words_of_path(path: Path | str) -> Iterator[str]:
+    """Yield the texts that a page may show for a path or URL: as given, absolute, and quoted.
 
     For a path of only one name, yield nothing, because the same word may have other meanings.
     """
-    if len(path.parts) > 1:
+    if is_url(path):
+        yield from (path, shlex.quote(path))
+    elif len((path := Path(path)).parts) > 1:
         for text in (str(path), str(path.absolute())):
             yield from (text, shlex.quote(text))

@@ -41,7 +41,8 @@ from instrument.trace.events import (
 NO_RANGE, NO_RANGES_BACKWARD, NO_LAUNCH = "(no range)", "(backward of no range)", "(no launch)"
 RANGES: Schema = schema(
     path="the names of the ranges around this range on the same thread, and the name of this "
-    "range, joined by /; in a path longer than 2,000 characters, a hash replaces the middle",
+    "range, joined by /; in a path longer than 2,000 characters, a hash replaces the middle. "
+    "Ranges inside 1,000 other ranges are left out",
     name="the range's name",
     module_type="the class of the submodule that has the range's name; None if the session had no "
     "such submodule",

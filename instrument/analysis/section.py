@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 from instrument.analysis.table import Table, to_text
-from instrument.printable import printable
+from instrument.printable import printable, printable_lines
 
 # If a user gives this word instead of column names, all columns that hold a value are shown.
 EVERY_COLUMN = "all"
@@ -58,6 +57,11 @@ class Section:
     all_columns: str = "--columns all"
 
 
+#: A part of a text: one line, a paragraph of several lines, or a table. A line break within a line
+#: is escaped when the text is written, so that a name cannot forge a line.
+Part: TypeAlias = "str | list[str] | Section"
+
+
 def shown_of(shown: int, rows: int) -> str:
     """Return how many rows of a table are shown, for its title; "" if all rows are shown."""
     return "" if shown >= rows else f", {shown} of {rows}"
@@ -68,21 +72,30 @@ def is_every_column(columns: Sequence[str] | None) -> bool:
     return columns is not None and [*columns] == [EVERY_COLUMN]
 
 
-def plain(parts: Iterable[str | Section]) -> str:
+def plain(parts: Iterable[Part]) -> str:
     """Return parts as plain text, with an empty line between them."""
-    return "\n\n".join(part if isinstance(part, str) else _section_text(part) for part in parts)
+    return "\n\n".join(
+        printable_lines(*(_section_lines(part) if isinstance(part, Section) else lines_of(part)))
+        for part in parts
+    )
 
 
-def _section_text(section: Section) -> str:
+def lines_of(part: str | list[str]) -> list[str]:
+    """Return the lines of a paragraph."""
+    return [part] if isinstance(part, str) else part
+
+
+def _section_lines(section: Section) -> list[str]:
     text, left_out = _fitted(section)
     lines = text.splitlines()
     if section.below:
         fit = _wrapped if section.sentences else _shortened
-        below = (chain.from_iterable(map(fit, lines)) for lines in section.below)
-        texts = ("".join(f"\n    {line}" for line in lines) for lines in below)
-        lines = [*lines[:2], *(f"{line}{text}" for line, text in zip(lines[2:], texts))]
+        rows = zip(lines[2:], section.below)
+        lines = lines[:2]
+        for row, below in rows:
+            lines += [row, *(f"    {line}" for each in below for line in fit(each))]
     note = f"Too wide to show: {', '.join(left_out)}." if left_out else ""
-    return "\n".join(filter(None, [section.title, *lines, note]))
+    return [*filter(None, [section.title, *lines, note])]
 
 
 def _wrapped(sentence: str) -> list[str]:

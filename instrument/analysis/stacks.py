@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +16,8 @@ from instrument.links.autograd import Scopes
 from instrument.links.call_tree import CallTree, nest, number_paths
 from instrument.links.groupby import Groups, groupby, intern
 from instrument.links.links import Links
-from instrument.printable import printable
+from instrument.printable import printable, without_commands
+from instrument.prose import shortened
 from instrument.range_names import STEP_PREFIX
 from instrument.trace.events import PYTHON, Events, Flags, Ints, decoded, is_step
 
@@ -28,6 +31,14 @@ _AROUND_USERS = re.compile(
 )
 _OURS = re.compile(rf"{_AROUND_USERS.pattern}|(.*[/\\])?instrument[/\\](\w+[/\\])?\w+\.py\(")
 _RECORDING, _ALL_STEPS, _NO_LAUNCH = "(recording)", f"{STEP_PREFIX[:-1]}*", "(no launch)"
+#: The last frame of a path with more than `MOST_FRAMES` frames. By default, Python allows 1000
+#: nested calls.
+DEEPER = "(deeper frames)"
+MOST_FRAMES, LONGEST_FRAME = 1000, 300
+# If all paths together have more than this many characters for each event of the trace, paths are
+# cut earlier. Paths of Python frames in real traces have 500.
+_CHARACTERS = 4096
+_LONGEST_STACK = 5000
 
 
 class Stack(NamedTuple):
@@ -54,6 +65,9 @@ def stacks(
       the training loop is the frame "(recording)".
     - With the metric "device", work whose launch is not in the trace has the path "(no launch)".
       This path is left out if `range` is given.
+    - A path has at most 1,000 frames, and fewer if the paths would be many times larger than the
+      trace. The time of all frames inside these is the frame "(deeper frames)". The name of a frame
+      has at most 300 characters; in a longer name, the middle is left out.
 
     torch before 1.12 wrote the Python frames of each operator as text. In such a trace, a path
     begins with the Python frames of an operator, and annotations and operators follow. The time
@@ -162,17 +176,17 @@ def _belonging(scopes: Scopes, wanted: str) -> Flags:
     return np.append(inside[scopes.enclosing] | inside[scopes.attributed], False)[scopes.innermost]
 
 
-def folded(found: Sequence[Stack]) -> str:
-    """Return stacks as text for `flamegraph.pl`: a line for each stack, such as "outer;inner 12".
+def folded(found: Sequence[Stack]) -> Iterator[str]:
+    """Yield stacks as text for `flamegraph.pl`: a line for each stack, such as "outer;inner 12".
 
     Times are in microseconds. In the name of a frame, semicolons become commas, white space becomes
     underscores, and unprintable characters become escapes. Stacks of less than half a microsecond
     are left out.
     """
-    lines = (
-        (";".join(map(_safe, stack.frames)), (stack.value_ns + 500) // 1000) for stack in found
-    )
-    return "".join(f"{path} {value}\n" for path, value in lines if value > 0)
+    safe = cache(_safe)
+    for stack in found:
+        if value := (stack.value_ns + 500) // 1000:
+            yield without_commands(f"{';'.join(map(safe, stack.frames))} {value}\n")
 
 
 def _safe(frame: str) -> str:
@@ -189,15 +203,48 @@ def _paths(
     call_tree, nearest = _without_ours(events, whole)
     code, names = intern(map(_plain, events.names))
     path, parents, labels = number_paths(call_tree, code[events.name[call_tree.index]])
-    inside: list[tuple[str, ...]] = []
-    for parent, label in zip(parents.tolist(), labels.tolist()):
-        inside.append((*inside[parent], names[label]) if parent >= 0 else (names[label],))
     before, prefix = _before_root(events, call_tree, threads=threads, frames=frames)
-    groups = groupby(prefix * len(inside) + path)[1]
+    count, most, characters = len(parents), 2 * MOST_FRAMES, np.inf
+    while most > 1 and characters > _CHARACTERS * len(events):
+        most //= 2
+        outer = [_first_frames(each, most) for each in before]
+        inner, sizes = _cut(parents, labels, names, most)
+        keys, groups = groupby(prefix * count + inner[path])
+        outer_sizes = np.array([sum(map(len, each)) for each in outer], np.int64)
+        characters = int((outer_sizes[keys // count] + sizes[keys % count]).sum()) if count else 0
+    inside: list[tuple[str, ...]] = []
+    for k, (parent, label) in enumerate(zip(parents.tolist(), labels.tolist())):
+        above = inside[parent] if parent >= 0 else ()
+        is_kept = inner[k] == k
+        inside.append(_first_frames((*above, names[label]), most) if is_kept else above)
     first = groups.min(np.arange(len(path)))
     order = np.argsort(first)
-    found = [before[prefix[node]] + inside[path[node]] for node in first[order].tolist()]
+    found = [
+        _first_frames(outer[key // count] + inside[key % count], most)
+        for key in keys[order].tolist()
+    ]
     return found, Groups(groups.renumbered(order).of[nearest], groups.count)
+
+
+def _first_frames(frames: tuple[str, ...], most: int) -> tuple[str, ...]:
+    return frames if len(frames) <= most else (*frames[:most], DEEPER)
+
+
+def _cut(parents: Ints, labels: Ints, names: list[str], most: int) -> tuple[Ints, Ints]:
+    """Cut the paths of a tree that have more than `most` frames.
+
+    Returns for each path the path that stands for it, and the number of characters in its first
+    `most` frames. A path with `most` + 1 frames stands for all paths below it.
+    """
+    inner: list[int] = []
+    depths: list[int] = []
+    sizes: list[int] = []
+    for k, (parent, label) in enumerate(zip(parents.tolist(), labels.tolist())):
+        depth, size = (depths[parent], sizes[parent]) if parent >= 0 else (0, 0)
+        inner.append(k if depth <= most else inner[parent])
+        depths.append(depth + 1)
+        sizes.append(size + (len(names[label]) if depth < most else 0))
+    return np.array(inner, np.int64), np.array(sizes, np.int64)
 
 
 def _before_root(
@@ -225,13 +272,13 @@ def _before_root(
 
 def _recorded_frames(text: bytes) -> tuple[str, ...]:
     """The frames of an operator's "Call stack", the innermost first."""
-    return tuple(_ADDRESS.sub("", frame) for frame in str(decoded(text)).split(";") if frame)
+    return tuple(_shown(frame) for frame in str(decoded(text)).split(";") if frame)
 
 
 def _plain(name: str) -> str:
     if is_step(name):
         return _ALL_STEPS
-    return _RECORDING if _is_machinery(name) else _ADDRESS.sub("", name)
+    return _RECORDING if _is_machinery(name) else _shown(name)
 
 
 def _is_around_users(name: str) -> bool:
@@ -252,31 +299,45 @@ def frames_around(events: Events, event: Ints, depth: int) -> tuple[Ints, list[s
 
     Returns for each call an index into a list of stacks, and this list. A stack is text: at
     most `depth` frames, the innermost first, joined by ";". Frames of this package are left out.
-    The stack is None for a call outside of all frames, and for a call without an event (-1).
+    "…" stands for the outer frames of a text that would be longer than 5,000 characters. The stack
+    is None for a call outside of all frames, and for a call without an event (-1).
     """
     python = events.among(PYTHON)
     if not python.any():
         codes, groups = groupby(np.append(events.call_stack, -1)[event] + 1)
-        texts = [
-            ";".join(_recorded_frames(events.texts[k - 1])[:depth]) if k else ""
+        numbers, labels = intern(
+            _stack_text(_recorded_frames(events.texts[k - 1]), depth) if k else None
             for k in codes.tolist()
-        ]
-        numbers, labels = intern(text or None for text in texts)
+        )
         return numbers[groups.of], labels
-    call_tree = nest(events, python)
+    call_tree = nest(events, python & ~events.named(is_own_frame))
     at = np.where(event >= 0, call_tree.node_at(events.thread[event], events.start_ns[event]), -1)
     nodes, groups = groupby(at + 1)
+    names = [_shown(name) for name in events.names]
     numbers, labels = intern(
-        _stack_text(events, call_tree, node - 1, depth) for node in nodes.tolist()
+        _stack_text(_above(events, call_tree, node - 1, names), depth) for node in nodes.tolist()
     )
     return numbers[groups.of], labels
 
 
-def _stack_text(events: Events, call_tree: CallTree, node: int, depth: int) -> str | None:
-    frames: list[str] = []
-    while node >= 0 and len(frames) < depth:
-        name = events.names[events.name[call_tree.index[node]]]
-        if not is_own_frame(name):
-            frames.append(_ADDRESS.sub("", name))
+def _above(events: Events, call_tree: CallTree, node: int, names: list[str]) -> Iterator[str]:
+    """The names of a node and of its ancestors."""
+    while node >= 0:
+        yield names[events.name[call_tree.index[node]]]
         node = int(call_tree.parent[node])
-    return ";".join(frames) or None
+
+
+def _stack_text(frames: Iterable[str], depth: int) -> str | None:
+    """The first `depth` frames as text, with "…" for the frames that make the text too long."""
+    found, size = [], 0
+    for frame in islice(frames, depth):
+        size += len(frame) + 1
+        if size > _LONGEST_STACK:
+            found.append("…")
+            break
+        found.append(frame)
+    return ";".join(found) or None
+
+
+def _shown(frame: str) -> str:
+    return shortened(_ADDRESS.sub("", frame), LONGEST_FRAME)

@@ -13,7 +13,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from instrument.errors import MissingPackage
-from instrument.printable import printable
+from instrument.printable import is_terminal, printable, printable_lines
 from instrument.templates import render
 from instrument.units import count, counted, duration, rate, size
 
@@ -460,11 +460,7 @@ def _fitted(table: Table, name_width: int) -> str:
     The first column always stays. Of the others, numbers have priority over text, which is wider.
     Columns without values have the lowest priority.
     """
-    try:
-        is_terminal = sys.stdout.isatty()
-    except (AttributeError, ValueError):  # a replaced or a closed stdout
-        is_terminal = False
-    if not is_terminal:
+    if not is_terminal(sys.stdout):
         return to_text(table, name_width=name_width)
     left, known = shutil.get_terminal_size().columns, set(known_columns(table))
     others = sorted(
@@ -518,7 +514,7 @@ def to_text(
         )
         return "  ".join(padded).rstrip()
 
-    return "\n".join([line(header), "  ".join("-" * w for w in widths), *map(line, body)])
+    return printable_lines(line(header), "  ".join("-" * w for w in widths), *map(line, body))
 
 
 def is_text(values: Sequence[Any]) -> bool:

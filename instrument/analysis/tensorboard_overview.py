@@ -154,7 +154,7 @@ def devices(events: Events, work: Work) -> Table:
         "occupancy",
         "occupancy_covered",
     )
-    found = [events.device_of(process) for process in used]
+    found = events.devices_of(used)
     cells = {
         "device": list(used),
         "name": [None if device is None else device.name for device in found],

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from instrument import files
 from instrument.analysis import coverage_rows
 from instrument.analysis.table import Schema, Table, schema
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, ConfigError, TraceWarning
+from instrument.globs import check_globs
 from instrument.peak_flops import check_peak_flops
 from instrument.printable import printable
-from instrument.range_names import REGION
+from instrument.range_names import REGION, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from instrument.analysis.ranges import RangeTable
     from instrument.analysis.stacks import Stack
     from instrument.links.links import Links
-    from instrument.patterns import Pattern
     from instrument.trace.capture_json import Metadata
     from instrument.trace.events import Events
 
@@ -136,15 +137,15 @@ VIEWS = {
         "memory_timeline:MEMORY_DEVICES",
         "memory",
         "the memory allocated and freed on each device, and its peak",
-        coverage=coverage_rows.FILE,
+        coverage=coverage_rows.MEMORY,
     ),
     "memory.steps": View(
         "memory_timeline:MEMORY_STEPS",
-        coverage=coverage_rows.FILE,
+        coverage=coverage_rows.MEMORY,
     ),
     "memory.sizes": View(
         "memory_timeline:SIZES",
-        coverage=coverage_rows.FILE,
+        coverage=coverage_rows.MEMORY,
     ),
     "memory.events": View(
         "memory_timeline:MEMORY_EVENTS",
@@ -285,8 +286,8 @@ class Views:
         trace_path: the trace file; None if the capture holds no trace.
         folder: the capture's folder; None for a trace file alone.
         metadata: the content of `capture.json`; empty for a trace file alone.
-        communication: the argument `communication` of `load`: a regular expression for the names of
-            communication kernels, or None.
+        communication: the argument `communication` of `load`: globs for the names of communication
+            kernels, or None.
         graph_captures: the argument `graph_captures` of `load`: other captures, which were recorded
             while the program built the CUDA graphs that this trace replays.
         peak_flops: the argument `peak_flops` of `load`: the peak FLOP/s of the devices, or None.
@@ -297,7 +298,7 @@ class Views:
         trace_path: Path | None,
         folder: Path | None,
         metadata: dict[str, Any],
-        communication: str | None = None,
+        communication: Sequence[str] | None = None,
         graph_captures: Sequence[Views] = (),
         peak_flops: PeakFlops | None = None,
     ) -> None:
@@ -307,8 +308,8 @@ class Views:
         self.communication = communication
         self.graph_captures = tuple(graph_captures)
         self.peak_flops = peak_flops
-        # Names of communication kernels that the recording's config added to the default.
-        self._added: Pattern | None = None
+        #: The URL that `trace_path` or `folder` is a copy of; None for a local capture.
+        self.url: str | None = None
         #: The rows of `coverage` that were already computed; see `analysis.coverage.part`.
         self.coverage_parts: dict[str, Part | None] = {}
 
@@ -317,7 +318,7 @@ class Views:
         cls,
         path: str | PathLike[str],
         *,
-        communication: str | None = None,
+        communication: Sequence[str] | None = None,
         graph_captures: Iterable[str | PathLike[str]] = (),
         peak_flops: PeakFlops | None = None,
     ) -> Self:
@@ -327,10 +328,11 @@ class Views:
 
         Args:
             path: the folder or file, or a URL such as `s3://bucket/run/NAME`. A URL is downloaded
-                at once; see `instrument.storage`.
-            communication: a regular expression. Kernels whose names match it are communication.
-                None means `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the names that
-                `profiler.communication` added when the capture was recorded.
+                at once; see `instrument.storage`. The copy is removed when this process ends.
+            communication: globs, such as `["*nccl*", "*rccl*"]`. Kernels whose names match one of
+                them are communication; case is ignored. None means
+                `instrument.analysis.breakdown.COMMUNICATION_NAMES` and the globs of
+                `profiler.communication` when the capture was recorded.
             graph_captures: traces that were recorded while the program built the CUDA graphs that
                 this trace replays. vLLM and SGLang can write such traces. The view `cuda_graphs`
                 takes the operators and ranges of the graphs' nodes from these traces.
@@ -342,17 +344,17 @@ class Views:
         Raises:
             CaptureError: nothing is at the path, the folder has no readable capture.json, or the
                 URL cannot be fetched.
-            ConfigError: `communication` is not a regular expression, `peak_flops` cannot be used,
+            ConfigError: `communication` is not a list of globs, `peak_flops` cannot be used,
                 or the URL's protocol is unknown.
             MissingPackage: a package for the URL's protocol is not installed.
         """
         from instrument import storage
-        from instrument.analysis.breakdown import check_names
         from instrument.trace import capture_json
 
-        path = storage.fetch(path) if storage.is_url(path) else Path(path)
+        url = path if storage.is_url(path) else None
+        path = Path(path) if url is None else storage.fetch(url)
         if communication is not None:
-            check_names(communication)
+            check_globs(communication, "communication")
         others = [cls.load(each) for each in graph_captures]
         peak_flops = check_peak_flops(peak_flops, "peak_flops")
         kind = kind_of(path)
@@ -361,8 +363,7 @@ class Views:
             traces = (path / name for name in capture_json.TRACE_FILES)
             trace = next((file for file in traces if files.is_regular(file)), None)
             capture = cls(trace, path, about, communication, others, peak_flops)
-            if communication is None:
-                capture._added = _added_names(path, capture)
+            capture.url = url
             return capture
         if kind is None:
             raise no_capture_at(path)
@@ -370,7 +371,9 @@ class Views:
             raise CaptureError(
                 f"{path} is not a regular file: give a capture folder or a trace file."
             )
-        return cls(path, None, {}, communication, others, peak_flops)
+        capture = cls(path, None, {}, communication, others, peak_flops)
+        capture.url = url
+        return capture
 
     @property
     def about(self) -> Metadata:
@@ -390,21 +393,21 @@ class Views:
         For a trace file alone, the file's name without `.json` or `.json.gz`.
         """
         if self.folder is None:
-            file = self.trace_path.name if self.trace_path else ""
+            file = whole(self.trace_path.name) if self.trace_path else ""
             return file.removesuffix(".gz").removesuffix(".json")
         recorded = Path(self.about.name or "").name
-        is_plain = (
-            recorded.isprintable() and len(recorded.encode("utf-8", "replace")) <= _LONGEST_NAME
-        )
-        return recorded if is_plain and recorded not in ("", "..") else self.folder.name
+        is_plain = recorded.isprintable() and len(recorded.encode()) <= _LONGEST_NAME
+        return recorded if is_plain and recorded not in ("", "..") else whole(self.folder.name)
 
     @property
-    def place(self) -> Path | None:
-        """The capture's folder under its final name, or else the trace file.
+    def place(self) -> Path | str | None:
+        """The URL of the capture, or its folder under its final name, or else the trace file.
 
         While sinks write the capture's files, the folder has a temporary name that begins with a
         dot. Only sinks with `needs_final_folder` run after the folder has its final name.
         """
+        if self.url is not None:
+            return self.url
         if (
             self.folder is not None
             and self.folder.name.startswith(".")
@@ -417,15 +420,24 @@ class Views:
     def events(self) -> Events:
         """Every event with a duration, and the allocations and frees, as columns.
 
+        If the trace file is cut short, a `TraceWarning` says so, and `events.cut_short` is True.
+
         Raises:
             CaptureError: the folder holds no trace.
             TraceError: the trace file cannot be read.
         """
-        from instrument.trace import column_cache
+        from instrument.trace import reader
 
         trace = self.require_trace()
-        place = self.place if self.folder else None
-        return column_cache.read(trace, place and place / trace.name)
+        events = reader.read(trace)
+        if events.cut_short:
+            warnings.warn(
+                f"The trace file {printable(str(trace))} is cut short: only its first "
+                f"{events.recorded} events could be read. Copy or record it again.",
+                TraceWarning,
+                stacklevel=1,  # shown once for each file, not once for each caller
+            )
+        return events
 
     def require_trace(self) -> Path:
         """Return `trace_path`.
@@ -464,9 +476,11 @@ class Views:
     @cached_property
     def work(self) -> Work:
         """The work of the devices, with its kind and launch; see `analysis.breakdown`."""
-        from instrument.analysis.breakdown import device_work
+        from instrument.analysis.breakdown import COMMUNICATION_NAMES, device_work
 
-        return device_work(self.links, self.communication, self._added)
+        if self.communication is not None:
+            return device_work(self.links, self.communication)
+        return device_work(self.links, [*COMMUNICATION_NAMES, *self._recorded_globs()])
 
     @cached_property
     def breakdown(self) -> Table:
@@ -652,8 +666,23 @@ class Views:
 
         return stacks(self.events, metric, range=range, threads=threads)
 
+    def _recorded_globs(self) -> Sequence[str]:
+        """Return `profiler.communication` of the recording; warn if it cannot be used."""
+        globs = self.about.config.communication
+        try:
+            return check_globs(globs, "config.communication")
+        except ConfigError as error:
+            from instrument.log import logger
+
+            logger.warning(
+                "{} is read with the default names of communication kernels, because {}",
+                self.name,
+                error,
+            )
+            return []
+
     def __repr__(self) -> str:
-        where = self.folder or self.trace_path
+        where = self.url or self.folder or self.trace_path
         return printable(f"<{type(self).__name__} {self.name!r} at {where}>")
 
 
@@ -679,33 +708,15 @@ def no_capture_at(path: Path) -> CaptureError:
 def files_of(folder: Path) -> list[str]:
     """List the files that an upload of a capture sends, with capture.json last.
 
-    So if a capture at a URL has a capture.json, all other files have arrived too. Four kinds of
-    files are left out: hidden files, symbolic links, column files that older versions kept beside
-    the trace, and the file that records the upload (`NOTE_FILE`).
+    So if a capture at a URL has a capture.json, all other files have arrived too. Three kinds of
+    files are left out: hidden files, symbolic links, and the file that records the upload
+    (`NOTE_FILE`).
     """
-    from instrument.trace.capture_json import METADATA_FILE, TRACE_FILES
+    from instrument.trace.capture_json import METADATA_FILE
 
-    left_out = {NOTE_FILE, *(f"{name}.columns" for name in TRACE_FILES)}
     relative = (file.relative_to(folder) for file in files.regular_files(folder))
     found = [
         each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
     ]
-    kept = (file for file in found if file not in left_out)
+    kept = (file for file in found if file != NOTE_FILE)
     return sorted(kept, key=lambda file: (file == METADATA_FILE, file))
-
-
-def _added_names(folder: Path, capture: Views) -> Pattern | None:
-    """The pattern `profiler.communication` of the recording; None if there is none."""
-    from instrument.patterns import Pattern
-    from instrument.trace.capture_json import METADATA_FILE
-
-    if not (added := capture.about.config.communication):
-        return None
-    try:
-        return Pattern(added)
-    except ValueError as error:
-        raise CaptureError(
-            f"The file {folder / METADATA_FILE} has {added!r} for config.communication, "
-            f"which cannot be used ({error}): correct the file, or pass communication to "
-            "Capture.load."
-        ) from None

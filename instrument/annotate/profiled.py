@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from instrument.annotate import backends, module_calls
 from instrument.annotate.wrapper import Name, in_range, is_plain
 from instrument.errors import ConfigError
-from instrument.range_names import MOMENT, to_trace
+from instrument.range_names import MOMENT, to_trace, whole
 
 T = TypeVar("T")
 
@@ -266,7 +266,7 @@ def mark(message: str) -> None:
     if is_dynamo_compiling() or backends.disabled:
         return
     if backends.armed:
-        backends.mark(message)
+        backends.mark(whole(message))
     if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         opens, closes, _ = backends.torch_backend
         closes(opens(to_trace(message + MOMENT)))

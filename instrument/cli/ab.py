@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.cli.arguments import positive
-from instrument.cli.output import Parts, say, show_result
+from instrument.cli.output import Parts, Written, say, show_result
 from instrument.errors import ConfigError, InstrumentError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
 
         def result() -> str | Parts:
             comparison = Comparison(blocks, arguments.margin)
-            return (as_json if arguments.json else parts)(a, b, comparison)
+            return Written(as_json(a, b, comparison)) if arguments.json else parts(a, b, comparison)
 
         folder, keep = _folder(arguments.output), arguments.output is not None
         try:
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 say(progress(len(blocks), arguments.blocks, block))
         except (InstrumentError, KeyboardInterrupt) as error:
             if isinstance(error, RunError):
-                say(_last_lines(error.output))
+                say(*_last_lines(error.output))
             if blocks:
                 show_result(result())
             raise
@@ -146,11 +146,11 @@ def _folder(given: Path | None) -> Path:
     return given.absolute()
 
 
-def _last_lines(output: Path) -> str:
+def _last_lines(output: Path) -> list[str]:
     with output.open("rb") as file:
         file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
         lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()
-    return "\n".join(["The last lines of its output:", *(f"  {line}" for line in lines[-_LINES:])])
+    return ["The last lines of its output:", *(f"  {line}" for line in lines[-_LINES:])]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import CAPTURE, path_or_url
-from instrument.cli.output import writing
+from instrument.cli.output import Written, writing
 from instrument.cli.paths import newest_capture
 
 HELP = "write the counters of a capture to a small JSON file, to keep in the repository"
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> str:
     counted = counters(newest_capture(arguments.path))
     content = as_text(counted)
     if arguments.output is None:
-        return content.rstrip("\n")
+        return Written(content.rstrip("\n"))
     with writing(arguments.output):
         files.write(arguments.output, content)
     known = sum(count is not None for count in counted.counts.values())

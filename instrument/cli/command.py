@@ -18,7 +18,6 @@ from instrument import __version__
 from instrument.cli import (
     ab,
     baseline,
-    cache,
     diagnose,
     diff,
     export,
@@ -32,8 +31,9 @@ from instrument.cli import (
     trigger,
     whatif,
 )
-from instrument.cli.output import Result, say, show_result
+from instrument.cli.output import Result, Written, say, saying_warnings, show_result
 from instrument.errors import InstrumentError
+from instrument.files import fill_standard_streams
 
 COMMANDS = {
     "show": show,
@@ -49,7 +49,6 @@ COMMANDS = {
     "ranks": ranks,
     "trigger": trigger,
     "graph": graph,
-    "cache": cache,
 }
 
 # The exit status after Ctrl-C, as in shells.
@@ -73,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the arguments without the name of the program; None means those of this process.
     """
+    fill_standard_streams()
     parser = _parser()
     words, program = _split(sys.argv[1:] if argv is None else argv)
     arguments, rest = parser.parse_known_args(words)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     status = 0
     try:
-        with progress.shown():
+        with progress.shown(), saying_warnings():
             made = arguments.run(arguments)
         shown, status = made if isinstance(made, Result) else Result(made)
         show_result(shown)
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=command.HELP)
         command.add_arguments(one)
         one.set_defaults(run=command.run, parser=one)
-    parser.set_defaults(run=lambda _: parser.format_help().rstrip(), parser=parser)
+    parser.set_defaults(run=lambda _: Written(parser.format_help().rstrip()), parser=parser)
     return parser
 
 

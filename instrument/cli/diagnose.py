@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from instrument.cli.arguments import CAPTURE, path_or_url
+from instrument.cli.output import Written
 
 HELP = "say what slows a run, what to change, and what the change saves"
 
@@ -45,6 +46,5 @@ def run(arguments: argparse.Namespace) -> str:
     from instrument.findings.diagnosis_text import as_json, as_markdown, as_text
 
     diagnosis = diagnose_all(readable_captures(arguments.paths))
-    if arguments.json:
-        return as_json(diagnosis)
-    return as_markdown(diagnosis) if arguments.markdown else as_text(diagnosis)
+    write = as_json if arguments.json else as_markdown if arguments.markdown else as_text
+    return Written(write(diagnosis))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument.cli.arguments import ROWS, path_or_url, row_count
-from instrument.cli.output import Parts, Result, say
+from instrument.cli.output import Parts, Result, Written, say
 from instrument.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -119,12 +119,12 @@ def _shown(
     if arguments.json:
         content = {} if found is None else as_dict(found)
         conditions = {"conditions": gate.as_dicts(verdicts)} if verdicts else {}
-        return json.dumps({**content, **conditions}, indent=2)
+        return Written(json.dumps({**content, **conditions}, indent=2))
     if arguments.markdown:
         text = [] if found is None else [as_markdown(found, rows=arguments.rows)]
-        return "\n\n".join([*([gate.as_markdown(verdicts)] if verdicts else []), *text])
+        return Written("\n\n".join([*([gate.as_markdown(verdicts)] if verdicts else []), *text]))
     tables = [] if found is None else parts(found, rows=arguments.rows, by=arguments.by)
-    return [*([gate.as_text(verdicts)] if verdicts else []), *tables]
+    return [*([gate.as_lines(verdicts)] if verdicts else []), *tables]
 
 
 def _side(path: Path | str, is_baseline: bool, has_said: bool) -> Side:

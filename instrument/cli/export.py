@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.cli.arguments import path_or_url
+from instrument.cli.output import Parts
 from instrument.cli.paths import captures_at, captures_in
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--to", metavar="FOLDER", type=Path, help=where)
 
 
-def run(arguments: argparse.Namespace) -> str:
+def run(arguments: argparse.Namespace) -> str | Parts:
     """Export captures, or run a sink on captures; return a sentence that names the captures.
 
     Raises:
@@ -67,11 +68,12 @@ def run(arguments: argparse.Namespace) -> str:
             )
         from instrument.worker.leftovers import finish_all
 
-        return finish_all(arguments.path, arguments.upload_to)
+        return [finish_all(arguments.path, arguments.upload_to)]
     from instrument.capture import Capture
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
     from instrument.sinks import Sink
+    from instrument.worker.finish import ending_children
     from instrument.worker.leftovers import finish_queued, queued_at
 
     # A class may be in a file of the current folder.
@@ -106,7 +108,8 @@ def run(arguments: argparse.Namespace) -> str:
             )
     try:
         if isinstance(sink, Sink):
-            sink.close()
+            with ending_children():
+                sink.close()
     except (InstrumentError, OSError) as error:
         failures.append(str(error))
     if failures:
@@ -126,6 +129,8 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
     Raises:
         ConfigError: the folder cannot be created.
     """
+    from instrument.worker.finish import ending_children
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,7 +138,8 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
             f"The folder {folder} cannot be created ({error.strerror}): name another one with --to."
         ) from None
     try:
-        sink.write(capture, folder)
+        with ending_children():
+            sink.write(capture, folder)
     finally:
         with suppress(OSError):  # not empty
             folder.rmdir()

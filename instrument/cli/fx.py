@@ -36,7 +36,7 @@ def report(options: argparse.Namespace) -> Parts:
     args, kwargs = made_inputs(options.inputs, device)
     with nullcontext() if options.train else torch.no_grad():
         profile = profile_graph(model, *args, runs=options.runs, **kwargs)
-    machine = profile.machine(refresh=options.refresh) if options.roofline or options.html else None
+    machine = profile.machine if options.roofline or options.html else None
     table = profile.nodes.by(options.by, depth=options.depth) if options.by else profile.nodes
     table = profile.roofline(machine) if options.roofline else table
     try:
@@ -46,7 +46,7 @@ def report(options: argparse.Namespace) -> Parts:
         table = table.head(options.rows or len(table)).select(columns)
     except KeyError as error:
         raise ConfigError(error.args[0]) from None
-    remarks = [profile.foot]
+    remarks = [*profile.foot]
     if options.roofline:
         remarks.append(f"The bounds are computed from the rates of {machine}.")
     remarks += (
@@ -55,7 +55,7 @@ def report(options: argparse.Namespace) -> Parts:
     chosen = options.columns is not None
     return [
         Section(table, table.columns, chosen=chosen, key=options.sort, text_width=None),
-        "\n".join(remarks),
+        remarks,
     ]
 
 

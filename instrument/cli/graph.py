@@ -89,11 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="also write an HTML page with a picture of the graph and a table of its nodes",
     )
-    add(
-        "--refresh",
-        action="store_true",
-        help="measure the machine's rates again (otherwise, cached rates are used)",
-    )
 
 
 def run(arguments: argparse.Namespace) -> Parts:

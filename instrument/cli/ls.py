@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.table import Schema, Table, known_columns, names_of, schema
 from instrument.cli.arguments import ROWS, path_or_url, row_count
-from instrument.cli.output import Parts
+from instrument.cli.output import Parts, Written
 from instrument.cli.paths import captures_at
 from instrument.errors import InstrumentError
 from instrument.units import counted
@@ -69,11 +69,11 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     newest = found[::-1][: arguments.rows]
     rows = [_row(place, verdicts=not arguments.no_verdict) for place in newest]
     if arguments.json:
-        return json.dumps({"captures": rows}, indent=2)
+        return Written(json.dumps({"captures": rows}, indent=2))
     names = names_of(CAPTURES)
     table = Table.of(CAPTURES, {name: [row[name] for row in rows] for name in names})
     if arguments.csv:
-        return table.to_csv().rstrip("\n")
+        return Written(table.to_csv().rstrip("\n"))
     left_out = len(found) - len(newest)
     are = "is" if left_out == 1 else "are"
     note = f"{counted(left_out, 'older capture')} {are} not listed; --rows -1 lists all."

@@ -67,9 +67,9 @@ def run(arguments: argparse.Namespace) -> str:
         if arguments.no_browser or not webbrowser.open(address):
             say(
                 "This address shows the trace in the Perfetto UI: open it in a browser on this "
-                "machine, or on a machine that forwards its port 9001 to this machine.\n"
+                "machine, or on a machine that forwards its port 9001 to this machine.",
                 f"The address works once, in the next {_TIMEOUT_S // 60} minutes; to stop, press "
-                "Ctrl-C."
+                "Ctrl-C.",
             )
             print(address, flush=True)
         try:

@@ -1,33 +1,46 @@
-"""Print the result of a command on stdout, fitted to the terminal, and remarks on stderr."""
+"""Print the result of a command on stdout, fitted to the terminal, and remarks on stderr.
+
+Commands print only through this module: nothing that they print can forge a line.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from instrument.errors import ConfigError
-from instrument.printable import printable_lines
+from instrument.errors import ConfigError, TraceWarning
+from instrument.printable import is_terminal, printable_lines
 
 if TYPE_CHECKING:
-    from instrument.analysis.section import Section
+    from instrument.analysis.section import Part
 
 # The result of a command that shows tables: text and tables, in the order of printing.
-Parts: TypeAlias = "Sequence[str | Section]"
+Parts: TypeAlias = "Sequence[Part]"
+
+
+class Written(str):
+    """A text of several lines whose names are already escaped: JSON, CSV, Markdown, plain text.
+
+    Any other text that a command prints is one line, in which line breaks are escaped.
+    """
+
+    __slots__ = ()
 
 
 class Result(NamedTuple):
-    """The text and tables that a command shows, and its exit status."""
+    """What a command shows, and its exit status."""
 
     shown: str | Parts
     status: int = 0
 
 
 def show_result(result: str | Parts) -> None:
-    """Print the result of a command: text unchanged, and tables drawn to fit the terminal.
+    """Print the result of a command: a line, a `Written`, or tables drawn to fit the terminal.
 
     If stdout is a file, a pipe or a terminal without control sequences (TERM=dumb), tables are
     printed as plain text.
@@ -38,21 +51,39 @@ def show_result(result: str | Parts) -> None:
     if sys.stdout is None:  # the shell closed it: `>&-`
         raise ConfigError("The result cannot be printed, because stdout is closed.")
     if isinstance(result, str):
-        print(printable_lines(result), flush=True)
-    elif sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        lines = result.split("\n") if isinstance(result, Written) else [result]
+        print(printable_lines(*lines), flush=True)
+    elif is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
         from instrument.report.terminal import draw
 
         print(draw(result), end="", flush=True)
     else:
         from instrument.analysis.section import plain
 
-        print(printable_lines(plain(result)), flush=True)
+        print(plain(result), flush=True)
 
 
-def say(text: str) -> None:
-    """Print a text on stderr, with control characters escaped; nothing if stderr is closed."""
+def say(*lines: str) -> None:
+    """Print lines on stderr, with control characters escaped; nothing if stderr is closed."""
     if sys.stderr is not None:  # print() would take stdout instead
-        print(printable_lines(text), file=sys.stderr)
+        print(printable_lines(*lines), file=sys.stderr)
+
+
+@contextmanager
+def saying_warnings() -> Iterator[None]:
+    """Within the block, print each warning about a trace as one line on stderr."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, TraceWarning):
+                say(str(message))
+            else:
+                usual(message, category, *where)
+
+        warnings.simplefilter("default", TraceWarning)
+        warnings.showwarning = show  # type: ignore[assignment] # `where` goes on unchanged
+        yield
 
 
 @contextmanager

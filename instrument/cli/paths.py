@@ -132,6 +132,6 @@ def tell_others(newest: Path | str, others: Sequence[Path | str], kind: str) -> 
     `kind` says what the paths are, such as "captures" or "windows".
     """
     if others:
-        listed = "".join(f"\n  {path}" for path in others[: -_OTHERS - 1 : -1])
-        listed += f"\n  and {len(others) - _OTHERS} more" if len(others) > _OTHERS else ""
-        say(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:{listed}")
+        listed = [f"  {path}" for path in others[: -_OTHERS - 1 : -1]]
+        listed += [f"  and {len(others) - _OTHERS} more"] if len(others) > _OTHERS else []
+        say(f"Showing the newest of {len(others) + 1} {kind}, {newest}; the others are:", *listed)

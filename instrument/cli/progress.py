@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from instrument.printable import printable
+from instrument.printable import is_terminal, printable
 
 # How long a command runs before it shows a bar, and the time between two updates of the bar.
 _AFTER_S, _EVERY_S = 0.5, 0.1
@@ -39,7 +39,7 @@ def shown() -> Iterator[None]:
 
     If stderr is closed or not a terminal, no bar is shown.
     """
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not is_terminal(sys.stderr) or os.environ.get("TERM") == "dumb":
         yield
         return
     done = Event()

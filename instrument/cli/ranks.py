@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import ROWS, column_names, path_or_url, row_count
-from instrument.cli.output import Parts, say, writing
+from instrument.cli.output import Parts, Written, say, writing
 from instrument.cli.paths import tell_others
 
 HELP = "compare the ranks of a run, and merge their traces"
@@ -83,7 +83,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
             merge_traces.merge(ranks, arguments.trace)
         say(f"The traces of {len(ranks.paths)} ranks are in {arguments.trace}")
     if arguments.json:
-        return text.as_json(ranks)
+        return Written(text.as_json(ranks))
     if arguments.csv:
-        return text.as_csv(ranks, arguments.csv).rstrip("\n")
+        for note in ranks.notes:
+            say(note)
+        return Written(text.as_csv(ranks, arguments.csv).rstrip("\n"))
     return text.parts(ranks, rows=arguments.rows, sort=arguments.sort, columns=arguments.columns)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from instrument.cli.arguments import CAPTURE, path_or_url
-from instrument.cli.output import writing
+from instrument.cli.output import Written, writing
 from instrument.errors import ConfigError
 
 HELP = "write one HTML page about a capture or a run"
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> str:
     captures = readable_captures(arguments.paths)
     content = payload(captures, before=arguments.before, redact=arguments.redact)
     if arguments.json:
-        return json.dumps(content, indent=2)
+        return Written(json.dumps(content, indent=2))
     target = arguments.output or _FILE
     with writing(target):
         files.write(target, page(content).html)

@@ -20,7 +20,7 @@ from instrument.cli.arguments import (
     positive,
     row_count,
 )
-from instrument.cli.output import Parts, say
+from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import TIMINGS_FILES, newest_capture, tell_others
 from instrument.errors import CaptureError, ConfigError
 from instrument.files import regular_files
@@ -141,11 +141,12 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     grouping = {"by": arguments.by, "stack_depth": depth}
     options = {"rows": arguments.rows or sys.maxsize, "sort": arguments.sort, **grouping}
     if arguments.json:
-        return as_json(capture, chosen, **options)
+        return Written(as_json(capture, chosen, **options))
     if arguments.csv:
         if missing := incomplete(capture, chosen):
             say(missing)
-        return as_csv(capture, chosen[0], columns=arguments.columns, **options).rstrip("\n")
+        table = as_csv(capture, chosen[0], columns=arguments.columns, **options)
+        return Written(table.rstrip("\n"))
     rows = arguments.rows or ROWS
     own = {name: name in chosen for name in ("ranges", "operators")}
     sort, sort_ranges = sort_keys(arguments.sort, **own) if any(own.values()) else (None, None)
@@ -178,8 +179,9 @@ def _timings(arguments: argparse.Namespace) -> str | Parts:
         ordered = table.sort(arguments.sort) if arguments.sort else table
         shown = ordered.head(arguments.rows or len(table))
         if arguments.json:
-            return json.dumps({"timings": shown.to_dicts()}, indent=2)
-        return chosen_columns("timings", shown, arguments.columns).to_csv().rstrip("\n")
+            return Written(json.dumps({"timings": shown.to_dicts()}, indent=2))
+        csv = chosen_columns("timings", shown, arguments.columns).to_csv()
+        return Written(csv.rstrip("\n"))
     return [heading, part]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument.cli.arguments import CAPTURE, ROWS, ROWS_HELP, path_or_url, row_count
-from instrument.cli.output import Parts, say
+from instrument.cli.output import Parts, Written, say
 from instrument.cli.paths import newest_capture, tell_others
 from instrument.errors import ConfigError
 
@@ -138,14 +138,14 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     for edit in edits:
         scenario = edit(scenario)
     if arguments.json:
-        return text.as_json(name, scenario, rows=arguments.rows or ALL)
+        return Written(text.as_json(name, scenario, rows=arguments.rows or ALL))
     if arguments.csv:
         if len(tables := arguments.tables or [text.PROFILE]) > 1:
             raise ConfigError(
                 "--csv prints one table, but several were chosen: give either --critical-path or "
                 "--slack."
             )
-        return text.as_csv(scenario, tables[0], rows=arguments.rows or ALL).rstrip("\n")
+        return Written(text.as_csv(scenario, tables[0], rows=arguments.rows or ALL).rstrip("\n"))
     rows = arguments.rows or ROWS
     return text.parts(name, scenario, rows=rows, tables=arguments.tables or ())
 

@@ -79,8 +79,9 @@ _COLLECTIVE = "c10d::"
 # The name of an operator in torch's dispatcher. Autograd nodes and compiled regions have names of
 # another form.
 _DISPATCHED = re.compile(r"\w+::\w+(\.\w+)?")
-# Only this many steps are counted, because the cost grows with their number.
-_MOST_STEPS = 1_000
+# Only this many steps are counted, and fewer if there would be more than this many cells of a step
+# and a range, because the cost grows with these numbers.
+_MOST_STEPS, _MOST_CELLS = 1_000, 4_000_000
 
 
 class Count(NamedTuple):
@@ -345,7 +346,8 @@ class Occurred:
 def counters(views: Views) -> Counters:
     """Count the work of each step of a capture; see `COUNTERS`.
 
-    Only the first 1,000 steps of a window are counted.
+    Only the first 1,000 steps of a window are counted, and fewer in a window with more than 4,000
+    ranges.
 
     Cost: building the call tree, and a pass over the paths of the ranges for each counter and step.
     """
@@ -366,7 +368,8 @@ def counters(views: Views) -> Counters:
 
 def _counted_steps(views: Views) -> Measured:
     steps = measured(views)
-    return Measured(steps.what, steps.start_ns[:_MOST_STEPS], steps.end_ns[:_MOST_STEPS])
+    most = min(_MOST_STEPS, _MOST_CELLS // (len(views.links.scopes.paths.names) + 1) + 1)
+    return Measured(steps.what, steps.start_ns[:most], steps.end_ns[:most])
 
 
 def _in_steps(occurred: Occurred, found: Occurrences) -> Count:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from instrument.analysis.section import Section, shown_of
+from instrument.analysis.section import Part, Section, shown_of
 from instrument.analysis.table import Table, unit_of
 from instrument.compare.conditions import Unlike
 from instrument.compare.step_change import Steps, Whole, divided
@@ -69,7 +69,7 @@ TIMES = {
 }
 
 
-def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[str | Section]:
+def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[Part]:
     """Return a comparison as paragraphs and tables.
 
     The first paragraph says what changed. Warnings and a sentence on the spread of the steps
@@ -83,10 +83,11 @@ def parts(found: Difference, *, rows: int = 15, by: By | None = None) -> list[st
     """
     has_kernels = len(found.kernels) > 0
     usual: tuple[By, ...] = ("operator", "kernel") if has_kernels else ("operator",)
-    made: list[str | Section] = [_wrapped(summary(found))]
+    made: list[Part] = [wrapped(summary(found), indent="  ")]
     if found.unlike:
-        made.append("\n".join(_wrapped(f"Warning: {each.sentence}") for each in found.unlike))
-    made.append(_wrapped(spread(found.step)))
+        warnings = [f"Warning: {each.sentence}" for each in found.unlike]
+        made.append([line for each in warnings for line in wrapped(each, indent="  ")])
+    made.append(wrapped(spread(found.step), indent="  "))
     made.append(_step_table(found, rows))
     if len(found.wholes) > 1:
         made.append(_ranks(found))
@@ -386,10 +387,6 @@ def _counters(found: Difference, rows: int) -> str | Section:
 def _counter(name: str, value: float | None) -> str:
     text = {"bytes": size, "flops": count}.get(unit_of(name))
     return _number(value) if value is None or text is None else text(value)
-
-
-def _wrapped(text: str) -> str:
-    return "\n".join(wrapped(text, indent="  "))
 
 
 def as_markdown(found: Difference, *, rows: int = _MARKDOWN_ROWS) -> str:

@@ -34,7 +34,7 @@ from instrument.compare.increases import Increase, increased_ranges
 from instrument.compare.statistics import is_higher
 from instrument.errors import ConfigError, did_you_mean
 from instrument.findings.places import measured
-from instrument.links.paths import fits
+from instrument.globs import fits
 from instrument.runs.rank_summary import TRAIN, phase_of, rank_of
 from instrument.units import BYTES, COUNTS, duration, quantity
 

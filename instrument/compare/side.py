@@ -31,8 +31,8 @@ class Side:
         totals: for each phase and rank, the sums of all windows: the times, calls and other
             quantities that `Totals` lists.
         conditions: the conditions of each phase.
-        notes: a sentence for each capture that could not be read, and a sentence that names the
-            captures of older runs.
+        notes: a sentence for each capture that could not be read or whose trace is cut short, and
+            a sentence that names the captures of older runs.
         private: the words in these captures that a redacted report must hide.
     """
 
@@ -50,6 +50,8 @@ class Side:
         known = [self.conditions[phase]] if phase in self.conditions else []
         self.conditions[phase] = joined([*known, conditions(capture)])
         self.private.update(private_words(capture))
+        if capture.events.cut_short:
+            self.notes.append(f"The trace of {capture.name} is cut short.")
 
     def of_phase(self, phase: str) -> dict[int | None, Totals]:
         """The totals of one phase, by rank."""
@@ -77,14 +79,14 @@ def load(given: Comparable) -> Side:
         try:
             side.add(Views.load(path))
         except (CaptureError, TraceError) as error:
-            side.private.update(words_of_path(Path(path)))
+            side.private.update(words_of_path(path))
             side.notes.append(f"Left out: {error}")
             unread += 1
             if unread == len(paths):
                 raise
     if left_out:
         side.notes.append(f"{side.name}: {left_out}")
-        side.private.update(word for path in older for word in words_of_path(Path(path)))
+        side.private.update(word for path in older for word in words_of_path(path))
     return side
 
 

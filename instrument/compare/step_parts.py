@@ -41,10 +41,9 @@ from instrument.analysis.steps import gaps
 from instrument.analysis.views import Views
 from instrument.findings.loader_wait import waits_for_data
 from instrument.findings.places import Measured, measured, range_codes
-from instrument.links.call_tree import CallTree
 from instrument.links.groupby import distinct, groupby
 from instrument.links.links import Links
-from instrument.trace.events import Codes, Flags, Ints, is_runtime, is_step, is_wait
+from instrument.trace.events import Flags, Ints, is_runtime, is_step, is_wait
 
 KINDS = (
     "compute",
@@ -192,7 +191,7 @@ def _segments(capture: Views, span: Measured) -> _Segments:
     segment, interval = engine.inside(begin)
     thread[segment] = engine.code[interval]
     on_cpu = np.flatnonzero(path == _ON_CPU)
-    node = _node_at(links.call_tree, thread[on_cpu], begin[on_cpu])
+    node = links.call_tree.node_at(thread[on_cpu], begin[on_cpu], with_end=False)
     path[on_cpu] = path_of_node[node]
     kind[on_cpu] = np.where(kind[on_cpu] == _KIND_OF_NODE, kind_of_node[node], kind[on_cpu])
     texts = [NO_LAUNCH, NO_RANGE, *links.scopes.paths.texts, *loaders]
@@ -345,15 +344,3 @@ def _on_cpu(links: Links) -> tuple[Ints, Ints]:
     kind = np.where(is_range, _PYTHON, _OPERATORS)
     kind[waits | events.named(is_step)] = _SPLIT_IDLE
     return scopes.path_of_node, np.append(kind[tree.index], _SPLIT_IDLE)
-
-
-def _node_at(tree: CallTree, thread: Codes, time_ns: Ints) -> Ints:
-    """For each given thread and time, the innermost node that runs on the thread at the time.
-
-    The result is -1 if no node runs. A node does not run at the time of its end. This differs from
-    `CallTree.node_at`, where a node still runs at the time of its end.
-    """
-    node = tree.node_at(thread, time_ns)
-    while (ended := (node >= 0) & (np.append(tree.end_ns, 0)[node] <= time_ns)).any():
-        node[ended] = tree.parent[node[ended]]
-    return node

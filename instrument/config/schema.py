@@ -31,7 +31,7 @@ from instrument.config.presets import NO_GRAPH, preset
 from instrument.config.step_actions import StepActions
 from instrument.config.user_metadata import as_json
 from instrument.errors import ConfigError, need_package, suggestion
-from instrument.patterns import check_pattern
+from instrument.globs import check_globs
 from instrument.peak_flops import check_peak_flops
 from instrument.redact import public, redact
 
@@ -127,9 +127,10 @@ class ProfilerConfig(BaseModel):
             torch 2.14 warns that the option is deprecated.
         capture_overload_names: record operators with their overload, such as `aten::add.Tensor`.
             Tables can then group operators by name and overload; by default, they group by name.
-        communication: regular expressions for kernel names; case is ignored. A kernel whose name
-            matches counts as communication. Known kernels, such as NCCL's, always count as
-            communication. The capture stores the expressions.
+        communication: globs for kernel names, such as `*my_all_reduce*`; case is ignored. A kernel
+            whose whole name matches counts as communication. Known kernels, such as NCCL's, always
+            count as communication. At most 20 globs of at most 100 characters. The capture stores
+            the globs.
         peak_flops: the peak FLOP/s of the devices, for `capture.efficiency`: a number for all
             precisions, or a mapping such as `{bfloat16: 989e12}`. The precisions are float64,
             float32, tf32, float16, bfloat16, float8 and int8. The capture stores the value. Missing
@@ -301,9 +302,8 @@ class ProfilerConfig(BaseModel):
 
     @field_validator("communication")
     @classmethod
-    def _valid_patterns(cls, communication: list[str]) -> list[str]:
-        for names in communication:
-            check_pattern(names)
+    def _valid_globs(cls, communication: list[str]) -> list[str]:
+        check_globs(communication, "profiler.communication")
         return communication
 
     @field_validator("peak_flops", mode="before")

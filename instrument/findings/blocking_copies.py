@@ -34,6 +34,7 @@ from instrument.findings.device_time import LEAST_SAVING, has_device_work
 from instrument.findings.finding import Check, Evidence, Finding, show_command
 from instrument.findings.places import common_place, evidence, measured, nodes_of, percent
 from instrument.findings.saving import is_worth, simulated
+from instrument.links.groupby import groupby
 from instrument.links.intervals import sweep
 from instrument.trace.events import Flags, Ints, is_runtime, is_wait
 from instrument.units import size
@@ -128,9 +129,12 @@ def _evidence(capture: Views, copies: Ints, launches: Ints, calls: Ints) -> tupl
     """Make one row of evidence for each name of a copy, then one for each name of a call."""
     events, rows = capture.events, []
     moved = moved_bytes(events, copies, launches)
+    names, groups = groupby(events.name[copies])
+    sizes = groups.cells(groups.sum(moved), groups.number(moved < 0) == 0)
+    of_name = dict(zip((events.names[k] for k in names.tolist()), sizes))
     for row in evidence(capture, copies, most=len(copies)):
-        own = moved[events.named(row.name.__eq__)[copies]]
-        rows.append(row._replace(detail=size(int(own.sum())) if (own >= 0).all() else ""))
+        known = of_name[row.name]
+        rows.append(row._replace(detail="" if known is None else size(known)))
     return (*rows, *evidence(capture, calls, most=len(calls)))
 
 

@@ -204,7 +204,7 @@ def _accumulations(capture: Views, nodes: Ints) -> Ints:
     outer = np.flatnonzero(is_node[:-1] & ~is_node[tree.parent])  # sorted by thread and start
     accumulates = is_accumulation(events, tree.index[outer])
     found = []
-    for k in np.flatnonzero(np.isin(tree.index[outer], nodes)).tolist():
+    for k in np.flatnonzero(np.isin(tree.index[outer], nodes) & ~accumulates).tolist():
         for following in range(k + 1, len(outer)):
             node = int(outer[following])
             if not accumulates[following] or tree.thread[node] != tree.thread[outer[k]]:

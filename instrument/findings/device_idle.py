@@ -39,7 +39,7 @@ from instrument.findings.launch_bound import LONG_NS
 from instrument.findings.places import measured, percent, source_codes
 from instrument.findings.saving import is_worth, scaled
 from instrument.links.groupby import groupby
-from instrument.links.intervals import sweep, within
+from instrument.links.intervals import sweep, within_groups
 from instrument.trace.events import (
     ANNOTATION,
     Ints,
@@ -196,21 +196,14 @@ def _inside_ns(capture: Views, gaps: LaunchGaps) -> Ints:
     """For each node of the call tree, how much of its time lies in gaps of the devices.
 
     A gap counts only for the nodes of one thread: the thread that launches the work after the gap.
-
-    Cost: one pass over all gaps, and for each thread one pass over its gaps and nodes.
     """
     tree = capture.links.call_tree
     timeline = sweep([(gaps.start_ns, gaps.queued_ns), gaps.waiting])
     waits = timeline.active[0] & timeline.active[1] & (timeline.end_ns > timeline.start_ns)
     start_ns, end_ns = timeline.start_ns[waits], timeline.end_ns[waits]
     gap = np.searchsorted(gaps.start_ns, start_ns, "right") - 1  # gaps do not overlap
-    threads, groups = groupby(_threads(capture, gaps)[gap])
-    first, after = (np.searchsorted(tree.thread, threads, side) for side in ("left", "right"))
-    node_end_ns, inside_ns = tree.ends_before_overlap, np.zeros(len(tree), np.int64)
-    for rows, begin, end in zip(groups.rows(), first.tolist(), after.tolist()):
-        nodes, waited = slice(begin, end), (start_ns[rows], end_ns[rows])
-        inside_ns[nodes] = within(waited, tree.start_ns[nodes], node_end_ns[nodes])
-    return inside_ns
+    waited = _threads(capture, gaps)[gap], start_ns, end_ns
+    return within_groups(waited, tree.thread, tree.start_ns, tree.ends_before_overlap)
 
 
 def _only_cpu(capture: Views, gaps: LaunchGaps) -> tuple[Ints, int]:

@@ -238,7 +238,7 @@ class _Seen:
             find = partial(self._find, check, capture, whatif)
             self._keep(check.code, find, phase_of(capture), window, rank, capture.name)
         world_size = capture.about.world_size or capture.events.world_size or 1
-        place = capture.folder or capture.trace_path
+        place = capture.url or capture.folder or capture.trace_path
         if world_size > 1 and place is not None and self.ranks_checks:
             with self._noting(_RANKS, "The summary of a rank"):
                 self.summaries.append((place, summarize(capture)))
@@ -424,7 +424,7 @@ def _failure(what: str, error: Exception) -> CaptureError:
         return error
     if isinstance(error, (TraceError, MemoryError)):
         raise error
-    kind, said = type(error).__name__, printable(reason_of(error))
+    kind, said = type(error).__name__, reason_of(error)
     said = said if len(said) <= _LONGEST_ERROR else f"{said[: _LONGEST_ERROR - 1]}…"
     why = kind if said == kind else f"{kind}: {said}"
     return CaptureError(f"{what} failed on this capture ({why}): please report it.")

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from instrument.analysis.section import Part, plain
 from instrument.findings.finding import Evidence, Finding
 from instrument.findings.places import percent
 from instrument.printable import printable
@@ -44,31 +45,31 @@ def as_text(diagnosis: Diagnosis, *, most: int | None = None) -> str:
         most: how many findings to show; None shows all.
     """
     findings = diagnosis.findings[:most]
-    parts = [_heading(diagnosis)]
-    parts += [] if diagnosis.findings else ["\n".join(wrapped(f"{nothing_found(diagnosis)}."))]
+    parts: list[Part] = [_heading(diagnosis)]
+    parts += [] if diagnosis.findings else [wrapped(f"{nothing_found(diagnosis)}.")]
     parts += [
         _finding(number, finding, diagnosis.step_ns) for number, finding in enumerate(findings, 1)
     ]
     if len(findings) < len(diagnosis.findings):
         parts.append(f"… and {counted(len(diagnosis.findings) - len(findings), 'more finding')}.")
     if diagnosis.passed:
-        parts.append("\n".join(wrapped(", ".join(diagnosis.passed), _PASSED, "  ")))
+        parts.append(wrapped(", ".join(diagnosis.passed), _PASSED, "  "))
     notes = [("Not checked", diagnosis.not_checked)]
     notes += [("Accuracy of the savings", diagnosis.notes)] if findings else []
     parts += [_listed(title, sentences) for title, sentences in notes if sentences]
-    return "\n\n".join(parts)
+    return plain(parts)
 
 
-def largest_as_text(findings: Sequence[Finding], most: int = 3) -> str:
-    """Return the first findings as text to be printed below tables; "" if there are no findings."""
+def largest_as_lines(findings: Sequence[Finding], most: int = 3) -> list[str]:
+    """Return the first findings as lines to be printed below tables."""
     if not findings:
-        return ""
+        return []
     of = f", the largest {most} of {len(findings)} findings" if len(findings) > most else ""
     lines = [f"What to change first{of}:"]
     for number, finding in enumerate(findings[:most], 1):
         lines += wrapped(f"{finding.title}{_short_saving(finding)}", f"{number}. ")
         lines += wrapped(finding.change, "   ")
-    return "\n".join(lines)
+    return lines
 
 
 def nothing_found(diagnosis: Diagnosis) -> str:
@@ -163,15 +164,15 @@ def as_markdown(diagnosis: Diagnosis) -> str:
     return "\n\n".join([*parts, *tail])
 
 
-def _heading(diagnosis: Diagnosis) -> str:
+def _heading(diagnosis: Diagnosis) -> list[str]:
     number = len(diagnosis.captures)
-    what = printable(diagnosis.captures[0]) if number == 1 else f"{number} captures"
+    what = diagnosis.captures[0] if number == 1 else f"{number} captures"
     found = counted(len(diagnosis.findings), "finding") if diagnosis.findings else "no findings"
     step = f"; a step takes {duration(diagnosis.step_ns)}" if diagnosis.step_ns else ""
-    return "\n".join(wrapped(f"{what}: {found}{step}"))
+    return wrapped(f"{what}: {found}{step}", indent="  ")
 
 
-def _finding(number: int, finding: Finding, step_ns: int | None) -> str:
+def _finding(number: int, finding: Finding, step_ns: int | None) -> list[str]:
     indent = " " * (len(str(number)) + 2)
     lines = wrapped(finding.title, f"{number}. ")
     lines += wrapped(_saving(finding, step_ns), f"{indent}saves   ")
@@ -180,9 +181,8 @@ def _finding(number: int, finding: Finding, step_ns: int | None) -> str:
     lines += wrapped(finding.change, f"{indent}change  ")
     verify = f"{indent}verify  "
     is_command = finding.verify.startswith("instrument ")  # a line to copy
-    lines += [verify + printable(finding.verify)] if is_command else wrapped(finding.verify, verify)
-    lines += _evidence(finding.evidence, indent)
-    return "\n".join(lines)
+    lines += [verify + finding.verify] if is_command else wrapped(finding.verify, verify)
+    return [*lines, *_evidence(finding.evidence, indent)]
 
 
 def _saving(finding: Finding, step_ns: int | None) -> str:
@@ -233,11 +233,11 @@ def _evidence(rows: Sequence[Evidence], indent: str) -> Iterator[str]:
             yield from wrapped(row.detail, f"{indent}    ")
 
 
-def _listed(title: str, sentences: Sequence[str]) -> str:
+def _listed(title: str, sentences: Sequence[str]) -> list[str]:
     lines = [f"{title}:"]
     for sentence in sentences:
         lines += wrapped(sentence, "  - ")
-    return "\n".join(lines)
+    return lines
 
 
 def _markdown_heading(diagnosis: Diagnosis) -> str:

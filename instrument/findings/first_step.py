@@ -127,21 +127,29 @@ def _names(capture: Views) -> Iterator[_Cause]:
     events, steps, tree = capture.events, capture.links.steps, capture.links.call_tree
     step = step_at(events, steps, tree.start_ns)
     chosen = np.flatnonzero((step >= 0) & ~np.isin(tree.index, steps))
-    own_ns = tree.own(tree.total_ns)[chosen]
     names, groups = groupby(events.name[tree.index[chosen]].astype(np.int64))
+    # The time of each name in each step in which the name occurs.
+    cells, of_cells = groupby(groups.of * len(steps) + step[chosen])
+    spent_ns = of_cells.sum(tree.own(tree.total_ns)[chosen])
     environment = capture.about.environment
     searches = environment is not None and environment.cudnn_benchmark
-    for code, rows in zip(names.tolist(), groups.rows()):
-        at = step[chosen[rows]]
-        in_steps = Groups(at, len(steps)).sum(own_ns[rows])
+    of_names = Groups(cells // len(steps), len(names)).rows()
+    for code, rows in zip(names.tolist(), of_names):
+        at = cells[rows] % len(steps)
+        # If a name occurs in less than half of the other steps, the median is 0.
+        counted = len(steps) if 2 * len(rows) >= len(steps) - 1 else 1
+        in_steps = np.zeros(counted, np.int64)
+        in_steps[at[at < counted]] = spent_ns[rows[at < counted]]
         name = events.names[code]
         if searches and "convolution" in name:
             name = f"{name}, for which cuDNN searches its fastest algorithm"
-        yield _Cause(name, _additional(in_steps), int((at == 0).sum()))
+        calls = int(of_cells.size[rows[at == 0]].sum())
+        yield _Cause(name, _additional(in_steps), calls)
 
 
 def _additional(in_steps: Ints) -> int:
-    return int(in_steps[0] - np.median(in_steps[1:]))
+    """How much longer the first step takes than the median of all others; 0 for no others."""
+    return int(in_steps[0] - (np.median(in_steps[1:]) if len(in_steps) > 1 else 0))
 
 
 CHECK = Check("first-step", find)

@@ -58,8 +58,9 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
             f"{len(capture.links.steps)}",
             RECORD_STEPS,
         )
+    steps = memory.steps
     for device in memory.timelines:
-        net = memory.steps.where(device=device).column("net_bytes")[1:]
+        net = steps.where(device=device).column("net_bytes")[1:]
         added = statistics.median(net)
         if min(net) > 0 and added >= _LEAST_BYTES:
             yield _finding(capture, device, int(added), len(net))

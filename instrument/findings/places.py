@@ -26,7 +26,7 @@ from instrument.trace.events import Codes, Events, Ints, decoded, flags, is_runt
 # A range or a source is the place of a problem if at least this share of the time lies there.
 _MOSTLY = 0.9
 _FRAME = re.compile(r"(?P<file>[^;<>]+\.pyx?)\((?P<line>\d+)\): (?P<function>.+)", re.DOTALL)
-_PACKAGES = re.compile(r".*[/\\](?:site|dist)-packages[/\\]|.*[/\\]python\d(?:\.\d+)?[/\\]")
+_PACKAGES = re.compile(r"[/\\](?:(?:site|dist)-packages|python\d(?:\.\d+)?)(?=[/\\])")
 # Packages that a user does not change. Kineto removes the folders of sys.path from file names.
 _LIBRARIES = frozenset(
     {"torch", "torchgen", "functorch", "numpy", "instrument", "tqdm", "pytest", "_pytest", "pluggy"}
@@ -296,7 +296,8 @@ def users_source(frame: str) -> str | None:
     match = _FRAME.fullmatch(frame)
     if match is None:
         return None
-    file = _PACKAGES.sub("", match["file"])
+    folders = [folder.end() + 1 for folder in _PACKAGES.finditer(match["file"])]
+    file = match["file"][max(folders, default=0) :]
     top = re.split(r"[/\\]", file)[0].removesuffix(".py")
     if top in _LIBRARIES or top in sys.stdlib_module_names or "/torch/" in file:
         return None

@@ -9,7 +9,7 @@ in communication than the straggler. There is a finding if this difference is at
 step. Even then, there is no finding if the simulation saves less than 1 % of the step.
 
 The saving comes from a joint simulation in which all ranks have the same amount of work. It needs
-the traces of all ranks. With more than 32 ranks, or with traces at URLs, the saving is not known.
+the traces of all ranks. With more than 32 ranks, the saving is not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from instrument.findings.device_time import LEAST_SAVING
 from instrument.findings.finding import Evidence, Finding, RanksCheck
 from instrument.findings.places import percent
 from instrument.findings.saving import is_worth, simulated
-from instrument.storage import is_url
 from instrument.units import duration, few
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _balanced(ranks: Ranks) -> Scenario | None:
     """Simulate equal work on all ranks; None if this costs too much or is not possible."""
     from instrument.whatif.scenario import joint_scenario
 
-    if len(ranks.paths) > _MOST_SIMULATED or any(is_url(path) for path in ranks.paths):
+    if len(ranks.paths) > _MOST_SIMULATED:
         return None
     return simulated(lambda: joint_scenario(ranks).balance())
 

@@ -68,7 +68,7 @@ _KINDS = (
     _Kind(
         re.compile(
             r"(?<![a-z0-9])dgemm|d884gemm|d1688gemm|_f64f64_|convolve_dgemm"
-            r"|[dw]grad\w*_engine<double|(?<![a-z])dcudnn",
+            r"|[dw]grad\w{0,300}_engine<double|(?<![a-z])dcudnn",
             re.IGNORECASE,
         ),
         "multiply float64",
@@ -79,8 +79,8 @@ _KINDS = (
     ),
     _Kind(
         re.compile(
-            r"(?<![a-z0-9])sgemm|scudnn|_simt_sgemm|convolve_sgemm|[dw]grad\w*_engine<float"
-            r"|gemm_f32f32_f32f32|(fprop|[dw]grad)\w*_f32f32_f32f32",
+            r"(?<![a-z0-9])sgemm|scudnn|_simt_sgemm|convolve_sgemm|[dw]grad\w{0,300}_engine<float"
+            r"|gemm_f32f32_f32f32|(fprop|[dw]grad)\w{0,300}_f32f32_f32f32",
             re.IGNORECASE,
         ),
         "multiply float32 without tensor cores",
@@ -90,8 +90,8 @@ _KINDS = (
     ),
     _Kind(
         re.compile(
-            r"(tensorop|16816gemm|1688gemm|884gemm)\w*align1(?!\d)"
-            r"|tensorop_(b?f16|h)\w*align[24](?!\d)",
+            r"(tensorop|16816gemm|1688gemm|884gemm)\w{0,300}align1(?!\d)"
+            r"|tensorop_(b?f16|h)\w{0,300}align[24](?!\d)",
             re.IGNORECASE,
         ),
         "multiply matrices whose sizes are not aligned to 16 bytes",
@@ -151,7 +151,7 @@ def _find_kind(capture: Views, whatif: Scenario, kind: _Kind) -> Iterator[Findin
 def _device(capture: Views, kernels: Ints) -> Device | None:
     """The device that ran the first of the given kernels."""
     process, _ = capture.events.threads[capture.events.thread[kernels[0]]]
-    return capture.events.device_of(process)
+    return capture.events.devices_of([process])[0]
 
 
 def _has_faster_units(capture: Views, kernels: Ints, kind: _Kind) -> bool:

@@ -44,10 +44,11 @@ _LEAST_SHARE = 0.03
 _LEAST_COST = 0.01
 _NODE_NS = 2500
 _LEAST_JOINED = 0.5
+_MOST_TRIED = 32
 
 
 def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
-    """Yield a finding for each outermost range that builds an unused graph."""
+    """Yield a finding for each outermost range that builds an unused graph; at most 32."""
     events, links = capture.events, capture.links
     made = makers(capture)
     if not is_backward(events).any():
@@ -69,8 +70,10 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:
     wasteful = (unused > 0) & (used == 0)
     outermost = wasteful & ~np.append(wasteful, False)[paths.above]
     time, most_ns = measured(capture), _most_ns(capture, outermost)
-    for k in np.flatnonzero(outermost).tolist():
-        # Small ranges are skipped here, because `share_of` reads the whole call tree.
+    # Only the largest ranges are tried, because `share_of` reads the whole call tree.
+    largest = np.flatnonzero(outermost)
+    largest = largest[np.argsort(-most_ns[largest], kind="stable")[:_MOST_TRIED]]
+    for k in np.sort(largest).tolist():
         if time.share(int(most_ns[k])) < _LEAST_SHARE:
             continue
         calls = links.scopes.ranges.index[links.scopes.opened == k]

@@ -1,19 +1,16 @@
-"""The rates at which this machine multiplies matrices and copies memory, measured and cached."""
+"""The rates at which this machine multiplies matrices and copies memory, as measured."""
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
-from instrument import cache
 from instrument.errors import ConfigError
 from instrument.units import count, size
 
@@ -46,22 +43,16 @@ class Machine:
         return f"{self.device}: {', '.join([*rates, size(self.bytes_per_second)])} a second"
 
 
-def measured(
-    device: str = "cpu", dtypes: Sequence[str] = ("float32",), *, refresh: bool = False
-) -> Machine:
-    """Return the rates of a device for these types; measure rates that are not in the cache.
+def measured(device: str = "cpu", dtypes: Sequence[str] = ("float32",)) -> Machine:
+    """Measure the rates of a device for these types.
 
-    The best of five measurements counts. On a busy machine, measured rates are too low. Call again
-    with `refresh` to replace these rates in the cache. The file `machine.json` in the user's cache
-    folder (`instrument.cache`) holds the rates by device, torch version, number of threads and
-    float32 precision.
+    The best of five measurements counts. On a busy machine, measured rates are too low.
 
     Args:
         device: such as `cpu` or `cuda`.
         dtypes: names from `MEASURED`.
-        refresh: measure the rates again, even if they are in the cache.
 
-    Cost: about half a second for each type that is measured, and 512 MiB of memory.
+    Cost: about half a second for each type, and 512 MiB of memory.
 
     Raises:
         ConfigError: the rate of a type cannot be measured.
@@ -71,21 +62,12 @@ def measured(
             raise ConfigError(
                 f"The rate of {dtype!r} cannot be measured; choose one of {', '.join(MEASURED)}."
             )
-    name = _name(device)
-    cached: dict[str, Any] = {} if refresh else _read().get(name, {})
-    known = cached.get("flops_per_second", {})
-    flops = {dtype: rate for dtype, rate in known.items() if dtype in MEASURED}
-    missing = [dtype for dtype in dict.fromkeys(dtypes) if dtype not in flops]
-    if missing or "bytes_per_second" not in cached:
-        flops |= {dtype: _matmul_rate(device, dtype) for dtype in missing}
-        bytes_per_second = cached.get("bytes_per_second") or _copy_rate(device)
-        cached = {"flops_per_second": flops, "bytes_per_second": bytes_per_second}
-        _write({**_read(), name: cached})
-    return Machine(name, flops, cached["bytes_per_second"])
+    flops = {dtype: _matmul_rate(device, dtype) for dtype in dict.fromkeys(dtypes)}
+    return Machine(_name(device), flops, _copy_rate(device))
 
 
 def _name(device: str) -> str:
-    """The key of a device in the cache; see `Machine.device`."""
+    """See `Machine.device`."""
     kind = torch.device(device).type
     if kind == "cpu":
         model = f"{_processor()}, {torch.get_num_threads()} threads"
@@ -140,16 +122,3 @@ def _best_ns(run: Callable[[], object], device: str) -> int:
         wait()
         times.append(perf_counter_ns() - start_ns)
     return max(min(times[_WARMUP:]), 1)
-
-
-def _read() -> dict[str, Any]:
-    with suppress(OSError, ValueError), cache.open_entry(cache.RATES) as file:
-        rates = json.loads(file.read())
-        if isinstance(rates, dict):
-            return rates
-    return {}  # no cache file, or a damaged one: measure again
-
-
-def _write(rates: dict[str, Any]) -> None:
-    with suppress(OSError), cache.adding(cache.RATES) as file:  # the home folder may be read-only
-        file.write(json.dumps(rates, indent=1).encode())

@@ -14,6 +14,7 @@ from instrument.fx.liveness import Liveness, liveness
 from instrument.fx.machine import Machine, measured
 from instrument.fx.node_table import NodeTable
 from instrument.fx.tensor_sizes import Storages
+from instrument.printable import printable_lines
 from instrument.templates import render
 from instrument.units import duration
 
@@ -108,14 +109,14 @@ class GraphProfile:
     module_types: dict[str, str]
 
     def __str__(self) -> str:
-        return f"{to_text(self.nodes.select(SHOWN))}\n\n{self.foot}"
+        return f"{to_text(self.nodes.select(SHOWN))}\n\n{printable_lines(*self.foot)}"
 
     __repr__ = __str__
 
     @property
-    def foot(self) -> str:
-        """The text below a table of nodes: how the graph was captured, the overhead, the memory."""
-        return f"Captured by {self.how}.\n{self.overhead}\n{self.memory}"
+    def foot(self) -> list[str]:
+        """Lines below a table of nodes: how the graph was captured, the overhead, the memory."""
+        return [f"Captured by {self.how}.", str(self.overhead), str(self.memory)]
 
     @cached_property
     def memory(self) -> Liveness:
@@ -125,17 +126,17 @@ class GraphProfile:
     def roofline(self, machine: Machine | None = None) -> Table:
         """A row for each node: what limits the node on a machine, and its time at that limit.
 
-        See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply. They are
-        measured at the first use, which takes a second or two, and cached.
+        See `instrument.fx.roofline`. Without `machine`, the rates of this machine apply.
         """
-        return roofline.roofline(self.nodes, machine or self.machine())
+        return roofline.roofline(self.nodes, machine or self.machine)
 
-    def machine(self, *, refresh: bool = False) -> Machine:
+    @cached_property
+    def machine(self) -> Machine:
         """How fast this machine copies memory, and multiplies matrices in the dtypes of the nodes.
 
-        With `refresh`, these rates are measured again, even if they are cached.
+        Cost: the first use measures these rates, which takes a second or two.
         """
-        return measured(self.device, roofline.dtypes(self.nodes), refresh=refresh)
+        return measured(self.device, roofline.dtypes(self.nodes))
 
     def to_html(self, machine: Machine | None = None) -> str:
         """An HTML page with a picture of the graph and a table of the nodes.
@@ -144,7 +145,7 @@ class GraphProfile:
         on `machine` (see `roofline`). The page loads no other files. The same profile gives the
         same page.
         """
-        return self._page(machine or self.machine())
+        return self._page(machine or self.machine)
 
     def save_html(self, path: str | Path, machine: Machine | None = None) -> Path:
         """Write the page of `to_html` and return its path.
@@ -167,7 +168,7 @@ class GraphProfile:
     def _page(self, machine: Machine | None = None) -> str:
         columns = {name: self.nodes.column(name) for name in self.nodes.columns}
         columns |= {name: self.memory.nodes.column(name) for name in ("alive_bytes", "freed_bytes")}
-        notes = self.foot.splitlines()
+        notes = self.foot
         if machine is not None:
             bounds = self.roofline(machine)
             columns |= {name: bounds.column(name) for name in roofline.COLUMNS}

@@ -128,37 +128,6 @@ static PyObject *nearest(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* Finds which nodes are inside an earlier chosen node, whose last descendant is before `until`. */
-static void find_inside(const char *chosen, const int32_t *until, Py_ssize_t count, char *inside)
-{
-    int32_t reached = 0;
-    for (Py_ssize_t k = 0; k < count; k++) {
-        inside[k] = k < reached;
-        if (chosen[k] && until[k] > reached)
-            reached = until[k];
-    }
-}
-
-static PyObject *inside(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    const char *chosen, *until;
-    Py_ssize_t count, until_size;
-    if (!PyArg_ParseTuple(args, "y#y#:inside", &chosen, &count, &until, &until_size))
-        return NULL;
-    if (until_size != BYTES(count, int32_t)) {
-        PyErr_SetString(PyExc_ValueError, "chosen and until must have the same length");
-        return NULL;
-    }
-    PyObject *result = new_result(count);
-    if (result == NULL)
-        return NULL;
-    char *found = PyBytes_AsString(result);
-    Py_BEGIN_ALLOW_THREADS
-    find_inside(chosen, (const int32_t *)until, count, found);
-    Py_END_ALLOW_THREADS
-    return result;
-}
-
 /*
  * Finds which rows are in no earlier row of their group. A row contains the nodes from its own to
  * before `after`. `reached` has a zero for each group. Returns false if a group is out of bounds.
@@ -278,8 +247,7 @@ struct arcs {
     const int32_t *target, *source, *number;
 };
 
-/* The weights of all arcs by their numbers: for each scenario, `own` plus a share of `change`. A
- * share of a change must fit into 64 bits; the caller gives shares of at most 1. */
+/* The weights of all arcs by their numbers: for each scenario, `own` plus a share of `change`. */
 struct weights {
     Py_ssize_t count, scenarios;
     const int64_t *own, *change;
@@ -290,6 +258,12 @@ struct weights {
 static int64_t sum(int64_t one, int64_t other)
 {
     return (int64_t)((uint64_t)one + (uint64_t)other);
+}
+
+/* Cuts a number to an integer; INT64_MIN if it does not fit, as NumPy does on x86. */
+static int64_t whole(double number)
+{
+    return number >= -0x1p63 && number < 0x1p63 ? (int64_t)number : INT64_MIN;
 }
 
 /*
@@ -310,7 +284,7 @@ static bool follow_arcs(const struct arcs *arcs, const struct weights *weights, 
         const int64_t *from = source >= 0 ? times + source * scenarios : NULL;
         int64_t own = weights->own[number], change = weights->change[number];
         for (Py_ssize_t j = 0; j < scenarios; j++) {
-            int64_t weight = sum(own, (int64_t)(weights->shares[j] * (double)change));
+            int64_t weight = sum(own, whole(weights->shares[j] * (double)change));
             int64_t reached = from ? sum(from[j], weight) : weight;
             if (reached > to[j])
                 to[j] = reached;
@@ -367,7 +341,6 @@ static PyObject *longest_paths(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef methods[] = {
     {"nest", nest, METH_VARARGS, "Find the parent, depth and last descendant of each event."},
     {"nearest", nearest, METH_VARARGS, "Find the nearest chosen node at or above each node."},
-    {"inside", inside, METH_VARARGS, "Find the nodes that are inside a chosen node."},
     {"outermost", outermost, METH_VARARGS, "Find the rows that are in no row of their group."},
     {"rows", rows, METH_VARARGS, "Find a row for each interval, so that no two overlap in a row."},
     {"longest_paths", longest_paths, METH_VARARGS,

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from instrument.links.call_tree import CallTree
-from instrument.links.groupby import intern
+from instrument.links.groupby import groupby_rows, intern
 from instrument.links.paths import Paths, paths_of
 from instrument.range_names import RECOMPUTED, RESUMED
 from instrument.trace.events import (
@@ -61,6 +61,11 @@ from instrument.trace.events import (
 _ENGINE = "autograd::engine::evaluate_function: "
 ACCUMULATION = "torch::autograd::AccumulateGrad"
 _BACKWARD = re.compile(r"Backward\d*$")
+# A backward node is compared with the operators of at most this many threads.
+_MOST_THREADS = 64
+#: A range inside this many other ranges is no scope. Otherwise, the cost of the range tree would
+#: grow with the square of the depth. By default, Python allows only 1000 nested calls.
+DEEPEST_RANGE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class Scopes:
             operator ran outside all ranges is not in the mask.
         recomputed: a mask of the ranges that are part of a forward pass which a backward node
             repeats.
+        too_deep: the number of ranges that are left out, because they lie inside `DEEPEST_RANGE`
+            other ranges. Their time belongs to the scope around them.
         recording: a mask of the nodes of the whole call tree that are operators and ran in grad
             mode.
         path_of_node: for each node of the whole call tree, the path that its time belongs to. At
@@ -102,6 +109,7 @@ class Scopes:
     attributed: Ints
     unattributed: Flags
     recomputed: Flags
+    too_deep: int
     recording: Flags
     path_of_node: Ints
 
@@ -115,6 +123,11 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
     is_range = events.among(ANNOTATION) & ~events.named(
         lambda name: is_step(name) or is_moment(name) or is_compiler_note(name)
     )
+    too_deep = np.zeros(0, np.int64)
+    if call_tree.depth.max(initial=0) >= DEEPEST_RANGE:
+        every = call_tree.only(is_range[call_tree.index])
+        too_deep = every.index[every.depth >= DEEPEST_RANGE]
+        is_range[too_deep] = False
     is_scope = (is_range | is_backward(events))[call_tree.index]
     nodes, innermost = call_tree.only(is_scope), call_tree.nearest_of(np.flatnonzero(is_scope))
     backward = ~is_range[nodes.index]
@@ -139,6 +152,7 @@ def find_scopes(events: Events, call_tree: CallTree) -> Scopes:
         attributed=attributed,
         unattributed=unattributed,
         recomputed=recomputed,
+        too_deep=len(too_deep),
         recording=recording,
         path_of_node=np.append(np.append(attributed, -1)[innermost], -1),
     )
@@ -303,74 +317,53 @@ def _target_accumulations(
 def _forward_operators(events: Events, numbered: Ints, nodes: Ints) -> Ints:
     """The operator that made each backward node, as a position among the events; -1 if not known.
 
-    `numbered` holds the operators that ran in grad mode, in the order of the call tree.
-    """
-    found = np.full(len(nodes), -1)
-    has_key = (events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0)
-    threads, first = np.unique(events.thread[numbered], return_index=True)
-    by_number = {}  # the operators of each thread, sorted by sequence number, then start
-    for thread in threads[np.argsort(events.start_ns[numbered[first]])]:
-        own = numbered[events.thread[numbered] == thread]
-        by_number[thread] = own[np.argsort(events.sequence[own], kind="stable")]
-    candidates = {}
-    for number in np.unique(events.forward_thread[nodes[has_key]]):
-        members = np.flatnonzero(has_key & (events.forward_thread[nodes] == number))
-        for thread, own in by_number.items():
-            candidates[number, thread] = members, _last_with_number(events, own, nodes[members])
-    for members, operators in _best_matches(events, nodes, candidates):
-        found[members] = operators
-    return found
-
-
-def _last_with_number(events: Events, operators: Ints, nodes: Ints) -> Ints:
-    """For each node, the last operator with the same sequence number; -1 if there is none.
-
-    `operators` are sorted by sequence number, then by start.
-    """
-    wanted = events.sequence[nodes]
-    at = np.searchsorted(events.sequence[operators], wanted, "right") - 1
-    return np.where((at >= 0) & (events.sequence[operators[at]] == wanted), operators[at], -1)
-
-
-def _best_matches(
-    events: Events, nodes: Ints, candidates: dict[tuple[int, int], tuple[Ints, Ints]]
-) -> list[tuple[Ints, Ints]]:
-    """Choose the thread id of the operating system for each of torch's forward thread numbers.
-
-    Each pair of a thread number and a thread id is a candidate. In a pair, each backward node with
-    this number is matched with the last operator with this id that has the same sequence number.
-    Each number and each id is in at most one chosen pair. Pairs are chosen in this order:
+    `numbered` holds the operators that ran in grad mode, in the order of the call tree. A node fits
+    the last operator with its sequence number on each thread. So each pair of torch's forward
+    thread number and a thread id of the operating system has nodes and operators that fit. Each
+    number and each id is in at most one chosen pair. Pairs are chosen in this order:
 
     1. The pairs with the most nodes whose name agrees with the name of their operator (`_stems`).
     2. Of these, the pairs with the most nodes that have an operator.
     3. Of these, the pair with the lowest number, and then with the thread that began first. torch
        numbers threads in the same order: a thread gets its number when it first records something.
 
-    Args:
-        events: the events of the trace.
-        nodes: the backward nodes, as positions among the events.
-        candidates: for each pair, two arrays. The first has the backward nodes with this thread
-            number, as indices into `nodes`. The second has the operator of each of these nodes, or
-            -1 if there is none.
-
-    Returns:
-        The two arrays of each chosen pair.
+    If more than `_MOST_THREADS` threads have a node's sequence number, only those that began first
+    count.
     """
-    stem = _stems(events) if len(candidates) > 1 else np.zeros(0, np.int64)
-
-    def score(pair: tuple[int, int]) -> tuple[int, int]:
-        members, operators = candidates[pair]
-        known = operators >= 0
-        of_nodes = stem[events.name[nodes[members[known]]]]
-        same = of_nodes == stem[events.name[operators[known]]]
-        return int(same.sum()), int(known.sum())
-
-    chosen: list[tuple[int, int]] = []
-    ranked = sorted(candidates, key=score, reverse=True) if len(candidates) > 1 else candidates
-    for number, thread in ranked:
-        if all(number != other and thread != used for other, used in chosen):
-            chosen.append((number, thread))
-    return [candidates[pair] for pair in chosen]
+    found = np.full(len(nodes), -1)
+    keyed = np.flatnonzero((events.sequence[nodes] >= 0) & (events.forward_thread[nodes] != 0))
+    if not len(keyed) or not len(numbered):
+        return found
+    rank = np.full(len(events.threads), len(events.threads))  # the threads in order of their starts
+    threads, first = np.unique(events.thread[numbered], return_index=True)
+    rank[threads[np.argsort(events.start_ns[numbered[first]], kind="stable")]] = np.arange(
+        len(threads)
+    )
+    # The last operator of each thread with each sequence number.
+    sequence, thread = events.sequence[numbered], rank[events.thread[numbered]]
+    order = np.lexsort((thread, sequence))
+    sequence, thread = sequence[order], thread[order]
+    last = np.append((np.diff(sequence) != 0) | (np.diff(thread) != 0), True)
+    operators, sequence, thread = numbered[order[last]], sequence[last], thread[last]
+    # All fits of a node and an operator.
+    wanted = events.sequence[nodes[keyed]]
+    begin, after = (np.searchsorted(sequence, wanted, side) for side in ("left", "right"))
+    counts = np.minimum(after - begin, _MOST_THREADS)
+    node = np.repeat(keyed, counts)
+    at = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts - begin, counts)
+    stem = _stems(events)
+    agrees = stem[events.name[nodes[node]]] == stem[events.name[operators[at]]]
+    pairs, groups = groupby_rows(events.forward_thread[nodes[node]], thread[at])
+    score = np.lexsort((*pairs[::-1], -groups.size, -groups.number(agrees)))
+    is_chosen, numbers, ids = np.zeros(groups.count, np.bool_), set(), set()
+    for pair, (number, id) in zip(score.tolist(), pairs[:, score].T.tolist()):
+        if number not in numbers and id not in ids:
+            is_chosen[pair] = True
+            numbers.add(number)
+            ids.add(id)
+    chosen = is_chosen[groups.of]
+    found[node[chosen]] = operators[at[chosen]]
+    return found
 
 
 def _stems(events: Events) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -91,6 +91,52 @@ def isin(values: Ints, wanted: Ints) -> Flags:
     at = np.searchsorted(ordered, values)
     found: Flags = ordered.take(at, mode="clip") == values
     return found
+
+
+class TimesOfGroups:
+    """Times in groups, such as the starts of the events of each thread: finds times by search.
+
+    Attributes:
+        order: the rows, sorted by group, then by time.
+    """
+
+    def __init__(self, group: Ints | Codes, time_ns: Ints) -> None:
+        self.order = np.lexsort((time_ns, group))
+        self._group = group[self.order].astype(np.int64)
+        self._times = distinct(time_ns)
+        self._keys = self._key(self._group, time_ns[self.order])
+
+    def _key(self, group: Ints, time_ns: Ints, side: Literal["left", "right"] = "left") -> Ints:
+        return group * (len(self._times) + 1) + np.searchsorted(self._times, time_ns, side)
+
+    def place(
+        self, group: Ints | Codes, time_ns: Ints, side: Literal["left", "right"] = "left"
+    ) -> Ints:
+        """For each given group and time, the index in `order` at which the time would be inserted.
+
+        With "left", the index is before the rows of the group that have this time, with "right" it
+        is after them. So the rows of a group in a span of time are those between two indices.
+        """
+        return np.searchsorted(self._keys, self._key(group.astype(np.int64), time_ns, side))
+
+    def before(
+        self, group: Ints | Codes, time_ns: Ints, side: Literal["left", "right"] = "left"
+    ) -> Ints:
+        """For each given group and time, the group's last row before the time; -1 for none.
+
+        With "right", the row can be at the time.
+        """
+        return self._row(group, self.place(group, time_ns, side) - 1)
+
+    def since(self, group: Ints | Codes, time_ns: Ints) -> Ints:
+        """For each given group and time, the group's first row at or after it; -1 for none."""
+        return self._row(group, self.place(group, time_ns))
+
+    def _row(self, group: Ints | Codes, place: Ints) -> Ints:
+        inside = (place >= 0) & (place < len(self.order))
+        place = np.where(inside, place, -1)
+        found: Ints = np.append(self.order, -1)[place]
+        return np.where(inside & (np.append(self._group, -1)[place] == group), found, -1)
 
 
 @dataclass(frozen=True)

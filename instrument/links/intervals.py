@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from instrument.links.groupby import Groups
-from instrument.trace.events import Flags, Ints
+from instrument.links.groupby import Groups, TimesOfGroups, distinct
+from instrument.trace.events import Codes, Flags, Ints
 
 Intervals = tuple[Ints, Ints]
 
@@ -134,6 +134,57 @@ def within(intervals: Intervals, start_ns: Ints, end_ns: Ints) -> Ints:
         begun = begun_by(starts, time_ns)
         total: Ints = before[begun] - np.maximum(ends[begun - 1] - time_ns, 0) * (begun > 0)
         return total
+
+    return until(end_ns) - until(start_ns)
+
+
+def overlap(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
+    """For each time, the sum of the parts of all intervals before the time.
+
+    The intervals may overlap: where two of them overlap, the time counts twice.
+    """
+
+    def since(sides: Ints) -> Ints:
+        ordered = np.sort(sides)
+        earlier = np.searchsorted(ordered, time_ns)
+        found: Ints = earlier * time_ns - np.append(0, np.cumsum(ordered))[earlier]
+        return found
+
+    return since(begin_ns) - since(end_ns)
+
+
+def merged_in_groups(group: Ints, start_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints, Ints]:
+    """Merge the intervals of each group; the groups, starts and ends of the merged intervals.
+
+    The result is sorted by group and start.
+    """
+    times = distinct(np.concatenate([start_ns, end_ns]))
+    # Each group has its own range of numbers, in which a number stands for a time.
+    width = len(times) + 1
+    start, end = merged(
+        *(group * width + np.searchsorted(times, side) for side in (start_ns, end_ns))
+    )
+    return start // width, times[start % width], times[end % width]
+
+
+def within_groups(
+    intervals: tuple[Ints, Ints, Ints], group: Ints | Codes, start_ns: Ints, end_ns: Ints
+) -> Ints:
+    """For each span of time, how many nanoseconds lie in the intervals of its group.
+
+    `intervals` holds the groups, starts and ends of intervals. Intervals of a group must not
+    overlap.
+    """
+    of, starts, ends = intervals
+    times = TimesOfGroups(of, starts)
+    sums = np.append(0, np.cumsum((ends - starts)[times.order]))
+
+    def until(time_ns: Ints) -> Ints:
+        begun = times.place(group, time_ns, "right")
+        last = times.before(group, time_ns, "right")
+        left_ns = np.where(last >= 0, np.append(ends, 0)[last] - time_ns, 0)
+        found: Ints = sums[begun] - np.maximum(left_ns, 0)
+        return found
 
     return until(end_ns) - until(start_ns)
 

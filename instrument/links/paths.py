@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from hashlib import blake2b
 
 import numpy as np
@@ -15,6 +14,8 @@ from instrument.trace.events import Flags, Ints
 # would have texts whose memory grows with n². Nobody reads 2000 characters, and by default Python
 # allows only 1000 nested calls.
 LONGEST_PATH, _KEPT = 2000, 980
+# The number of items for which paths are searched at once, to save memory.
+_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,15 @@ class Paths:
         np.add.at(own, path, values)
         if second is not None:
             np.add.at(own, second, values)
-            np.subtract.at(own, self.common(path, second), values)
+            common = self.common(path, second)
+            np.subtract.at(own, common, values)
         totals, top = self.with_descendants(own[:-1]), self.outermost(group)
         sums = np.zeros(count, np.int64)
         np.add.at(sums, group[top], totals[top])
         if second is not None and count < len(self.names):
-            item, groups = self._counted_twice(group, path, second)
-            np.subtract.at(sums, groups, values[item])
+            for items in np.array_split(np.arange(len(values)), len(values) // _AT_ONCE + 1):
+                item, groups = self._counted_twice(group, path[items], second[items], common[items])
+                np.subtract.at(sums, groups, values[items[item]])
         return sums
 
     def common(self, one: Ints, other: Ints) -> Ints:
@@ -105,16 +108,17 @@ class Paths:
             path = np.where((ancestor >= 0) & ~is_common, ancestor, path)
         return np.where((path >= 0) & (path <= other) & (other < after[path]), path, above[path])
 
-    def _counted_twice(self, group: Ints, one: Ints, other: Ints) -> tuple[Ints, Ints]:
+    def _counted_twice(
+        self, group: Ints, one: Ints, other: Ints, common: Ints
+    ) -> tuple[Ints, Ints]:
         """Find the items that are counted twice in a sum over the outermost paths of a group.
 
         This happens if the item's paths in `one` and in `other` lie at or below two different
-        outermost paths of the group.
+        outermost paths of the group. `common` is the innermost path at or above both.
 
         Returns:
             Two arrays with one entry for each such case: the item, and the group.
         """
-        common = self.common(one, other)
         item = np.flatnonzero((one >= 0) & (other >= 0) & (common != one) & (common != other))
         ends = common[item]
         in_both = np.intersect1d(
@@ -185,11 +189,6 @@ def _ends(above: Ints) -> Ints:
     return np.array(after, np.int64)
 
 
-def fits(pattern: str, *names: str) -> bool:
-    """Whether a pattern equals or matches one of the names; `*` stands for any text."""
-    return any(name == pattern or fnmatchcase(name, pattern) for name in names)
-
-
 def _texts(above: Ints, names: list[str]) -> list[str]:
     texts: list[str] = []
     for parent, name in zip(above.tolist(), names):
@@ -205,5 +204,5 @@ def _shortened(path: str) -> str:
     """
     if len(path) <= LONGEST_PATH:
         return path
-    digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    digest = blake2b(path.encode(), digest_size=8).hexdigest()
     return f"{path[:_KEPT]}…{digest}…{path[-_KEPT:]}"

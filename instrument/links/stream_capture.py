@@ -69,6 +69,7 @@ NO_ORDER = "unknown order"
 SEVERAL = "several captures"
 SEVERAL_GRAPHS = "several graphs"
 BY_KERNELS, BY_ORDER = "kernel names", "order"
+_MOST_PATTERNS = 64
 
 _Name = TypeVar("_Name", str, str | None)
 
@@ -404,7 +405,9 @@ class CapturedNames:
         """
         levels: dict[str, list[_Alike]] = {BY_KERNELS: [], BY_ORDER: []}
         kinds, kernels = sequence
-        for known, by_names in self._ordered.get(kinds, {}).items() if nodes.in_order else ():
+        patterns = self._ordered.get(kinds, {}) if nodes.in_order else {}
+        # So many patterns of known kernels occur only in damaged traces.
+        for known, by_names in patterns.items() if len(patterns) <= _MOST_PATTERNS else ():
             alike = by_names.get(tuple(kernels[k] for k in known))
             if alike:
                 is_named = len(known) == len(kernels) > 0

@@ -55,7 +55,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from instrument.links.groupby import distinct
+from instrument.links.groupby import TimesOfGroups, distinct
 from instrument.links.launches import Launches, find, ran_first
 from instrument.trace.events import (
     COPIES,
@@ -177,45 +177,6 @@ def synchronisations(events: Events, found: Launches) -> Synchronisations:
 _Edges = tuple[Ints, Ints, Ints, Flags]
 
 
-class _Index:
-    """Finds the last row of a group before a time, or the first row at or after the time.
-
-    A row is a piece of device work or a wait. The time of device work is the time of its launch.
-    The time of a wait is its start. A group is a device, a stream or a thread.
-    """
-
-    def __init__(self, group: Ints, time_ns: Ints) -> None:
-        self._order = np.lexsort((time_ns, group))
-        self._group = group[self._order]
-        self._times = distinct(time_ns)
-        self._keys = self._key(self._group, time_ns[self._order])
-
-    def _key(self, group: Ints, time_ns: Ints) -> Ints:
-        return group * (len(self._times) + 1) + np.searchsorted(self._times, time_ns)
-
-    def before(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the group's last work or wait before the time.
-
-        A group is a device, a stream or a thread. The result is the row of the work or wait; -1 if
-        there is none.
-        """
-        return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)) - 1)
-
-    def since(self, group: Ints, time_ns: Ints) -> Ints:
-        """For each given group and time, the group's first work or wait at or after the time.
-
-        A group is a device, a stream or a thread. The result is the row of the work or wait; -1 if
-        there is none.
-        """
-        return self._row(group, np.searchsorted(self._keys, self._key(group, time_ns)))
-
-    def _row(self, group: Ints, place: Ints) -> Ints:
-        inside = (place >= 0) & (place < len(self._order))
-        place = np.where(inside, place, -1)
-        found: Ints = np.append(self._order, -1)[place]
-        return np.where(inside & (np.append(self._group, -1)[place] == group), found, -1)
-
-
 class _Latest:
     """Finds which work ends last, among the work that was queued before a given time.
 
@@ -235,7 +196,7 @@ class _Latest:
         latest = by_end[np.maximum.accumulate(rank[order])] if len(order) else order
         self._latest = np.append(np.zeros_like(latest), -1)
         self._latest[order] = latest
-        self._index = _Index(group, queued_ns)
+        self._index = TimesOfGroups(group, queued_ns)
 
     def before(self, group: Ints, time_ns: Ints) -> Ints:
         """For each given group (a stream or device) and time, the work that ends last.
@@ -276,13 +237,13 @@ class _Work:
             self.streams[device, stream] = code
         self.device_number = device_of[self.stream]
         self.latest = _Latest(self.stream, self.queued_ns, self.end_ns)
-        self.by_thread = _Index(self.thread, self.queued_ns)
+        self.by_thread = TimesOfGroups(self.thread, self.queued_ns)
         known = np.flatnonzero(self.is_launched)
         # If a call launched several device events on a stream, only the first of them has to wait.
         known = known[np.lexsort((self.start_ns[known], self.call[known], self.stream[known]))]
         changes = (np.diff(self.call[known]) != 0) | (np.diff(self.stream[known]) != 0)
         self.first = known[np.append(True, changes)[: len(known)]]
-        self.by_launch = _Index(self.stream[self.first], self.queued_ns[self.first])
+        self.by_launch = TimesOfGroups(self.stream[self.first], self.queued_ns[self.first])
         self.by_end = np.argsort(self.end_ns, kind="stable")
 
     def next_launched(self, stream: Ints, time_ns: Ints) -> Ints:
@@ -432,7 +393,9 @@ def _device_edges(work: _Work, waits: _Waits) -> _Edges:
     device = np.where(stated, waits.device[chosen], 0 if len(work.devices) == 1 else -1)
     # For each row of `work`, the first synchronisation that waits for the row. If several rows of a
     # stream have the same first synchronisation, only the last of these rows gets an edge.
-    first = _Index(device, waits.start_ns[chosen]).since(work.device_number, work.queued_ns + 1)
+    first = TimesOfGroups(device, waits.start_ns[chosen]).since(
+        work.device_number, work.queued_ns + 1
+    )
     rows = np.flatnonzero(first >= 0)
     rows = rows[np.lexsort((work.end_ns[rows], work.stream[rows], first[rows]))]
     changes = (np.diff(first[rows]) != 0) | (np.diff(work.stream[rows]) != 0)
@@ -515,7 +478,7 @@ def _inferred_stream_waits(work: _Work, waits: _Waits) -> _Edges:
         chosen = chosen[:0]
     later = work.first
     launch_ns, stream = work.queued_ns[later], work.stream[later]
-    wait = _Index(waits.thread[chosen], waits.start_ns[chosen]).before(
+    wait = TimesOfGroups(waits.thread[chosen], waits.start_ns[chosen]).before(
         work.thread[later], launch_ns
     )
     previous = work.by_launch.before(stream, launch_ns)

@@ -10,13 +10,13 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loguru import logger
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from instrument.annotate.profiled import profiled
 from instrument.config.schedule import triggers_ask
 from instrument.errors import ConfigError, InstrumentError
+from instrument.log import logger
 
 if TYPE_CHECKING:
     from instrument.record.session import Session

@@ -33,9 +33,8 @@ from threading import Event, Thread
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from loguru import logger
-
 from instrument.config.schema import ProfilerConfig
+from instrument.log import logger
 from instrument.rank_info import RankInfo, lowest_rank
 from instrument.worker import queue
 

@@ -8,8 +8,9 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from loguru import logger
 from torch.profiler import ExecutionTraceObserver
+
+from instrument.log import logger
 
 
 class ExecutionTrace:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from loguru import logger
 
 from instrument.errors import from_signal_handler
+from instrument.log import logger
 
 
 class LossReader:

@@ -6,11 +6,11 @@ import gzip
 import shutil
 from pathlib import Path
 
-from loguru import logger
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument.analysis.memory_categories import PATTERN, file_of
 from instrument.errors import reason_of
+from instrument.log import logger
 
 
 def write(profile: _KinetoProfile, folder: Path) -> None:

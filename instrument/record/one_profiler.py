@@ -34,9 +34,8 @@ abandoned: Recorder | None = None
 _owner: weakref.ref[Recorder] | None = None
 # The thread that prepares or starts torch's profiler for a recorder.
 _our_thread: int | None = None
-# Profilers of the program that have begun to warm up, each with its last result. Once it has
-# another result, it has stopped.
-_others: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# Profilers of the program that warm up; torch itself says only whether one records.
+_warming_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def set_owner(owner: Recorder) -> None:
@@ -83,19 +82,21 @@ def watch_others() -> None:
     def prepare_trace(profile: Any, *args: Any, **kwargs: Any) -> Any:
         if _our_thread == get_ident():
             return prepare(profile, *args, **kwargs)
-        _others[profile] = profile.kineto_results  # first, so that no window begins meanwhile
+        _warming_up.add(profile)  # first, so that no window begins meanwhile
         try:
             _end_window()
             return prepare(profile, *args, **kwargs)
         except BaseException:
-            _others.pop(profile, None)
+            _warming_up.discard(profile)
             raise
 
     @functools.wraps(start)
     def run_on_profiler_start(*args: Any, **kwargs: Any) -> Any:
         if _our_thread != get_ident():
             _end_window()
-        return start(*args, **kwargs)
+        started = start(*args, **kwargs)
+        _warming_up.clear()
+        return started
 
     def record_steps(profile: Any) -> bool:
         # Within our window, the steps of a profiler that does not record would look like our steps.
@@ -109,9 +110,8 @@ def watch_others() -> None:
     public.record_steps = property(record_steps, set_record_steps)
     module.profile._prepare_trace = prepare_trace
     module._run_on_profiler_start = run_on_profiler_start
-    for profile in gc.get_referrers(module.profile):  # those that already warm up
-        if type(profile) is module.profile and getattr(profile, "entered", False):
-            _others.setdefault(profile, None)
+    if not _others_record():
+        _warming_up.update(filter(_is_warming_up, gc.get_referrers(module.profile)))
 
 
 def _end_window() -> None:
@@ -129,8 +129,10 @@ def _others_record() -> bool:
     )
 
 
-def _others_warm_up() -> bool:
-    return any(profile.kineto_results is before for profile, before in list(_others.items()))
+def _is_warming_up(profile: Any) -> bool:
+    is_profile = type(profile) is torch.autograd.profiler.profile
+    # a disabled profile has neither attribute
+    return is_profile and getattr(profile, "entered", False) and profile.kineto_results is None
 
 
 def abandon(owner: Recorder) -> None:
@@ -215,7 +217,7 @@ def require_idle(*, no_warmup: bool = False) -> None:
             "that session first. If a trainer has two callbacks, use one callback with the windows "
             "(profiler.at_steps) and the sinks (profiler.sinks) of both."
         )
-    if _others_record() or (no_warmup and _others_warm_up()):
+    if _others_record() or (no_warmup and _warming_up):
         raise CaptureError(
             "torch's own profiler is running in this process, and only one profiler can run at a "
             "time: stop torch's profiler first."

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from loguru import logger
+from instrument.log import logger
 
 
 class ProfileHook:

@@ -24,7 +24,6 @@ from threading import Thread, current_thread
 from typing import Any
 
 import torch
-from loguru import logger
 from torch.profiler import ProfilerActivity
 from torch.profiler.profiler import _KinetoProfile
 
@@ -33,6 +32,7 @@ from instrument.annotate.modules import ModuleRanges, attach_ranges
 from instrument.config.activities import chosen_types
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
+from instrument.log import logger
 from instrument.range_names import STEP_PREFIX
 from instrument.record import memory_categories, one_profiler, torch_support
 from instrument.record.environment import WindowEnvironment

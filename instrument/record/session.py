@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from loguru import logger
 from torch import nn
 
 from instrument.annotate import backends
@@ -23,7 +22,9 @@ from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError, reraise_signal
+from instrument.files import fill_standard_streams
 from instrument.interrupts import interruptibly
+from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
@@ -165,6 +166,7 @@ class Session:
             return self
         one_profiler.watch_others()
         one_profiler.require_idle()
+        fill_standard_streams()
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
@@ -400,7 +402,7 @@ def _run_metadata(
         return run_metadata(config, activities, rank_info)
     except Exception as error:  # keep the trace, even without its metadata
         reraise_signal(error)
-        logger.exception("capture.json will not describe the run.")
+        logger.error("capture.json will not describe the run.", exception=error)
         return {"format": FORMAT, "rank": rank_info.rank}
 
 

@@ -10,9 +10,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from loguru import logger
-
 from instrument import threads
+from instrument.log import logger
 
 if TYPE_CHECKING:
     from instrument.record.step_loop import StepLoop
@@ -44,7 +43,9 @@ class Preemption:
         current handler, because Python cannot restore such a handler.
         """
         self.noticed, self._grace_s = False, grace_s
-        self._previous = signal.getsignal(signal.SIGTERM)
+        current = signal.getsignal(signal.SIGTERM)
+        if current != self._handle:  # another thread could not uninstall it after the last run
+            self._previous = current
         if self._grace_s is not None and _on_main_thread() and self._previous is not None:
             self._installed, self._process = True, os.getpid()
             signal.signal(signal.SIGTERM, self._handle)

@@ -13,14 +13,13 @@ from statistics import median
 from threading import RLock
 from typing import Any, TypeVar
 
-from loguru import logger
-
 from instrument.annotate import backends
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import InstrumentError, reason_of, reraise_signal
 from instrument.interrupts import Interrupts, uninterrupted
+from instrument.log import logger
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
 from instrument.record.limits import Limits
@@ -536,7 +535,7 @@ class StepLoop:
         if sentence not in self._logged:
             self._logged.add(sentence)
             traced = None if isinstance(error, InstrumentError) else error
-            logger.opt(exception=traced).error("{}", sentence)
+            logger.error("{}", sentence, exception=traced)
 
     def _log_plan(self, run: Run) -> None:
         if backends.disabled:
@@ -750,8 +749,8 @@ class StepLoop:
                 recorded.save(staging / queue.RAW, quickly=quickly)
             try:
                 metadata = self._window_metadata(recorded, counter, window, run, ended, reason)
-            except Exception:  # keep the trace, even without its metadata
-                logger.exception("capture.json is incomplete for this window.")
+            except Exception as error:  # keep the trace, even without its metadata
+                logger.error("capture.json is incomplete for this window.", exception=error)
                 metadata = dict(run.metadata)
             metadata["cost"] = counter.overhead.window_cost() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size

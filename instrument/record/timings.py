@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from loguru import logger
 
 from instrument.analysis.table import Table
 from instrument.annotate import backends
@@ -32,6 +31,8 @@ from instrument.annotate.modules import ModuleRanges, any_instrumented
 from instrument.config.schema import TimingsConfig
 from instrument.errors import reraise_signal
 from instrument.files import make_folder, open_to_append
+from instrument.log import lines_logger, logger
+from instrument.printable import printable_lines
 from instrument.range_names import from_trace
 from instrument.runs.timings_file import FORMAT, STEP, summary_table
 
@@ -353,9 +354,11 @@ class Timings:
         inside = ", ".join(
             dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
         )
-        note = f"\nNot timed, because they are inside compiled regions: {inside}." if inside else ""
         if len(table):
-            logger.info("Timings of the run, also in {}\n{!r}{}", self.path, table, note)
+            lines = [f"Timings of the run, also in {self.path}", *repr(table).split("\n")]
+            if inside:
+                lines.append(f"Not timed, because they are inside compiled regions: {inside}.")
+            lines_logger.info("{}", printable_lines(*lines))
 
     def table(self) -> Table:
         """One table row for each range. The range with the longest total time comes first.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from loguru import logger
 from torch.profiler import ProfilerActivity, supported_activities
 from torch.profiler.profiler import _KinetoProfile
 
@@ -18,6 +17,7 @@ from instrument.config import activities
 from instrument.config.activities import Activities
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import ConfigError
+from instrument.log import logger
 
 T = TypeVar("T")
 

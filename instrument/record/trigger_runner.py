@@ -10,10 +10,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from loguru import logger
-
 from instrument import threads
 from instrument.errors import reraise_signal
+from instrument.log import logger
 from instrument.record.distributed import (
     POLL_SECONDS,
     AnnouncedWindow,
@@ -116,7 +115,9 @@ class TriggerRunner:
             )
         except BaseException as error:
             reraise_signal(error)
-            logger.exception("The trigger {} could not begin and is never called.", name)
+            logger.error(
+                "The trigger {} could not begin and is never called.", name, exception=error
+            )
             callbacks = None
         self._triggers.append(
             _ActiveTrigger(name, callbacks or TriggerCallbacks(), cooldown, max_windows)
@@ -148,7 +149,7 @@ class TriggerRunner:
                 request = _as_request(answer) if (answer := fires(step)) else None
             except BaseException as error:
                 reraise_signal(error)
-                self._drop(trigger)
+                self._drop(trigger, error)
                 continue
             if (
                 request is not None
@@ -208,7 +209,7 @@ class TriggerRunner:
                     return trigger.name, _as_request(pending[trigger.name])
                 except BaseException as error:
                     reraise_signal(error)
-                    self._drop(trigger)
+                    self._drop(trigger, error)
         return None
 
     def failed(self, error: BaseException, number: int) -> None:
@@ -283,16 +284,15 @@ class TriggerRunner:
             act()
         except BaseException as error:
             reraise_signal(error)
-            self._drop(trigger)
+            self._drop(trigger, error)
             return False
         return True
 
-    def _drop(self, trigger: _ActiveTrigger) -> None:
-        """Log the current exception, and stop calling the trigger's `fires`.
-
-        Call this method only in an `except` block.
-        """
-        logger.exception("The trigger {} failed and is not called again.", trigger.name)
+    def _drop(self, trigger: _ActiveTrigger, error: BaseException) -> None:
+        """Log the exception, and stop calling the trigger's `fires`."""
+        logger.error(
+            "The trigger {} failed and is not called again.", trigger.name, exception=error
+        )
         self._checks = [pair for pair in self._checks if pair[1] is not trigger]
 
 

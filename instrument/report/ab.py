@@ -8,12 +8,11 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from instrument.analysis.section import Section
+from instrument.analysis.section import Part, Section
 from instrument.analysis.table import Table, known_columns
 from instrument.compare.ab import LABELS, Block, Comparison, CounterValues, Program, Quantity
 from instrument.compare.gate import amount_of
 from instrument.compare.machine import MachineState
-from instrument.printable import printable
 from instrument.units import counted, durations_like, percent_change
 
 #: The version of the JSON. It increases when a key is removed or changes its meaning. A new key
@@ -43,13 +42,13 @@ def progress(number: int, blocks: int, block: Block) -> str:
     return f"block {number} of {blocks}: {steps}{load}"
 
 
-def parts(a: Program, b: Program, comparison: Comparison) -> list[str | Section]:
+def parts(a: Program, b: Program, comparison: Comparison) -> list[Part]:
     """Return a comparison as text and tables: verdict, ranges, counters, state of the machine.
 
     A counter is a number per step that does not depend on speed, such as the number of kernels.
     """
-    found: list[str | Section] = [
-        "\n".join(f"{each.label}: {printable(each.name)}" for each in (a, b)),
+    found: list[Part] = [
+        [f"{each.label}: {each.name}" for each in (a, b)],
         _verdict(comparison),
         _ranges(comparison),
         _one_sided(comparison),
@@ -97,7 +96,7 @@ def _as_dict(quantity: Quantity) -> dict[str, Any]:
     return {**times, **change, "verdict": quantity.verdict}
 
 
-def _verdict(comparison: Comparison) -> str:
+def _verdict(comparison: Comparison) -> list[str]:
     step, missing = comparison.step, comparison.blocks_missing
     text = durations_like(step.a_ns)
     verdict: str = step.verdict
@@ -106,17 +105,13 @@ def _verdict(comparison: Comparison) -> str:
             f"undecided: needs about {counted(missing, 'more block')}; start again with "
             f"--blocks {len(comparison.blocks) + missing}"
         )
-    lines = [
+    return [
         f"Verdict: {verdict}",
         f"A step takes {text(step.a_ns)} in A and {text(step.b_ns)} in B: {_change(step)}, from "
         f"{counted(len(comparison.blocks), 'block')} of four runs",
-        *(
-            f"{printable(each.path or '')} is {each.verdict}: {_change(each)}"
-            for each in comparison.changed
-        ),
+        *(f"{each.path or ''} is {each.verdict}: {_change(each)}" for each in comparison.changed),
         f"A change within ±{100 * comparison.margin:.3g} % counts as the same.",
     ]
-    return "\n".join(lines)
 
 
 def _change(quantity: Quantity) -> str:
@@ -162,19 +157,19 @@ def _ranges(comparison: Comparison) -> str | Section:
     )
 
 
-def _one_sided(comparison: Comparison) -> str:
+def _one_sided(comparison: Comparison) -> list[str]:
     text = durations_like(comparison.step.a_ns)
-    return "\n".join(
-        f"Only in {label}: {printable(path)}, {text(time_ns)}"
+    return [
+        f"Only in {label}: {path}, {text(time_ns)}"
         for label in LABELS
         for path, time_ns in comparison.only_in(label).items()
-    )
+    ]
 
 
-def _counters(counters: Sequence[CounterValues]) -> str:
+def _counters(counters: Sequence[CounterValues]) -> list[str]:
     """Return a line for each counter whose values are not all equal, and a list of the others."""
     if not counters:
-        return "Counters: none, because the runs recorded no window."
+        return ["Counters: none, because the runs recorded no window."]
     lines = []
     for each in counters:
         a, b = _values(each.name, each.a), _values(each.name, each.b)
@@ -186,7 +181,7 @@ def _counters(counters: Sequence[CounterValues]) -> str:
     heading = "Counters of a step" if lines else "These counters of a step are equal in A and B"
     if lines and equal:
         lines.append(f"  equal: {', '.join(equal)}")
-    return "\n".join([f"{heading}:" if lines else f"{heading}: {', '.join(equal)}", *lines])
+    return [f"{heading}:" if lines else f"{heading}: {', '.join(equal)}", *lines]
 
 
 def _values(counter: str, values: tuple[int, int]) -> str:
@@ -194,16 +189,14 @@ def _values(counter: str, values: tuple[int, int]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _machine(comparison: Comparison) -> str:
+def _machine(comparison: Comparison) -> list[str]:
     """Return a line for each quantity in `_MACHINE` that is known in A and in B, with values."""
     lines = []
     for name, (title, unit, decimals) in _MACHINE.items():
         sides = [_spread(comparison.machine(label), name, decimals) for label in LABELS]
         if all(sides):
             lines.append(f"  {title}: {sides[0]}{unit} in A, {sides[1]}{unit} in B")
-    return (
-        "\n".join(["Machine, median (minimum to maximum) over the runs:", *lines]) if lines else ""
-    )
+    return ["Machine, median (minimum to maximum) over the runs:", *lines] if lines else []
 
 
 def _spread(states: Sequence[MachineState], name: str, decimals: int) -> str:

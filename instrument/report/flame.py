@@ -51,7 +51,7 @@ def svg(stacks: Sequence[Stack], title: str) -> str:
     height = _HEAD + (max(level for *_, level in placed) + 1) * _ROW + _EDGE
     return render(
         "report/templates/stacks.svg",
-        title=printable(title),
+        title=title,
         boxes=[
             _box(frame, x, height - _EDGE - (level + 1) * _ROW, scale, root)
             for frame, x, level in placed

@@ -9,7 +9,7 @@ from instrument.compare.gate import Verdict, amount_of
 from instrument.prose import code, escaped, wrapped
 
 
-def as_text(verdicts: Sequence[Verdict]) -> str:
+def as_lines(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a line for each verdict.
 
     If a condition on a counter of the whole step fails, more lines name at most five ranges: the
@@ -20,7 +20,7 @@ def as_text(verdicts: Sequence[Verdict]) -> str:
         lines += wrapped(str(verdict), indent="    ")
         for where in _places(verdict):
             lines += wrapped(f"in {where[0]}: {where[1]}", prefix="  ", indent="    ")
-    return "\n".join(lines)
+    return lines
 
 
 def as_dicts(verdicts: Sequence[Verdict]) -> list[dict[str, Any]]:

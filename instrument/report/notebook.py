@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from instrument.analysis import coverage_rows
@@ -12,7 +13,6 @@ from instrument.analysis.steps import waits
 from instrument.analysis.table import Table, sum_of_known
 from instrument.analysis.views import Views, rows_of
 from instrument.errors import InstrumentError
-from instrument.printable import printable
 from instrument.range_names import RECOMPUTED, REGION
 from instrument.templates import render
 from instrument.units import counted, duration, few, size
@@ -61,7 +61,7 @@ _MARKED = 0.5
 _FEW = 4
 
 
-def heading(capture: Views) -> str:
+def heading(capture: Views) -> list[str]:
     """Return the lines that identify a capture: name, steps, torch's version, devices, rank, path.
 
     Sentences on missing data come before the path.
@@ -73,13 +73,13 @@ def heading(capture: Views) -> str:
     lines = [
         f"{capture.name}: {', '.join(facts(capture))}",
         *_notes(capture),
-        str(where.absolute()) if where else "",
+        str(where.absolute()) if isinstance(where, Path) else where or "",
     ]
-    return "\n".join(printable(line) for line in lines if line)
+    return [line for line in lines if line]
 
 
 def facts(capture: Views) -> list[str]:
-    """Return short texts on a capture: its steps, torch's version, the devices and the rank."""
+    """Return short texts on a capture: its steps, torch's version, the devices, the rank, a cut."""
     about, found = capture.about, [_steps(capture)]
     if "torch" in about.versions:
         found.append(f"torch {about.versions['torch']}")
@@ -87,6 +87,8 @@ def facts(capture: Views) -> list[str]:
         found.append(", ".join(dict.fromkeys(about.devices)) or "no device")
     if about.world_size is not None and about.world_size > 1:
         found.append(f"rank {'?' if about.rank is None else about.rank} of {about.world_size}")
+    if capture.events.cut_short:
+        found.append("trace cut short")
     return found
 
 
@@ -245,14 +247,14 @@ def shares_are_of(capture: Views) -> str:
     return f"{whole} on all threads in {window}"
 
 
-def device(capture: Views) -> str:
+def device(capture: Views) -> list[str]:
     """Return a line that splits the devices' time into parts, and a line on the bottleneck.
 
-    Return "" if there are no device events.
+    Return no lines if there are no device events.
     """
     (row,), events, work = capture.breakdown, capture.events, capture.work
     if not len(work.event):
-        return ""
+        return []
     waited = waits(events, work, work.start_ns.min(keepdims=True), work.end_ns.max(keepdims=True))
     spent = {name: getattr(row, name) for name in DEVICE_PARTS} | {
         name: int(ns[0]) for name, ns in waited.items()
@@ -272,7 +274,7 @@ def device(capture: Views) -> str:
             "activity takes much time."
         )
     whole = duration(row.total_ns)
-    return f"Device: {whole} from its first work to its last, {parts}.\n{bottleneck}"
+    return [f"Device: {whole} from its first work to its last, {parts}.", bottleneck]
 
 
 def outside_operators(capture: Views) -> str:
@@ -302,7 +304,7 @@ def incomplete(capture: Views, views: Sequence[str]) -> str:
     return line(capture, [name for name in rows_of(views) if name not in stated])
 
 
-def inside_compiled(capture: Views) -> str:
+def inside_compiled(capture: Views) -> list[str]:
     """Return lines on the ranges and modules that were not timed.
 
     These are the ranges inside regions that torch.compile compiled, and the modules without a call
@@ -319,7 +321,7 @@ def inside_compiled(capture: Views) -> str:
         compiled = any(name.startswith(REGION) for name in capture.events.names)
         where = ", or inside a compiled region" if compiled else ""
         lines.append(f"Modules not called in this window{where}: {_few_modules(unseen)}")
-    return "\n".join(map(printable, lines))
+    return lines
 
 
 def _few_modules(names: Sequence[str]) -> str:
@@ -369,7 +371,7 @@ def to_html(capture: Views) -> str:
     """
     values: dict[str, Any]
     try:
-        title, *lines = [*heading(capture).splitlines(), *device(capture).splitlines()]
+        title, *lines = [*heading(capture), *device(capture)]
         values = _tables(capture)
     except InstrumentError as error:
         title, lines, values = capture.name, [str(error)], {"failed": True}

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from instrument.analysis.section import Section, is_every_column, plain
+from instrument.analysis.section import Part, Section, is_every_column, plain
 from instrument.analysis.table import Table, known_columns
 from instrument.errors import ConfigError, did_you_mean
-from instrument.printable import printable
 from instrument.report.text import view_part
 from instrument.runs.run import SCHEMAS, Ranks
 from instrument.units import duration
@@ -31,7 +30,7 @@ def as_text(ranks: Ranks, **options: Any) -> str:
 
 def parts(
     ranks: Ranks, *, rows: int = 15, sort: str | None = None, columns: Sequence[str] | None = None
-) -> list[str | Section]:
+) -> list[Part]:
     """Return a comparison of ranks as text and tables.
 
     The tables hold the ranks, the collectives and the ranges. The text describes stragglers and
@@ -51,9 +50,7 @@ def parts(
         ConfigError: the table of ranges has no such column.
     """
     of = f" of {ranks.world_size}" if ranks.world_size else ""
-    heading = "\n".join(
-        [f"{printable(ranks.name)}: {len(ranks.summaries)}{of} ranks", *ranks.notes]
-    )
+    heading = [f"{ranks.name}: {len(ranks.summaries)}{of} ranks", *ranks.notes]
     by = "own_ns" if len(ranks.ranks) > rows else None
     return [
         heading,
@@ -90,10 +87,8 @@ def as_csv(ranks: Ranks, name: str) -> str:
     return table.to_csv()
 
 
-def _stragglers(table: Table) -> str:
-    if not len(table):
-        return "No rank is a straggler."
-    return "\n".join(printable(_straggler(row)) for row in table)
+def _stragglers(table: Table) -> list[str]:
+    return [*map(_straggler, table)] or ["No rank is a straggler."]
 
 
 def _straggler(row: Any) -> str:
@@ -104,15 +99,16 @@ def _straggler(row: Any) -> str:
     )
     if (row.range_excess_ns or 0) < _LEAST_EXPLAINED * (row.own_ns - row.median_own_ns):
         where = "; most of the difference is in no range"
-    if row.idle_ns is not None:
+    if row.idle_ns is not None and row.others_idle_ns is not None:
         where += (
             f"; its device is idle for {duration(row.idle_ns)} per step, other devices for "
             f"{duration(row.others_idle_ns)}"
         )
+    excess = "" if row.excess is None else f" (+{row.excess:.0%})"
     return (
         f"Rank {row.rank}{f' on {row.host}' if row.host else ''} is a straggler: its own work "
         f"takes {duration(row.own_ns)} per step, and {duration(row.median_own_ns)} on the median "
-        f"rank (+{row.excess:.0%}){where}. The rank waits {duration(row.exposed_communication_ns)} "
+        f"rank{excess}{where}. The rank waits {duration(row.exposed_communication_ns)} "
         f"in communication, other ranks wait {duration(row.others_exposed_communication_ns)}."
     )
 

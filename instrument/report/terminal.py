@@ -13,9 +13,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from instrument.analysis.section import SENTENCE_WIDTH, Section
+from instrument.analysis.section import SENTENCE_WIDTH, Part, Section, lines_of
 from instrument.analysis.table import cell_text, heading, is_text, unit_of
-from instrument.printable import printable
+from instrument.printable import printable, without_commands
 from instrument.units import counted
 
 # If a terminal is narrow, columns are left out in this order: first the columns of this list, then
@@ -53,10 +53,8 @@ _STRONG, _FAINT, _BAR_STYLE = "bold", "dim", "cyan"
 _WARM = ((0.2, "bold red"), (0.05, "yellow"))
 
 
-def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
+def draw(parts: Iterable[Part], console: Console | None = None) -> str:
     """Return the parts of a report as text for a terminal, with control sequences.
-
-    A part is a paragraph, or a `Section`, which holds a table.
 
     A row of a table always fits into a line of the terminal. To make it fit, names are shortened in
     the middle, and if this is not enough, columns are left out. A line below the table lists these
@@ -72,11 +70,11 @@ def draw(parts: Iterable[str | Section], console: Console | None = None) -> str:
             if isinstance(part, Section):
                 _draw_section(console, part)
             else:
-                first, *others = map(printable, part.split("\n"))
+                first, *others = map(printable, lines_of(part))
                 _print_words(console, first, "" if number else _STRONG)
                 for line in others:
                     _print_words(console, line)
-    return drawn.get()
+    return without_commands(drawn.get())
 
 
 def _print_words(console: Console, line: str, style: str = "") -> None:

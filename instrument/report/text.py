@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from instrument.analysis.coverage import losses, range_advice
 from instrument.analysis.operators import OPERATORS
 from instrument.analysis.ranges import RANGES
-from instrument.analysis.section import Section, is_every_column, plain, shown_of
+from instrument.analysis.section import Part, Section, is_every_column, plain, shown_of
 from instrument.analysis.table import (
     ALL,
     DEVICE_KINDS,
@@ -27,7 +27,6 @@ from instrument.analysis.table import (
 )
 from instrument.analysis.views import VIEWS, Grouping, Views, rows_of
 from instrument.errors import CaptureError, ConfigError, did_you_mean, reason_of
-from instrument.printable import printable
 from instrument.report.notebook import (
     OWN_COLUMNS,
     cost,
@@ -166,8 +165,8 @@ def render(capture: Views, **options: Any) -> str:
     return plain(part for part in parts if part)
 
 
-def _findings(capture: Views) -> str:
-    """Return the findings that save most, as text.
+def _findings(capture: Views) -> list[str]:
+    """Return the findings that save most, as lines.
 
     The finding on unmarked time (time in no range) is left out. If more than half of the time is
     unmarked, a sentence above the operators reports it. `instrument diagnose` reports it if at
@@ -175,14 +174,14 @@ def _findings(capture: Views) -> str:
     """
     from instrument.findings import unmarked_time
     from instrument.findings.diagnose import CHECKS, diagnose
-    from instrument.findings.diagnosis_text import largest_as_text
+    from instrument.findings.diagnosis_text import largest_as_lines
 
     checks = [check for check in CHECKS if check != unmarked_time.CHECK]
     try:
         found = diagnose([cast("Capture", capture)], checks, ranks_checks=()).findings
     except Exception as error:  # show the tables even without findings
-        return f"The capture could not be diagnosed: {printable(reason_of(error))}."
-    return largest_as_text(found)
+        return [f"The capture could not be diagnosed: {reason_of(error)}."]
+    return largest_as_lines(found)
 
 
 def capture_parts(
@@ -196,7 +195,7 @@ def capture_parts(
     ranges: bool = True,
     operators: bool = True,
     sort_ranges: str | None = None,
-) -> list[str | Section]:
+) -> list[Part]:
     """Return a capture as text and tables: heading, range tree, costliest operators, remarks.
 
     The tree shows only the ranges with the largest shares. One row sums all other ranges, and
@@ -222,7 +221,7 @@ def capture_parts(
     sort, chosen = None if sort is None else check_sort(sort), check_columns(columns)
     usual = chosen is None or is_every_column(chosen)
     rows = sys.maxsize if rows == ALL else rows
-    parts: list[str | Section] = [
+    parts: list[Part] = [
         heading(capture),
         device(capture) if usual and (ranges or operators) else "",
     ]

@@ -8,7 +8,6 @@ from instrument.errors import reason_of
 from instrument.findings.diagnose import Diagnosis, diagnose
 from instrument.findings.diagnosis_text import LEAST_SHARE, as_markdown, nothing_found
 from instrument.findings.finding import Finding
-from instrument.printable import printable
 from instrument.prose import code, escaped
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def verdict_of(capture: Capture) -> str:
     try:
         return verdict(diagnose([capture], ranks_checks=()))
     except Exception as error:  # the tables beside the verdict are shown anyway
-        return f"The capture could not be diagnosed: {printable(reason_of(error))}"
+        return f"The capture could not be diagnosed: {reason_of(error)}"
 
 
 def verdict_as_markdown(capture: Capture) -> str:

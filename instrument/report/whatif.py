@@ -12,10 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
-from instrument.analysis.section import Section, plain, shown_of
+from instrument.analysis.section import Part, Section, plain, shown_of
 from instrument.analysis.table import ALL, Table, known_columns
 from instrument.errors import ConfigError
-from instrument.printable import printable
 from instrument.units import counted, durations_like
 from instrument.whatif.selection import short_name
 
@@ -60,7 +59,7 @@ def as_text(name: str, scenario: Scenario, **options: Any) -> str:
 
 def parts(
     name: str, scenario: Scenario, *, rows: int = 15, tables: Collection[str] = ()
-) -> list[str | Section]:
+) -> list[Part]:
     """Return a scenario as text and tables: the time of the step, and what the edits save.
 
     Args:
@@ -72,7 +71,7 @@ def parts(
     """
     text = durations_like(scenario.baseline_ns)
     shown = tables or ((CRITICAL_PATH, PROFILE) if scenario.edits else (PROFILE,))
-    found: list[str | Section] = [_heading(name, scenario, text)]
+    found: list[Part] = [_heading(name, scenario, text)]
     if scenario.edits:
         found += [_edits(scenario), _saving(scenario, text)]
     if CRITICAL_PATH in shown:
@@ -81,7 +80,7 @@ def parts(
         found.append(_slack(scenario, rows, text))
     if PROFILE in shown:
         found += [_profile(scenario, rows, text), _all_device_work(scenario, text)]
-    found.append("\n".join(f"Note: {printable(note)}" for note in scenario.notes))
+    found.append([f"Note: {note}" for note in scenario.notes])
     return [part for part in found if part]
 
 
@@ -116,7 +115,7 @@ def _profile_of(scenario: Scenario, rows: int) -> Table:
 
 
 def _heading(name: str, scenario: Scenario, text: Callable[[float], str]) -> str:
-    heading = f"{printable(name)}: {_unit(scenario)}"
+    heading = f"{name}: {_unit(scenario)}"
     if not scenario.edits:
         return f"{heading} takes {text(scenario.step_ns)}"
     return f"{heading} would take {text(scenario.step_ns)} instead of {text(scenario.baseline_ns)}"
@@ -127,10 +126,10 @@ def _unit(scenario: Scenario) -> str:
     return "a step" if has_steps else "the recorded window"
 
 
-def _edits(scenario: Scenario) -> str:
+def _edits(scenario: Scenario) -> list[str]:
     width = len(str(len(scenario.edits)))
-    lines = [f"{number:>{width}}. {edit}" for number, edit in enumerate(scenario.edits, 1)]
-    return "\n".join(printable(line) for line in ["Edits:", *lines])
+    edits = enumerate(scenario.edits, 1)
+    return ["Edits:", *(f"{number:>{width}}. {edit}" for number, edit in edits)]
 
 
 def _saving(scenario: Scenario, text: Callable[[float], str]) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from instrument.errors import CaptureError
-from instrument.printable import printable
 from instrument.runs.run import TOGETHER_S
 from instrument.storage import contents, is_url
 from instrument.trace.capture_json import (
@@ -124,10 +123,7 @@ def left_out(older: Sequence[tuple[str, Path | str | None]], newest: Iterable[st
         newest: the names of the captures that are not left out.
     """
     of_name = Counter([*newest, *(name for name, _ in older)])
-    names = [
-        printable(name if of_name[name] == 1 or place is None else str(place))
-        for name, place in older
-    ]
+    names = [name if of_name[name] == 1 or place is None else str(place) for name, place in older]
     are = "is" if len(names) == 1 else "are"
     return (
         f"Only the newest run counts; {counted(len(names), 'capture')} of older runs {are} left "
@@ -137,16 +133,23 @@ def left_out(older: Sequence[tuple[str, Path | str | None]], newest: Iterable[st
 
 def _metadata(places: Sequence[Path | str]) -> dict[Path | str, Metadata]:
     """The metadata of each capture whose `capture.json` can be read."""
-    urls = {place: f"{place.rstrip('/')}/{METADATA_FILE}" for place in places if is_url(place)}
-    fetched = contents([*urls.values()]) if urls else {}
-    found = {}
+    urls = {f"{place.rstrip('/')}/{METADATA_FILE}": place for place in places if is_url(place)}
+    found: dict[Path | str, Metadata] = {}
     for place in places:
         with suppress(CaptureError):
-            if place not in urls:
+            if not is_url(place):
                 found[place] = typed(read(Path(place)))
-            elif urls[place] in fetched:
-                found[place] = typed(decoded(fetched[urls[place]], urls[place]))
+    for url, about in (contents([*urls], _decoded) if urls else {}).items():
+        if about is not None:
+            found[urls[url]] = about
     return found
+
+
+def _decoded(content: bytes) -> Metadata | None:
+    try:
+        return typed(decoded(content, METADATA_FILE))
+    except CaptureError:
+        return None
 
 
 def _began(about: Metadata | None) -> _Began | None:

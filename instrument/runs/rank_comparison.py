@@ -40,6 +40,8 @@ RANKS: Schema = schema(
     rank="the rank",
     host="the name of the rank's machine",
     steps="how many steps ended in the window",
+    trace="`cut short` if the trace file of the rank is cut short, so that steps may be missing; "
+    "else None",
     step_ns="the mean duration of a step",
     own_ns="mean per step: time in which the rank does not wait in communication. This is "
     "`step_ns` minus `exposed_communication_ns`",
@@ -102,6 +104,7 @@ def per_rank(summaries: Sequence[RankSummary]) -> Table:
             "rank": [summary.rank for summary in summaries],
             "host": [summary.host for summary in summaries],
             "steps": [steps_of(summary) for summary in summaries],
+            "trace": ["cut short" if summary.cut_short else None for summary in summaries],
             **{name: [row[name] for row in rows] for name in rows[0]},
         },
     )

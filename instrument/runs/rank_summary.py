@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,18 +22,20 @@ from instrument.analysis.breakdown import BREAKDOWN
 from instrument.analysis.collectives import SYNCHRONISING, cpu_waits
 from instrument.analysis.table import Table, names_of
 from instrument.analysis.views import Views
-from instrument.errors import InstrumentError
+from instrument.errors import InstrumentError, TraceWarning
 from instrument.links.groupby import intern
 from instrument.trace.capture_json import BAD_JSON, Number, Rank, WorldSize, unix_time
 from instrument.trace.columns import BEYOND_NS
 
 SUMMARY_FILE = "summary.json"
-VERSION = 3
+VERSION = 4
 #: The phase of training.
 TRAIN = "train"
 # A summary keeps the 500 ranges with the most CPU time, and the last 512 collectives. So a file has
 # some tens of kilobytes.
 _MOST_RANGES, _MOST_COLLECTIVES = 500, 512
+#: The limit for a `summary.json`; a larger file is not read.
+MOST_BYTES = 16 << 20
 _OF_COLLECTIVES = ("step", "ordinal", "number", "start_ns", "end_ns", "bytes")
 #: The columns that are equal for all collectives of one process group and kind.
 OF_COLLECTIVE_GROUP = (
@@ -83,6 +86,8 @@ class RankSummary(msgspec.Struct, kw_only=True):
     - `collectives` are the last 512 collectives of the kinds that end at the same moment on all
       ranks. `start_ns` and `end_ns` are Unix times minus `base_ns`. `group` is the index of a row
       of `collective_groups`.
+    - `truncated` says whether the window ended before its last planned step, and `cut_short`
+      whether the trace file is cut short.
     - `ranks` is the option `profiler.ranks`: the ranks that should have recorded.
     """
 
@@ -97,6 +102,7 @@ class RankSummary(msgspec.Struct, kw_only=True):
     first_step: Number | None = None
     last_step: Number | None = None
     truncated: bool | None = None
+    cut_short: bool = False
     versions: dict[str, str] = {}
     devices: list[str] | None = None
     base_ns: _Ns = 0
@@ -120,7 +126,7 @@ def summarize(capture: Views) -> RankSummary:
     ranges = _chosen_ranges(capture.ranges)
     collectives, collective_groups = _collectives(capture.collective_calls)
     return RankSummary(
-        name=_encodable(capture.name),
+        name=capture.name,
         rank=rank_of(capture),
         world_size=events.world_size if about.world_size is None else about.world_size,
         host=about.host,
@@ -131,6 +137,7 @@ def summarize(capture: Views) -> RankSummary:
         first_step=min(numbers, default=None) if window.first_step is None else window.first_step,
         last_step=max(numbers, default=None) if window.first_step is None else window.last_step,
         truncated=window.truncated,
+        cut_short=events.cut_short,
         versions=about.versions,
         base_ns=events.base_ns,
         ranges_left_out=len(capture.ranges) - len(ranges),
@@ -179,20 +186,11 @@ def _chosen_ranges(table: Table) -> Table:
 
 
 def _columns(table: Table, without: Sequence[str] = ()) -> Columns:
-    cells = {
-        name: [*map(_encodable, table.column(name))]
-        for name in table.columns
-        if name not in without
-    }
+    cells = {name: table.column(name) for name in table.columns if name not in without}
     return {
         name: None if column.count(None) == len(column) else column
         for name, column in cells.items()
     }
-
-
-def _encodable(cell: Any) -> Any:
-    """Replace lone surrogates in a text by escapes, so that UTF-8 can encode it."""
-    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 def _steps(capture: Views) -> Columns:
@@ -216,17 +214,6 @@ def write(capture: Views, folder: Path) -> None:
 _DECODER = msgspec.json.Decoder(RankSummary)
 
 
-def read(path: Path | str) -> RankSummary:
-    """Read the summary of a capture, or make the summary if none is stored.
-
-    For a trace file, the summary is always made.
-
-    Raises:
-        CaptureError, TraceError: as for `Capture.load` and `summarize`.
-    """
-    return written([path])[path] or summarize(Views.load(path))
-
-
 def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]:
     """Return the stored summary of each capture, by the capture's path or URL.
 
@@ -236,23 +223,22 @@ def written(paths: Sequence[Path | str]) -> dict[Path | str, RankSummary | None]
         CaptureError: a summary at a URL cannot be fetched.
     """
     urls = {path: f"{path.rstrip('/')}/{SUMMARY_FILE}" for path in paths if storage.is_url(path)}
-    fetched = storage.contents(list(urls.values())) if urls else {}
+    fetched = storage.contents([*urls.values()], _decoded, MOST_BYTES) if urls else {}
     return {
-        path: _decoded(fetched.get(urls[path]) if path in urls else _content(Path(path)))
-        for path in paths
+        path: fetched.get(urls[path]) if path in urls else _stored(Path(path)) for path in paths
     }
 
 
-def _content(folder: Path) -> bytes | None:
+def _stored(folder: Path) -> RankSummary | None:
     try:
-        return files.read_bytes(folder / SUMMARY_FILE)
+        return _decoded(files.read_bytes(folder / SUMMARY_FILE, MOST_BYTES))
     except OSError:
         return None
 
 
-def _decoded(text: bytes | None) -> RankSummary | None:
+def _decoded(text: bytes) -> RankSummary | None:
     try:
-        found = _DECODER.decode(text or b"")
+        found = _DECODER.decode(text)
     except BAD_JSON:
         return None
     return found if found.version == VERSION and _is_sound(found) else None
@@ -317,6 +303,7 @@ def read_all(paths: Sequence[Path | str]) -> Iterator[tuple[Path | str, RankSumm
     Files with more than 4 MiB in total are read by as many processes as there are cores. Each
     process is a new interpreter that runs this module. multiprocessing is not used, because its
     processes would run the user's script again if the script has no `if __name__ == "__main__"`.
+    This process downloads what is at URLs, so that no trace is downloaded again later.
     """
     found = written(paths)
     yield from ((path, summary) for path, summary in found.items() if summary is not None)
@@ -344,14 +331,23 @@ def _size(path: Path | str) -> float:
 
 def _answer(path: Path | str) -> RankSummary | str:
     try:
-        return read(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TraceWarning)  # the summary says it
+            return summarize(Views.load(path))
     except InstrumentError as error:
         return str(error)
 
 
 def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSummary | str]]:
-    """Read summaries in a new process; if it fails, return an error message for each path."""
-    command = files.python_running("instrument.runs.rank_summary", *map(str, paths))
+    """Make summaries in a new process; if it fails, return an error message for each path."""
+    unread: list[tuple[Path | str, RankSummary | str]] = []
+    local: dict[Path | str, Path] = {}
+    for path in paths:
+        try:
+            local[path] = storage.fetch(path) if storage.is_url(path) else Path(path)
+        except InstrumentError as error:
+            unread.append((path, str(error)))
+    command = files.python_running("instrument.runs.rank_summary", *map(str, local.values()))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(str(path or Path.cwd()) for path in sys.path),
@@ -361,13 +357,13 @@ def _in_process(paths: Sequence[Path | str]) -> list[tuple[Path | str, RankSumma
         answers = msgspec.json.decode(done.stdout, type=list[RankSummary | str])
     except msgspec.DecodeError:
         why = f"ended with status {done.returncode}: open this path alone with `instrument show`"
-        answers = [f"The process that should read {path} {why}." for path in paths]
-    return list(zip(paths, answers))
+        answers = [f"The process that should read {path} {why}." for path in local]
+    return [*unread, *zip(local, answers)]
 
 
 def main() -> None:
     """Print a JSON list with a summary or an error message for each command-line argument.
 
-    Each argument is the path or URL of a capture or trace.
+    Each argument is the path of a capture or trace.
     """
     sys.stdout.buffer.write(msgspec.json.encode([_answer(path) for path in sys.argv[1:]]))

@@ -185,16 +185,21 @@ class Ranks:
     def notes(self) -> list[str]:
         """Sentences on what limits the comparison.
 
-        They state which ranks are missing, on which ranks the window ended early or ranges were
-        left out, and how the ranks differ in steps, devices and versions of packages.
+        They state which ranks are missing, on which ranks the window ended early, the trace is cut
+        short or ranges were left out, and how the ranks differ in steps, devices and versions of
+        packages.
         """
-        cut = [str(summary.rank) for summary in self.summaries if summary.truncated]
+        ended = [str(summary.rank) for summary in self.summaries if summary.truncated]
+        cut = [str(summary.rank) for summary in self.summaries if summary.cut_short]
         left_out = [str(summary.rank) for summary in self.summaries if summary.ranges_left_out]
         notes = [
             f"Of {self.world_size} ranks, captures are missing for rank {few(self.missing)}."
             if self.missing
             else "",
-            f"The window was cut short on rank {few(cut)}." if cut else "",
+            f"The window was cut short on rank {few(ended)}." if ended else "",
+            f"The trace file of rank {few(cut)} is cut short: copy or record it again."
+            if cut
+            else "",
             f"Only the ranges with the most CPU time are known for rank {few(left_out)}."
             if left_out
             else "",
@@ -210,7 +215,8 @@ class Ranks:
         return [printable(note) for note in notes if note]
 
     def __repr__(self) -> str:
-        return f"<Ranks: {self.name} on {len(self.summaries)} of {self.world_size or '?'} ranks>"
+        of = f"{len(self.summaries)} of {self.world_size or '?'}"
+        return printable(f"<Ranks: {self.name!r} on {of} ranks>")
 
 
 def captures_below(folder: Path) -> Iterator[Path]:

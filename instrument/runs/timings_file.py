@@ -10,7 +10,6 @@ from msgspec import DecodeError, Struct, convert, json
 
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
-from instrument.printable import printable
 from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 
@@ -72,7 +71,7 @@ def summary_table(runs: Mapping[str, Mapping[str, int]]) -> Table:
     )
 
 
-def read_timings(path: Path) -> tuple[Table, str]:
+def read_timings(path: Path) -> tuple[Table, list[str]]:
     """Read the summary of the whole run from a timings file.
 
     Returns the table, and a heading with the last step and the time at which the last line was
@@ -100,7 +99,7 @@ def read_timings(path: Path) -> tuple[Table, str]:
         )
     upto = "no step ended" if last.step is None else f"up to step {last.step}"
     heading = f"{path.stem}: {upto}, written {last.time}"
-    return summary_table(runs), f"{printable(heading)}\n{printable(str(path))}"
+    return summary_table(runs), [heading, str(path)]
 
 
 def read_intervals(path: Path) -> list[dict[str, dict[str, int]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -72,13 +73,14 @@ class Stacks(Sink):
             TraceError: the trace cannot be read.
         """
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)
-        text = folded(found)
-        if not text:
+        lines = folded(found)
+        if (first := next(lines, None)) is None:
             raise CaptureError(
                 f"No call path of {capture.name} has {_CALLED[self.metric]} time, so there are no "
                 "stacks to write."
             )
-        files.write(folder / "stacks.txt", text)
+        with files.replacing(folder / "stacks.txt") as file:
+            file.writelines(each.encode("utf-8", "replace") for each in chain([first], lines))
         if self.svg:
             inside = f" in {self.range}" if self.range else ""
             title = f"{capture.name}: {_CALLED[self.metric]} time{inside}"

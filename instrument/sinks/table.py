@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument import files
 from instrument.analysis.table import ALL
 from instrument.capture import Capture
 from instrument.errors import ConfigError
+from instrument.log import lines_logger, logger
 from instrument.rank_info import lowest_rank
 from instrument.report.text import By, check_columns, check_sort, render
 from instrument.sinks import Sink
@@ -99,7 +99,7 @@ class TableSink(Sink):
         lowest = lowest_rank(capture.metadata.get("config", {}).get("ranks"))
         if rank in (None, lowest):
             # Many log formats put a long prefix before the message: begin on a new line.
-            logger.info("\n{}", text)
+            lines_logger.info("\n{}", text)
         else:
             logger.info(
                 "The table of {} is in its file table.txt; only rank {} logs its table.",

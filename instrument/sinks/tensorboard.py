@@ -12,7 +12,6 @@ from instrument.analysis.section import plain
 from instrument.capture import Capture
 from instrument.errors import need_package
 from instrument.files import make_folder, open_to_append, replacing
-from instrument.printable import printable
 from instrument.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts
@@ -125,9 +124,9 @@ def _report(capture: Capture) -> Iterator[Any]:
     from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
     # In Markdown, indented lines are code, and code has no markup.
-    table = plain(capture_parts(capture, operators=False)).splitlines()
+    table = plain(capture_parts(capture, operators=False)).split("\n")
     yield _text("window/verdict", verdict_as_markdown(capture))
-    yield _text("window/ranges", "\n".join(f"    {printable(line)}" for line in table))
+    yield _text("window/ranges", "\n".join(f"    {line}" for line in table))
     if parts := step_split(capture):
         legend = (
             f"- {colour}: {share:.1%} {code(name)}" for colour, (name, share) in zip(COLOURS, parts)

@@ -12,13 +12,13 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import ClassVar, Literal, NamedTuple
 
-from loguru import logger
 from pydantic import Field, PrivateAttr
 
 from instrument import threads
 from instrument.analysis.views import files_of
 from instrument.capture import Capture
 from instrument.errors import CaptureError
+from instrument.log import logger
 from instrument.sinks import Sink
 from instrument.sinks.scalars import last_step, scalars
 

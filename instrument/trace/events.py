@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ _MOST_DIGITS = 15  # in the number of a step
 
 # For example, "dynamo_data: compile_id=0/0" only describes a phase; the phase itself is another
 # event.
-_COMPILER_NOTE = re.compile(r"_data: (.*, )?compile_id=\d")
+_NOTE, _COMPILE_ID = "_data: ", re.compile(r"(^|_data: |, )compile_id=\d")
 _LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#(\w*)")
 _SYNCHRONISING = re.compile(r"synchronize|QueueFinish", re.IGNORECASE)
 _BLOCKING_COPY = re.compile(r"MemcpyWithStream|^(cuda|hip)Memcpy(2D|3D)?$", re.IGNORECASE)
@@ -60,7 +60,8 @@ def is_moment(name: str) -> bool:
 
 def is_compiler_note(name: str) -> bool:
     """Whether an annotation of this name is a note of torch.compile about one of its phases."""
-    return _COMPILER_NOTE.search(name) is not None
+    _, mark, fields = name.partition(_NOTE)
+    return bool(mark) and _COMPILE_ID.search(fields) is not None
 
 
 def is_loader(name: str) -> bool:
@@ -348,14 +349,10 @@ class Events:
         counts = f"{len(self)} with a duration, {len(self.memory)} memory"
         return f"<Events: {counts}, {self.recorded} in the file>"
 
-    def device_of(self, process: int | str) -> Device | None:
-        """The device with the id `process`; None if the trace does not describe this device.
-
-        `process` is the process of a device event.
-        """
-        if type(process) is not int:
-            return None
-        return next((device for device in self.devices if device.id == process), None)
+    def devices_of(self, processes: Iterable[int | str]) -> list[Device | None]:
+        """The device of each process of device events; None if the trace does not describe it."""
+        by_id: dict[int | str | None, Device] = {device.id: device for device in self.devices[::-1]}
+        return [by_id.get(process) for process in processes]
 
     @property
     def begin_ns(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,16 @@ _TWO_SIGNS = re.compile(rb'("(?:ts|dur)"\s*:\s*)-?(\d{1,20})\.-(\d{1,3})(?!\d)')
 # Where one event of Kineto ends and the next one begins. No event that Kineto writes contains it.
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*\{\s*"ph"\s*:')
 _ARGS = re.compile(rb',\s*"args"\s*:')
-_BAD_ESCAPE = re.compile(r'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')
-_FORGIVING = json.JSONDecoder(strict=False, parse_constant=lambda _: None)
+# An escape, half of a surrogate pair, or a backslash that begins no escape.
+_ESCAPE = re.compile(
+    r'(\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))|(\\u[0-9a-fA-F]{4})|\\"
+)
+_FORGIVING = json.JSONDecoder(
+    strict=False,
+    parse_constant=lambda _: None,
+    parse_float=lambda text: min(max(float(text), -sys.float_info.max), sys.float_info.max),
+)
 
 
 class _Document(msgspec.Struct):
@@ -334,15 +343,18 @@ def _items(found: Any, kind: type[Any]) -> list[Any]:
 def forgiving(text: bytes) -> tuple[Any, str]:
     """Repair a JSON text and decode it; return the value and the repaired text.
 
-    The backslash of an unknown escape is taken literally. NaN and Infinity become None. If a time
-    has two minus signs, one is removed.
+    The backslash of an unknown escape is taken literally. Half of a surrogate pair becomes U+FFFD,
+    so no text of a trace contains one. NaN and Infinity become None, and a number beyond all floats
+    becomes the largest float. If a time has two minus signs, one is removed.
 
     Raises:
         ValueError: the text is not JSON even after the repairs.
         RecursionError: the text is nested too deeply.
     """
     text = with_one_sign(text)
-    repaired = _BAD_ESCAPE.sub(lambda match: match[1] or r"\\", text.decode("utf-8", "replace"))
+    repaired = _ESCAPE.sub(
+        lambda match: match[1] or ("\ufffd" if match[2] else r"\\"), text.decode("utf-8", "replace")
+    )
     return _FORGIVING.decode(repaired), repaired
 
 

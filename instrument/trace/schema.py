@@ -210,8 +210,6 @@ def _coerced_args(args: dict[str, Any]) -> Args:
 
 
 def _fit(value: Any, kind: Any) -> Any:
-    if isinstance(value, str):  # JSON text can have half of a surrogate pair
-        value = value.encode("utf-8", "replace").decode()
     try:
         return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError:

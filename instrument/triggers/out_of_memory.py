@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from loguru import logger
 from pydantic import Field
 
 from instrument.config.options import Options
+from instrument.log import logger
 from instrument.rank_info import rank_info
 from instrument.triggers import RequestWindow, Step, TriggerCallbacks
 

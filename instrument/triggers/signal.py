@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
 from pydantic import Field, field_validator
 
 from instrument.errors import ConfigError, did_you_mean
+from instrument.log import logger
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 

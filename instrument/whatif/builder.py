@@ -46,11 +46,11 @@ from instrument.analysis.launch_queue import FULL_QUEUE
 from instrument.analysis.steps import is_loading, launching_step
 from instrument.links.autograd import is_backward
 from instrument.links.groupby import Groups, distinct, groupby, isin
-from instrument.links.intervals import Intervals, merged, within
+from instrument.links.intervals import merged, within
 from instrument.links.links import Links
 from instrument.links.synchronisation import DEVICE as DEVICE_WAIT
 from instrument.links.synchronisation import STREAM_WAIT
-from instrument.trace.events import Events, Flags, Ints, loader_iterator
+from instrument.trace.events import Codes, Events, Flags, Ints, loader_iterator
 from instrument.whatif.cpu_time import CpuTime, axis_of, joined
 from instrument.whatif.model import (
     CPU,
@@ -89,8 +89,8 @@ _SHORTEST_SILENCE_NS = 50_000
 _READY_NS = 200_000
 # A free stream starts its work 5 to 50 µs after the launch. A longer delay has another cause.
 _LONGEST_DELAY_NS = 1_000_000
-# The largest number of pairs of a synchronisation and a stream.
-_MOST_PAIRS = 1 << 20
+# The largest number of pairs of a synchronisation and a stream, for each event of the trace.
+_MOST_PAIRS = 8
 # With fewer values than this, one exceptional value can decide the median.
 _FEW = 8
 _WORKERS, _IN_PROCESS = "_MultiProcessing", "_SingleProcess"
@@ -104,7 +104,8 @@ class _Builder:
         # The device row of each event; -1 for a CPU event. The last entry is for the position -1.
         self.row_of = np.full(len(links.events) + 1, -1)
         self.row_of[work.event] = np.arange(len(work.event))
-        self.begin_ns, self.axis_span_ns = axis_of(self.events)
+        self.begin_ns, span_ns = axis_of(self.events)
+        self.axis = CpuTime(self.begin_ns, span_ns, (np.zeros(0, np.int64),) * 2)  # no waits yet
         self.threads: list[Ints] = []
         self.times: list[Ints] = []
         self.phases: list[Ints] = []
@@ -114,7 +115,9 @@ class _Builder:
         self.typical: list[Ints] = []
         self.waits: list[tuple[Ints, Ints, Ints]] = []
 
-    def add(self, phase: int | Ints, thread: Ints, time_ns: Ints, call: Ints | None = None) -> Ints:
+    def add(
+        self, phase: int | Ints, thread: Ints | Codes, time_ns: Ints, call: Ints | None = None
+    ) -> Ints:
         """Add CPU moments with these columns of `Moments`, and return their indices."""
         self.threads.append(thread.astype(np.int64))
         self.times.append(time_ns)
@@ -146,7 +149,7 @@ class _Builder:
         """All arcs that were added, as columns."""
         return Arcs(*(np.concatenate(side) for side in zip(*self.arcs)))
 
-    def wait(self, thread: Ints, start_ns: Ints, end_ns: Ints) -> None:
+    def wait(self, thread: Ints | Codes, start_ns: Ints, end_ns: Ints) -> None:
         """Add intervals in which threads only wait; these intervals do not count as CPU time."""
         self.waits.append((thread.astype(np.int64), start_ns, end_ns))
 
@@ -329,10 +332,8 @@ def _cpu_arcs(made: _Builder, moments: Moments) -> None:
 
 def _axis(made: _Builder) -> CpuTime:
     thread, start, end = (np.concatenate(side) for side in zip(*made.waits))
-    unplaced = CpuTime(made.begin_ns, made.axis_span_ns, (np.zeros(0, np.int64),) * 2)
-    return replace(
-        unplaced, waits=joined(unplaced.place(thread, start), unplaced.place(thread, end))
-    )
+    place = made.axis.place
+    return replace(made.axis, waits=joined(place(thread, start), place(thread, end)))
 
 
 # ---- hand-over between threads
@@ -341,71 +342,68 @@ def _axis(made: _Builder) -> CpuTime:
 def _hand_overs(made: _Builder) -> None:
     """Add moments and arcs where the main thread and another thread wait for each other.
 
-    Moments and arcs are the vertices and edges of the simulated graph.
-    """
-    links, tree = made.links, made.links.call_tree
-    if not len(tree):
-        return
-    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
-    main = int(np.argmax(np.bincount(threads)))
-    engines = distinct(tree.thread[is_backward(made.events)[tree.index]])
-    roots = np.flatnonzero(tree.parent < 0)
-    of_thread = Groups(tree.thread[roots].astype(np.int64), len(made.events.threads)).rows()
-    own = np.flatnonzero(tree.thread == main)
-    bounds = distinct(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
-    for other, rows in enumerate(of_thread):
-        if len(rows) and other != main:
-            mine = merged(tree.start_ns[roots[rows]], tree.end_ns[roots[rows]])
-            _hand_over(made, main, bounds, other, mine, is_engine=other in engines)
-
-
-def _hand_over(
-    made: _Builder, main: int, bounds: Ints, other: int, busy: Intervals, *, is_engine: bool
-) -> None:
-    """Connect the main thread with another thread that the main thread waits for.
-
-    `bounds` are the times at which events of the main thread start or end. `busy` holds the
-    intervals in which the other thread works. The main thread waits between two consecutive bounds
-    if the other thread ends an interval of work between the bounds, and does not work at the second
-    bound. If the other thread is not the autograd engine's, there are three more conditions:
+    Moments and arcs are the vertices and edges of the simulated graph. The bounds are the times at
+    which events of the main thread start or end. The main thread waits between two consecutive
+    bounds if another thread ends an interval of work between the bounds, and does not work at the
+    second bound. If the other thread is not the autograd engine's, there are three more conditions:
 
     - The time between the bounds is at least 50 µs.
     - The other thread works for most of the time from the first bound to the end of its work.
     - The second bound comes just after the end of this work.
     """
-    start, end = busy
-    gap = np.searchsorted(bounds, end)
-    last = np.append(np.diff(gap) != 0, True) & (gap > 0) & (gap < len(bounds))
-    at, gap = np.flatnonzero(last), gap[last]
-    silent_from, silent_until, finish = bounds[gap - 1], bounds[gap], end[at]
-    # The other thread must not be at work again when the main thread goes on.
-    chosen = np.append(start, np.iinfo(np.int64).max)[at + 1] >= silent_until
-    first = np.searchsorted(end, silent_from, "right")
-    begin = np.maximum(start[np.minimum(first, len(start) - 1)], silent_from)
-    if not is_engine:
-        silence = silent_until - silent_from
-        wakes = np.maximum(_WAKES_NS, (silence * _WAKES_SHARE).astype(np.int64))
-        works = within(busy, silent_from, finish)
-        chosen &= (silence >= _SHORTEST_SILENCE_NS) & (silent_until - finish <= wakes)
-        chosen &= works >= _WORKS_SHARE * (finish - silent_from)
-    begin, finish = begin[chosen], finish[chosen]
-    if not len(begin):
+    links, tree, axis = made.links, made.links.call_tree, made.axis
+    if not len(tree):
         return
-    mains, others = np.full(len(begin), main), np.full(len(begin), other)
-    ends = made.add(_LEAVES, others, finish)
+    threads = made.events.thread[links.steps] if len(links.steps) else tree.thread
+    main = int(np.argmax(np.bincount(threads)))
+    is_engine = np.zeros(len(made.events.threads), np.bool_)
+    is_engine[tree.thread[is_backward(made.events)[tree.index]]] = True
+    own = np.flatnonzero(tree.thread == main)
+    bounds = distinct(np.concatenate([tree.start_ns[own], tree.end_ns[own]]))
+    # The intervals in which the other threads work, sorted by thread and time.
+    roots = np.flatnonzero((tree.parent < 0) & (tree.thread != main))
+    busy = merged(
+        axis.place(tree.thread[roots], tree.start_ns[roots]),
+        axis.place(tree.thread[roots], tree.end_ns[roots]),
+    )
+    if not len(busy[0]):
+        return
+    other = busy[0] // axis.span_ns
+    start, end = (side - other * axis.span_ns + axis.begin_ns for side in busy)
+    is_last = np.append(np.diff(other) != 0, True)  # of its thread
+    gap = np.searchsorted(bounds, end)
+    chosen = is_last | (np.append(np.diff(gap), 0) != 0)
+    at = np.flatnonzero(chosen & (gap > 0) & (gap < len(bounds)))
+    silent_from, silent_until, finish = bounds[gap[at] - 1], bounds[gap[at]], end[at]
+    thread = other[at]
+    # The other thread must not be at work again when the main thread goes on.
+    chosen = is_last[at] | (np.append(start, 0)[at + 1] >= silent_until)
+    first = np.searchsorted(busy[1], axis.place(thread, silent_from), "right")
+    begin = np.maximum(start[first], silent_from)
+    silence = silent_until - silent_from
+    wakes = np.maximum(_WAKES_NS, (silence * _WAKES_SHARE).astype(np.int64))
+    works = within(busy, axis.place(thread, silent_from), axis.place(thread, finish))
+    chosen &= is_engine[thread] | (
+        (silence >= _SHORTEST_SILENCE_NS)
+        & (silent_until - finish <= wakes)
+        & (works >= _WORKS_SHARE * (finish - silent_from))
+    )
+    thread, begin, finish = thread[chosen], begin[chosen], finish[chosen]
+    mains = np.full(len(thread), main)
+    ends = made.add(_LEAVES, thread, finish)
     resumes = made.add(_LEAVES, mains, finish)
     made.connect(HANDOVER, resumes, ends)
     made.wait(mains, begin, finish)
     # If the other thread begins after a pause, the main thread has given it the work.
-    pause_from = np.append(made.begin_ns, end[:-1])
-    pauses = start - pause_from >= (1 if is_engine else _SHORTEST_SILENCE_NS)
-    if is_engine:
-        pauses &= isin(start, begin)
-    begins, pause_from = start[pauses], pause_from[pauses]
+    pause_from = np.where(np.append(True, is_last[:-1]), made.begin_ns, np.append(0, end[:-1]))
+    least_ns = np.where(is_engine[other], 1, _SHORTEST_SILENCE_NS)
+    pauses = isin(other, thread) & (start - pause_from >= least_ns)
+    pauses &= ~is_engine[other] | isin(busy[0], axis.place(thread, begin))
+    others, begins = other[pauses], start[pauses]
     asks = made.add(_BEGINS, np.full(len(begins), main), begins)
-    works_from = made.add(_BEGINS, np.full(len(begins), other), begins)
+    works_from = made.add(_BEGINS, others, begins)
     made.connect(HANDOVER, works_from, asks)
-    made.wait(np.full(len(begins), other), pause_from, begins)
+    made.wait(others, pause_from[pauses], begins)
 
 
 # ---- waits for the data loader
@@ -421,8 +419,7 @@ def _loader_waits(made: _Builder) -> None:
     _next_batches(made, np.flatnonzero(loads & loads_here(events)))
     of_workers = events.named(lambda name: _WORKERS in (loader_iterator(name) or ""))
     calls = np.flatnonzero(loads & of_workers)
-    for name in np.unique(events.name[calls]).tolist():
-        same = calls[events.name[calls] == name]
+    for same in _by_name(events, calls):
         duration = events.duration_ns[same]
         own = int(duration.min())
         waited = same[duration > 2 * own + _READY_NS]
@@ -443,11 +440,14 @@ def _next_batches(made: _Builder, calls: Ints) -> None:
     These arcs have no effect until `edits.workers` gives them a time.
     """
     events = made.events
-    for name in np.unique(events.name[calls]).tolist():
-        same = calls[events.name[calls] == name]
+    for same in _by_name(events, calls):
         same = same[np.argsort(events.start_ns[same], kind="stable")]
         moments = made.add(_RETURNS, events.thread[same], events.end_ns[same], same)
         made.connect(LOADER, moments[1:], moments[:-1], NEVER, event=same[1:])
+
+
+def _by_name(events: Events, calls: Ints) -> list[Ints]:
+    return [calls[rows] for rows in groupby(events.name[calls])[1].rows()]
 
 
 # ---- waits for the device
@@ -583,7 +583,7 @@ def _with_repeated(made: _Builder, wait: Ints, row: Ints) -> tuple[Ints, Ints]:
     waits, nth = np.unique(wait[on_device], return_inverse=True)
     rows = row[on_device]
     streams, column = np.unique(events.thread[work.event[rows]], return_inverse=True)
-    if len(waits) * len(streams) > _MOST_PAIRS:
+    if len(waits) * len(streams) > _MOST_PAIRS * len(events):
         return wait, row
     rank = np.empty(len(waits), np.int64)
     rank[np.argsort(events.start_ns[found.call[waits]], kind="stable")] = np.arange(len(waits))

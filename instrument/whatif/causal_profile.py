@@ -83,8 +83,7 @@ def causal_profile(window: Window, costs: Sequence[Costs], step_ns: int, rows: i
         times = window.program.run_shares(base, change, np.array(_FASTER))
         left = np.sum(window.steps_ns(times)[..., kept], axis=-1) / max(whole_ns, 1)
         shares.append((1 - left).tolist())
-    bounds = [_bounds(model) for model in window.models]
-    spent = [_spent(window, costs, chosen, bounds) for chosen in tried.values()]
+    spent = [_spent(window, costs, chosen) for chosen in tried.values()]
     names = list(tried)
     order = sorted(
         range(len(names)),
@@ -122,20 +121,7 @@ def _tried(window: Window, rows: int) -> dict[tuple[str, str], _Chosen]:
     return found
 
 
-def _bounds(model: Model) -> Ints:
-    """For each thread, the starts and ends of all steps, as positions on `Model.axis`.
-
-    This axis joins the times of all threads, one thread after another.
-    """
-    moments, axis = model.moments, model.axis
-    threads = np.flatnonzero(np.bincount(model.links.call_tree.thread))
-    bounds = moments.time_ns[np.stack([moments.step_start, moments.step_end])] + axis.begin_ns
-    return axis.place(threads[:, None, None], bounds[None])
-
-
-def _spent(
-    window: Window, costs: Sequence[Costs], chosen: _Chosen, bounds: Sequence[Ints]
-) -> tuple[int, int | None]:
+def _spent(window: Window, costs: Sequence[Costs], chosen: _Chosen) -> tuple[int, int | None]:
     """The CPU time and the device time of a range, operator or kernel, after edits.
 
     Both are averages over the steps, and over the ranks in `chosen`. The device time is None if no
@@ -143,12 +129,10 @@ def _spent(
     """
     cpu = device = 0
     for rank, own in chosen.items():
-        model, places, edited = window.models[rank], bounds[rank], costs[rank]
-        steps = max(len(model.moments.step_end), 1)
-        at = places.reshape(-1)
-        inside = model.axis.spent(at, edited.cpu, inside=own.cpu)
-        begin, end = np.moveaxis(inside.reshape(places.shape), 1, 0)
-        cpu += int((end - begin).sum()) // steps
+        model, edited = window.models[rank], costs[rank]
+        moments, steps = model.moments, max(len(model.moments.step_end), 1)
+        begin, end = moments.time_ns[moments.step_start], moments.time_ns[moments.step_end]
+        cpu += model.axis.spent_within(begin, end, edited.cpu, own.cpu) // steps
         device += int(edited.device_ns[own.rows & (model.step_of >= 0)].sum()) // steps
     has_device = any(len(model.work.event) for model in window.models)
     return cpu // len(chosen), device // len(chosen) if has_device else None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from instrument.errors import CaptureError
-from instrument.links.intervals import Intervals, begun_by, merged, sweep
+from instrument.links.intervals import Intervals, Timeline, begun_by, merged, overlap, sweep
 from instrument.trace.columns import BEYOND_NS
 from instrument.trace.events import Codes, Events, Ints
 
@@ -62,14 +62,7 @@ class CpuTime:
         Cost: sorts all intervals, then does a binary search for each position.
         """
         threads = np.arange(int(at.max(initial=0)) // self.span_ns + 1, dtype=np.int64)
-        axis = (np.zeros(1, np.int64), (threads[-1:] + 1) * self.span_ns)
-        layers = [axis, self.waits, *(intervals for intervals, _ in edits)]
-        pieces = sweep(layers if inside is None else [*layers, inside])
-        rate = np.where(pieces.active[1], 0.0, 1.0)
-        for layer, (_, factor) in zip(pieces.active[2:], edits):
-            rate *= np.where(layer, factor, 1.0)
-        if inside is not None:
-            rate *= pieces.active[-1]
+        pieces, rate = self._rates(int(threads[-1]) + 1, edits, inside)
         until_piece = np.cumsum(rate * (pieces.end_ns - pieces.start_ns))
 
         def until(position: Ints) -> NDArray[np.float64]:
@@ -80,6 +73,34 @@ class CpuTime:
         # Positions are many and threads are few, so the start of each thread is computed once.
         begins = until(threads * self.span_ns)
         return np.rint(until(at) - begins[at // self.span_ns]).astype(np.int64)
+
+    def spent_within(self, start_ns: Ints, end_ns: Ints, edits: Edits, inside: Intervals) -> int:
+        """The edited CPU time of all threads in the intervals `inside` and within spans of time.
+
+        The spans, such as steps, are given by their times since the start of the trace. The time in
+        which two spans overlap counts twice.
+        """
+        threads = int(inside[1].max(initial=0)) // self.span_ns + 1
+        pieces, rate = self._rates(threads, edits, inside)
+        counts = np.flatnonzero(rate)  # such a piece lies on one thread, as `inside` does
+        begin = pieces.start_ns[counts] % self.span_ns
+        end = begin + pieces.end_ns[counts] - pieces.start_ns[counts]
+        lasts = overlap(start_ns, end_ns, end) - overlap(start_ns, end_ns, begin)
+        return int(np.rint(np.sum(rate[counts] * lasts)))
+
+    def _rates(
+        self, threads: int, edits: Edits, inside: Intervals | None
+    ) -> tuple[Timeline, NDArray[np.float64]]:
+        """Cut the axis of the first threads into pieces, each with one rate of edited CPU time."""
+        axis = (np.zeros(1, np.int64), np.array([threads * self.span_ns]))
+        layers = [axis, self.waits, *(intervals for intervals, _ in edits)]
+        pieces = sweep(layers if inside is None else [*layers, inside])
+        rate = np.where(pieces.active[1], 0.0, 1.0)
+        for layer, (_, factor) in zip(pieces.active[2:], edits):
+            rate *= np.where(layer, factor, 1.0)
+        if inside is not None:
+            rate *= pieces.active[-1]
+        return pieces, rate
 
 
 def axis_of(events: Events) -> tuple[int, int]:

@@ -16,9 +16,8 @@ from instrument.analysis.breakdown import COMMUNICATION, COPY
 from instrument.analysis.breakdown import KINDS as WORK_KINDS
 from instrument.analysis.steps import is_loading
 from instrument.errors import CaptureError, ConfigError
+from instrument.globs import fits
 from instrument.links.intervals import Intervals, concatenated
-from instrument.links.paths import fits
-from instrument.printable import printable
 from instrument.trace.events import OPERATOR, Flags, Ints, split_overload
 from instrument.whatif.builder import loads_here
 from instrument.whatif.cpu_time import joined
@@ -216,7 +215,7 @@ def launching(model: Model, pattern: str) -> Selection:
     found = by_range(model, pattern)
     if not found.rows.any():
         raise CaptureError(
-            f"The range {printable(pattern)} launches no device work: a CUDA graph cannot help."
+            f"The range {pattern} launches no device work: a CUDA graph cannot help."
         )
     return found
 
@@ -285,9 +284,8 @@ def _nothing(kind: str, pattern: str, present: list[str]) -> ConfigError:
     distinct = sorted(set(present))
     near = get_close_matches(pattern, distinct, _SHOWN, cutoff=0.3) or distinct[:_SHOWN]
     hint = (
-        f"the capture has {', '.join(map(printable, near))}"
-        + (" and others" if len(distinct) > len(near) else "")
+        f"the capture has {', '.join(near)}" + (" and others" if len(distinct) > len(near) else "")
         if near
         else "the capture has none"
     )
-    return ConfigError(f"No {kind} matches {printable(pattern)!r}: {hint}.")
+    return ConfigError(f"No {kind} matches {pattern!r}: {hint}.")

@@ -10,12 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-from loguru import logger
 
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import from_signal_handler
 from instrument.interrupts import interruptibly
+from instrument.log import logger
 from instrument.sinks import Sink
 from instrument.worker import job, queue, rank_report, retention, upload
 from instrument.worker.finish import call_sinks, finish, run_sink
@@ -186,6 +186,9 @@ class CaptureQueue:
             self._release(unsent=self.warn_of_unfinished())
         if len(self._dropped) > 1:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
+        if len(self._job.given_up) > 1:
+            names = (queue.name_of(Path(name)) for name in self._job.given_up)
+            logger.warning("All windows on which an exporter ended: {}", ", ".join(names))
         if self.exporter is None and self._captures and self._captures[-1].folder is not None:
             rank_report.write_rank_report(
                 self._job, self._captures[-1].folder, 0.0 if reason else _OTHER_RANKS_S
@@ -279,8 +282,9 @@ class CaptureQueue:
     def _take_capture(self, folder: Path) -> None:
         """Run this process's sinks on a finished capture; then add the capture to `captures`."""
         if self.exporter is not None:
+            capture = Capture.load(folder)  # not the one that is kept, which would keep its events
             for name, sink in self.sinks_here.items():
-                run_sink(name, sink, Capture.load(folder), folder, self._failed)
+                run_sink(name, sink, capture, folder, self._failed)
         self._captures.append(Capture.load(folder))
         logger.info("Recorded {}", folder)
         self._remove_oldest()

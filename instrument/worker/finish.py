@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from traceback import format_exception
+from textwrap import indent
+from traceback import format_exception, print_exception
 from typing import Any, Literal
-
-from loguru import logger
 
 from instrument import files
 from instrument.capture import Capture
@@ -21,6 +20,8 @@ from instrument.errors import (
     from_signal_handler,
     reason_of,
 )
+from instrument.log import lines_logger, logger
+from instrument.printable import printable
 from instrument.runs import rank_summary as of_rank
 from instrument.sinks import Sink
 from instrument.sinks.scalars import scalars
@@ -88,9 +89,11 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
         describe(folder, about)
         (folder / _LOCK_FILE).unlink(missing_ok=True)
         finished = publish(folder, about)
-    for name in names:
-        if name in after_renaming:
-            run_sink(name, sinks[name], Capture.load(finished), finished, failed)
+    if after_renaming:
+        capture = Capture.load(finished)
+        for name in names:
+            if name in after_renaming:
+                run_sink(name, sinks[name], capture, finished, failed)
     return finished
 
 
@@ -120,24 +123,19 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
     the program raises goes through.
     """
     try:
-        sink.write(capture, folder)
+        with ending_children():
+            sink.write(capture, folder)
     except BaseException as error:  # training and the other sinks go on
         if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
             raise
         if name in failed:
             return
         failed.add(name)
-        # The errors of this package need no traceback. loguru's own traceback would show the values
-        # of variables.
-        where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-        logger.error(
-            "The {} sink failed on {}: {}. The trace is kept in {}, and further failures of this "
-            "sink are not logged.{}",
-            name,
-            name_of(folder),
-            reason_of(error),
-            folder.with_name(name_of(folder)),
-            where,
+        _log_error(
+            f"The {name} sink failed on {name_of(folder)}: {reason_of(error)}. The trace is kept "
+            f"in {folder.with_name(name_of(folder))}, and further failures of this sink are not "
+            "logged.",
+            error,
         )
 
 
@@ -161,24 +159,54 @@ def call_sinks(
         try:
             if not isinstance(sink, Sink):  # `close` of a user's own class may mean anything
                 continue
-            if what == "notice":
-                sink.notice()
-            else:
-                sink.close(timeout_s)
+            with ending_children():
+                if what == "notice":
+                    sink.notice()
+                else:
+                    sink.close(timeout_s)
         except BaseException as error:
             if not isinstance(error, KeyboardInterrupt) and from_signal_handler(error):
                 raise
             if f"{name}.{what}" not in failed:
                 failed.add(f"{name}.{what}")
-                where = "" if isinstance(error, InstrumentError) else f"\n{traceback_of(error)}"
-                logger.error(
-                    "The {} sink failed in {}(): {}{}", name, what, reason_of(error), where
-                )
+                _log_error(f"The {name} sink failed in {what}(): {reason_of(error)}", error)
+
+
+def _log_error(sentence: str, error: BaseException) -> None:
+    """Log a sentence, with a traceback if the error is none of this package.
+
+    loguru's own traceback would show the values of variables.
+    """
+    where = [] if isinstance(error, InstrumentError) else [traceback_of(error)]
+    lines_logger.error("{}", "\n".join([printable(sentence), *where]))
+
+
+@contextmanager
+def ending_children() -> Iterator[None]:
+    """End a process that the block forks, once the block ends in it; use this around a sink's code.
+
+    Otherwise the child would continue the work of its parent.
+    """
+    process, status = os.getpid(), 1
+    try:
+        yield
+        status = 0
+    except SystemExit as error:
+        if isinstance(error.code, int | None):
+            status = error.code or 0
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            print_exception(error)
+        raise
+    finally:
+        if os.getpid() != process:
+            os._exit(status)
 
 
 def traceback_of(error: BaseException) -> str:
-    """The text of an exception with its traceback, as Python prints it."""
-    return "".join(format_exception(error)).rstrip()
+    """The traceback of an exception, indented, so that its message cannot forge a log line."""
+    return indent("".join(format_exception(error)).rstrip(), "  ")
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
@@ -190,7 +218,8 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
     for name, mapping in mappings.items():
         try:
             options = {option: value for option, value in mapping.items() if option != "_target_"}
-            sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
+            with ending_children():
+                sinks[name] = sink_of_class(str(mapping.get("_target_")), options)
         except Exception as error:
             if name not in failed:
                 failed.add(name)

@@ -29,8 +29,8 @@ from instrument.worker.job import recall
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 
 
-def finish_all(path: Path | str, url: str | None) -> str:
-    """Turn queued folders at or below a path into captures, upload captures, and return a report.
+def finish_all(path: Path | str, url: str | None) -> list[str]:
+    """Turn queued folders at or below a path into captures, upload captures, and return sentences.
 
     A queued folder holds a complete trace that no worker has turned into a capture yet.
 
@@ -70,10 +70,10 @@ def finish_all(path: Path | str, url: str | None) -> str:
         done = [
             f"No capture in {path} waits for export; to run a sink on captures, add --sink NAME."
         ]
-        return "\n".join([*done, *not_sent])
+        return [*done, *not_sent]
     paths = {"Finished": [str(folder) for folder in finished], "Sent": sent}
     done = [f"{what} {', '.join(each)}." for what, each in paths.items() if each]
-    return "\n".join([*done, *notes, *not_sent])
+    return [*done, *notes, *not_sent]
 
 
 def queued_at(path: Path) -> list[Path]:

@@ -39,10 +39,11 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any, TextIO
 
-from loguru import logger
+import loguru
 
 from instrument import files
 from instrument.errors import reason_of
+from instrument.log import lines_logger, logger
 from instrument.worker import queue, rank_report, retention, run_lock, waiting
 from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
 from instrument.worker.job import Job, from_line, to_line
@@ -162,12 +163,15 @@ class Exporter:
     def _start(self) -> None:
         # the worker inherits the lock, so that the run counts as alive until the worker ends
         handle = self._lock.handle
+        files.fill_standard_streams()
         self._process = process = subprocess.Popen(
             files.python_running(
                 "instrument.worker.process", *([] if handle is None else [str(handle)])
             ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # not inheritable: stderr was closed, and the number now belongs to another file
+            stderr=None if os.get_inheritable(2) else subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
             env={
@@ -204,8 +208,12 @@ class Exporter:
             for line in process.stdout or ():
                 try:
                     self._take(json.loads(line))
-                except Exception:
-                    logger.exception("A message from the exporter cannot be used: {}", line.strip())
+                except Exception as error:
+                    logger.error(
+                        "A message from the exporter cannot be used: {}",
+                        line.strip(),
+                        exception=error,
+                    )
         with self._changed:
             self._process, failed_at = None, self._current
             if failed_at is None and self._pending and not self._has_begun:
@@ -223,7 +231,7 @@ class Exporter:
     def _take(self, answer: dict[str, Any]) -> None:
         """Handle one line of the worker's output."""
         if "text" in answer:
-            logger.log(answer["level"], "exporter: {}", answer["text"])
+            lines_logger.log(answer["level"], "exporter: {}", answer["text"])
         elif "began" in answer:
             self._current, self._has_begun = Path(answer["began"]), True
         elif "looked" in answer:
@@ -299,8 +307,8 @@ def main() -> None:
     os.nice(_NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logger.remove()
-    logger.add(
+    loguru.logger.remove()
+    loguru.logger.add(
         lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)),
         level=0,
     )

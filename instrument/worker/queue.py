@@ -24,11 +24,10 @@ from itertools import chain, count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loguru import logger
-
 from instrument import files
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.log import logger
 from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker import run_lock
 from instrument.worker.job import Job

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from loguru import logger
-
 from instrument import files
+from instrument.log import logger
 from instrument.rank_info import lowest_rank
 from instrument.report.ranks import as_text
 from instrument.runs.rank_summary import SUMMARY_FILE

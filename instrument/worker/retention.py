@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from loguru import logger
 
 from instrument import files
+from instrument.log import logger
 from instrument.trace.capture_json import BAD_JSON, METADATA_FILE
 from instrument.worker import queue
 

@@ -6,9 +6,9 @@ if the remote folder holds other files, the upload goes to NAME-2. A capture cou
 the server lists all its files with the right sizes. If the server's ETags are MD5 sums, these sums
 must be right too. The local `upload.json` then records the URL. An interrupted upload is resumed.
 
-All files in a capture's folder are uploaded, except hidden files, links and the cached columns of
-the trace. Files that sinks write elsewhere, such as those of `tensorboard` and `parquet`, are not
-uploaded. Nothing at the URL is ever removed.
+All files in a capture's folder are uploaded, except hidden files and links. Files that sinks write
+elsewhere, such as those of `tensorboard` and `parquet`, are not uploaded. Nothing at the URL is
+ever removed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from threading import Condition, Thread
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from loguru import logger
 from pydantic import Field, PrivateAttr
 
 from instrument.analysis.views import NOTE_FILE, files_of
 from instrument.capture import Capture
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
+from instrument.log import logger
 from instrument.redact import without_secrets
 from instrument.sinks import Sink
 from instrument.storage import filesystem
@@ -258,7 +258,9 @@ def _claim_folder(fs: Any, path: str, token: str) -> bool:
             if error.errno != errno.ENOSYS:  # S3 servers without conditional writes
                 raise
             fs.pipe_file(claim, _claim(token))
-    return bool(fs.cat_file(claim) == _claim(token))
+    fs.invalidate_cache()
+    own = _claim(token)
+    return fs.info(claim)["size"] == len(own) and bool(fs.cat_file(claim) == own)
 
 
 def _make_folder(fs: Any, path: str) -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from threading import Condition
 
-from loguru import logger
+from instrument.log import logger
+from instrument.printable import is_terminal, printable
 
 # Seconds before the first report, and seconds between two log messages.
 _SILENT_S, _LOG_EVERY_S = 2.0, 60.0
@@ -31,7 +32,7 @@ def wait(changed: Condition, left: Callable[[], list[str]], timeout_s: float, wh
             pause = _report(names, total, timeout_s, whom) if reported else _SILENT_S
             changed.wait(min(pause, timeout_s - waited))
     finally:
-        if reported and sys.stderr.isatty():
+        if reported and is_terminal(sys.stderr):
             print(end="\r\033[K", file=sys.stderr)
 
 
@@ -40,7 +41,7 @@ def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
 
     Returns how many seconds to wait before the next report.
     """
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         logger.info(
             "Waiting for the {}, at most {:g} s: {} of {} windows are left (current: {})",
             whom,
@@ -53,7 +54,7 @@ def _report(names: list[str], total: int, timeout_s: float, whom: str) -> float:
     done = total - len(names)
     bar = "#" * (20 * done // total) + "-" * (20 - 20 * done // total)
     print(
-        f"\r\033[KThe {whom} [{bar}] {done}/{total} (current: {names[0]})",
+        f"\r\033[KThe {whom} [{bar}] {done}/{total} (current: {printable(names[0])})",
         end="\r",
         file=sys.stderr,
         flush=True,

@@ -28,7 +28,7 @@ from builders import (
 
 from instrument.analysis.stacks import stacks
 from instrument.capture import Capture
-from instrument.errors import TraceError
+from instrument.errors import TraceError, TraceWarning
 from instrument.report.text import render
 from instrument.trace import reader
 from instrument.trace.events import Details, Device, Event
@@ -442,8 +442,13 @@ def test_a_file_cut_short_is_read_up_to_the_cut_and_says_so(tmp_path, packed) ->
     assert 2500 < len(events) == events.recorded < 5000
     assert events.names == tuple(f"a{n}" for n in range(len(events)))
     assert events.start_ns.tolist() == [1000 * n for n in range(len(events))]
-    text = render(Capture.load(path))
-    assert f"The trace file is cut off: only its first {len(events)} events could be read." in text
+    read = f"is cut short: only its first {len(events)} events could be read."
+    with pytest.warns(TraceWarning) as warned:
+        text = render(Capture.load(path))
+    assert [str(each.message) for each in warned] == [
+        f"The trace file {path} {read} Copy or record it again."
+    ]
+    assert f"The trace file {read}" in text
     assert not reader.read(written(tmp_path, json.dumps(many))).cut_short
 
 
@@ -460,9 +465,33 @@ def test_what_kineto_has_written_wrongly_is_read(tmp_path) -> None:
     text += (", " + shape % ('"bytes ?"', 6, "")).encode().replace(b"?", b"\xff") + b"]}"
     events = reader.read(written(tmp_path, text))
     assert events.names[:4] == ("nan", "inf", r"C:\x\path \u12", "raw\ttab\x01")
-    assert events.names[4:] == ("half ?", "bytes \ufffd")
+    assert events.names[4:] == ("half \ufffd", "bytes \ufffd")
     assert events.external_id.tolist()[0] == 5
     assert events.start_ns.tolist() == [1000, 2000, 3000, 4000, 1712195495997093201, 6000]
+
+
+def test_no_text_holds_half_of_a_character(tmp_path) -> None:
+    text = {"x": ["\ud800", {"\udfff": "\ud800"}]}
+    args = dict.fromkeys(("Input Dims", "Concrete Inputs", "Input type", "Call stack"), text)
+    args |= {"Collective name": "\ud800", "Process Group Ranks": ["\ud800"], "graph node id": 3}
+    args |= {"str": "\ud800", "kernel": "\ud800", "grid": text, "bytes": "\ud800"}
+    span = {"ph": "X", "name": "n\ud800", "pid": "p\ud800", "tid": "\udc00", "ts": 1, "args": args}
+    found = reader.read(
+        written(
+            tmp_path,
+            json.dumps(
+                {
+                    "deviceProperties": [{"id": 0, "name": "\ud800"}],
+                    "INFO": ["\ud83d\ude00\ud83d"],
+                    "traceEvents": [span | {"cat": cat} for cat in ("kernel", "cpu_op", "c\ud800")],
+                    "distributedInfo": {"rank": 3, "backend": "\ud800"},
+                }
+            ),
+        )
+    )
+    assert (found.names, found.rank) == (("n\ufffd",), 3)
+    assert (found.messages, found.devices[0].name) == (("\U0001f600\ufffd",), "\ufffd")
+    assert r"\ud" not in repr([found.categories, found.threads, found.details, *found])
 
 
 def half(phase: str, at_us: float, name: str = "", tid: int = 1) -> dict[str, object]:

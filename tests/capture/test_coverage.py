@@ -102,6 +102,10 @@ BY_ID = kernel("gemm", 296, 20, correlation=99, External_id=4, graph_id=5)
 ADDED: dict[str, tuple[list[Event], dict[str, Share]]] = {
     "work from before": ([kernel("old", 2, 20, correlation=99)], {rows.LAUNCHED: (126, 146)}),
     "a lost call": ([kernel("odd", 250, 20, correlation=99)], {rows.LAUNCHED: (126, 146)}),
+    "a lost call of a known operator": (
+        [kernel("gemm", 250, 20, correlation=99, External_id=4)],
+        {rows.LAUNCHED: (126, 146), rows.IN_OPERATOR: (146, 146), rows.IN_ORDER: (126, 126)},
+    ),
     "a thread without operators": (
         [call("cudaLaunchKernel", 240, 5, 9, tid=3), kernel("own", 250, 20, correlation=9)],
         {rows.LAUNCHED: (146, 146), rows.IN_OPERATOR: (126, 146)},
@@ -183,6 +187,17 @@ def test_the_likely_cause_depends_on_where_it_is_missing(tmp_path) -> None:
 
     assert "before the recording began" in why(rows.LAUNCHED, ADDED["work from before"][0])
     assert "although other work of the same stream" in why(rows.LAUNCHED, ADDED["a lost call"][0])
+    assert why(rows.LAUNCHED, ADDED["a lost call"][0]).endswith(
+        "calls. This time belongs to no range. The table of operators shows it as [no launch]."
+    )
+    known = ADDED["a lost call of a known operator"][0]
+    assert why(rows.LAUNCHED, known).endswith(
+        "calls. This time belongs to operators, because the External id of the work names them."
+    )
+    assert why(rows.LAUNCHED, [*known, kernel("odd", 280, 2, correlation=98)]).endswith(
+        "calls. 2.000 µs of this time belongs to no range. The table of operators shows it as "
+        "[no launch]. The rest belongs to operators, because the External id of the work names them."
+    )
     alone = kernel("side", 2, 20, correlation=99, tid=11)
     assert "no other work of the same stream" in why(rows.LAUNCHED, [alone])
     longer = kernel("odd", 250, 21, correlation=98)
@@ -271,6 +286,7 @@ def test_types_of_device_work_that_were_not_chosen_are_not_missed(tmp_path) -> N
     assert shares(write_capture(tmp_path, events, config=config))[rows.LAUNCHES] == 1
 
 
+@pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning")
 def test_a_truncated_file_says_so(tmp_path) -> None:
     path = write_trace(tmp_path, steps())
     path.write_text(path.read_text()[:-200])
@@ -440,16 +456,10 @@ def is_call(event: Event) -> bool:
     return event["cat"].endswith(("_runtime", "_driver")) or event["cat"] == "Runtime"
 
 
-def identifier(event: Event) -> int:
-    args = event.get("args", {})
-    return args.get("External id", args.get("external id", 0))
-
-
 def by_loops(events: list[Event]) -> dict[str, tuple[int, int]]:
     """Rows of a trace in plain loops over its JSON: what is covered, and the whole."""
     spans = [event for event in events if event["ph"] == "X"]
     calls = {e["args"].get("correlation"): e for e in reversed(spans) if is_call(e)}
-    named = {identifier(e) for e in spans if e["cat"] in ON_CPU}
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     work = [e for e in spans if e["cat"] in ON_DEVICE]
     marked = [ns(e) for e in spans if e["name"].startswith("ProfilerStep#") and e["cat"] in ON_CPU]
@@ -457,8 +467,7 @@ def by_loops(events: list[Event]) -> dict[str, tuple[int, int]]:
     for event in sorted(work, key=ns):
         start, end = ns(event)
         launch = calls.get(event["args"].get("correlation"))
-        known = launch is not None or identifier(event) in named
-        count(found[rows.LAUNCHED], end - start, known)
+        count(found[rows.LAUNCHED], end - start, launch is not None)
         in_graph = launch is not None and "GraphLaunch" in launch["name"]
         count(found[rows.OUTSIDE_GRAPHS], end - start, not in_graph)
         began = start if launch is None else ns(launch)[0]
@@ -649,6 +658,37 @@ def test_what_is_taken_from_a_real_trace_is_missed(tmp_path: Path, name, damage)
     assert parts[row].share < 1
     assert (row in lost) == (left / whole < ENOUGH)
     assert damage == "a stream" or row in lost
+
+
+@REAL
+@pytest.mark.parametrize(
+    "name",
+    ["v100_ns_resolution", "h100_timesformer_inference", "mi300x_resnet_checkpoint_train"],
+)
+def test_work_whose_launch_was_taken_has_none(tmp_path: Path, name: str) -> None:
+    """The External id of the work still names its operator, but that is no launch."""
+    before = file_of(name)
+    calls = [e for e in before if e["ph"] == "X" and is_call(e) and is_launch(e["name"])]
+    taken = {e["args"]["correlation"] for e in calls[::5]}
+    after = [
+        e
+        for e in before
+        if not (e["ph"] == "X" and is_call(e)) or e["args"].get("correlation") not in taken
+    ]
+    lost_ns = sum(
+        round(e["dur"] * 1000)
+        for e in before
+        if e.get("cat") in ON_DEVICE and e["args"]["correlation"] in taken
+    )
+    was, now = (
+        {row.name: row for row in capture(tmp_path, events).coverage} for events in (before, after)
+    )
+    assert lost_ns > 0
+    assert now[rows.LAUNCHED].total_ns == was[rows.LAUNCHED].total_ns
+    assert was[rows.LAUNCHED].covered_ns - now[rows.LAUNCHED].covered_ns == pytest.approx(
+        lost_ns, abs=len(taken)
+    )
+    assert now[rows.IN_OPERATOR].share == pytest.approx(was[rows.IN_OPERATOR].share, abs=0.001)
 
 
 @REAL

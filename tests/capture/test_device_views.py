@@ -27,7 +27,7 @@ from capture.by_hand import backward_by_flows, device_backward_by_flows, top_lev
 from capture.test_real_traces import device_backward
 from instrument.analysis.operators import UNLAUNCHED_ROW
 from instrument.capture import Capture
-from instrument.runs.rank_summary import read
+from instrument.runs.rank_summary import summarize
 from instrument.runs.run import Run
 
 LAUNCH = "cudaLaunchKernel"
@@ -235,7 +235,7 @@ def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives(tmp_path) -> N
     assert (row.name, row.kind, row.ranks) == (REDUCES.partition("(")[0], "all_reduce", "[0, 1]")
     assert (row.step, row.ordinal, row.start_ns, row.end_ns) == (7, 0, 132_000, 168_000)
     assert (broadcast.kind, broadcast.step, broadcast.duration_ns) == ("broadcast", 8, 5_000)
-    summary = read(path)
+    summary = summarize(found)
     assert summary.collective_groups["ranks"] == ["[0, 1]"]
     assert summary.collectives["end_ns"] == [168_000]
 

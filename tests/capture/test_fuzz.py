@@ -40,7 +40,10 @@ QUIET = settings(
     deadline=5000,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-pytestmark = pytest.mark.usefixtures("each_reader")
+pytestmark = [
+    pytest.mark.usefixtures("each_reader"),
+    pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning"),
+]
 HARD_NAMES = [
     '}, {"ph": "X"',
     "},{",

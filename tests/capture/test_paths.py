@@ -127,8 +127,8 @@ def test_a_long_path_keeps_its_ends_and_stays_the_only_one() -> None:
     assert _texts(above, names) == texts, "the same in every trace"
 
 
-def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> None:
-    depth = 3000
+def test_ranges_nested_thousands_deep_are_cut_and_take_time_by_their_number(tmp_path) -> None:
+    depth, kept = 3000, 1000
     nested = [
         annotation(f"range_{number}", number, 2 * (depth - number)) for number in range(depth)
     ]
@@ -144,13 +144,17 @@ def test_ranges_nested_thousands_deep_take_time_by_their_number(tmp_path) -> Non
         took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert table.column("name") == [f"range_{number}" for number in range(depth)]
-    assert table.column("depth") == list(range(depth))
-    assert len(set(table.column("path"))) == depth
-    assert table.column("cpu_ns") == [2000 * (depth - number) for number in range(depth)]
+    assert table.column("name") == [f"range_{number}" for number in range(kept)]
+    assert table.column("depth") == list(range(kept))
+    assert len(set(table.column("path"))) == kept
+    assert table.column("cpu_ns") == [2000 * (depth - number) for number in range(kept)]
     assert table.column("device_ns") == [
-        1000 * (depth // 3 - (number + 2) // 3) for number in range(depth)
+        1000 * (depth // 3 - (number + 2) // 3) for number in range(kept)
     ]
+    assert table.column("self_total_ns")[-1] == table.column("total_ns")[-1] == 2000 * (depth - 999)
+    (cut,) = read.coverage.where(name="ranges that are not nested too deeply")
+    assert cut.share == kept / depth
+    assert cut.why.startswith("2000 of 3000 ranges lie inside 1,000 other ranges.")
     assert table.column("device_busy_ns") == table.column("device_ns")
     assert took < 8
     assert peak < 100 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,14 @@ from builders import (
     write_rank,
 )
 
+from instrument import storage
 from instrument.capture import Capture
-from instrument.errors import CaptureError
+from instrument.errors import CaptureError, TraceWarning
 from instrument.range_names import to_trace
+from instrument.report.ranks import as_text
 from instrument.runs import rank_summary
 from instrument.runs.merge_traces import merge
-from instrument.runs.rank_summary import RankSummary, read, summarize, written
+from instrument.runs.rank_summary import RankSummary, summarize, written
 from instrument.runs.run import Run
 
 TRACES = Path(os.environ.get("INSTRUMENT_TRACES") or "no folder")
@@ -39,10 +42,10 @@ needs_traces = pytest.mark.skipif(
 
 def test_a_summary_holds_the_figures_of_its_capture(tmp_path: Path) -> None:
     capture = write_rank(tmp_path, 2, steps() + kernels(), host="node-7", base_ns=5_000)
-    found = read(capture.folder)
-    assert found == written([capture.folder])[capture.folder] == summarize(capture)
+    found = written([capture.folder])[capture.folder]
+    assert found == summarize(capture)
     assert (found.version, found.rank, found.world_size, found.host, found.base_ns) == (
-        3,
+        4,
         2,
         4,
         "node-7",
@@ -68,7 +71,7 @@ def test_a_summary_stays_small(tmp_path: Path) -> None:
         {**steps()[1], "name": "gloo:barrier", "tid": 2, "ts": 3 * k, "dur": 2} for k in range(600)
     ]
     capture = write_rank(tmp_path, 0, [outer, *ranges, *reduces])
-    found = read(capture.folder)
+    found = written([capture.folder])[capture.folder]
     assert len(found.ranges["path"]) == 500
     assert {"forward", "gloo:barrier"} <= set(found.ranges["path"]), "those with the most CPU time"
     assert found.ranges_left_out == 902 - 500
@@ -84,7 +87,25 @@ def test_a_name_that_no_text_file_can_hold_is_escaped(tmp_path: Path) -> None:
     capture = write_rank(
         tmp_path, 0, [*synchronous_steps(100), {**steps()[1], "name": to_trace("caf\udce9")}]
     )
-    assert r"caf\udce9" in read(capture.folder).ranges["path"]
+    assert r"caf\udce9" in summarize(capture).ranges["path"]
+
+
+@pytest.mark.parametrize(("first_us", "device", "said"), [(0, False, ""), (400, True, " (+430%)")])
+def test_what_is_unknown_is_not_in_the_sentence_about_a_straggler(
+    tmp_path: Path, first_us: int, device: bool, said: str
+) -> None:
+    for rank, own_us in enumerate([first_us and 100, first_us and 100, 400]):
+        events = synchronous_steps(own_us, device=device and rank == 2)
+        for event in events:
+            if event["name"] == "gloo:all_reduce":
+                event["dur"] += 100
+        write_rank(tmp_path, rank, events)
+    (window,) = Run.load(tmp_path).windows
+    (row,) = window.stragglers
+    assert (row.rank, row.excess is None, row.others_idle_ns) == (2, not said, None)
+    text = as_text(window)
+    assert f" on the median rank{said}; " in text
+    assert "its device is idle" not in text
 
 
 @pytest.mark.parametrize("device", [False, True])
@@ -198,6 +219,31 @@ def test_windows_missing_ranks_and_what_differs(tmp_path: Path) -> None:
         match=r"no window 'x'; the windows are .*/steps_000003-000004, .*/validation_steps",
     ):
         run.window("x")
+
+
+@pytest.mark.parametrize("read", ["summaries", "traces", "traces in processes"])
+def test_a_rank_whose_trace_is_cut_short_is_marked(
+    tmp_path: Path, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_summary, "_SMALL_BYTES", 0 if read.endswith("processes") else 1 << 20)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for rank in range(3):
+        folder = write_rank(tmp_path, rank, synchronous_steps(100), 3).folder
+        trace = folder / "trace.json.gz"
+        if rank == 1:
+            trace.write_bytes(trace.read_bytes()[:-40])
+            if read == "summaries":
+                with pytest.warns(TraceWarning):
+                    rank_summary.write(Capture.load(folder), folder)
+        if read != "summaries":
+            (folder / "summary.json").unlink()
+    (window,) = Run.load(tmp_path).windows
+    assert window.ranks.column("trace") == [None, "cut short", None]
+    note = "The trace file of rank 1 is cut short: copy or record it again."
+    assert note in window.notes
+    text = as_text(window)
+    assert note in text
+    assert len(re.findall(r"^ *1 .* cut short ", text, re.MULTILINE)) == 1
 
 
 @pytest.mark.parametrize(
@@ -432,7 +478,7 @@ def test_a_reader_that_is_killed_leaves_a_sentence_for_each_of_its_captures(
 def test_a_run_at_a_url_is_read_from_its_summaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(storage, "_downloaded", {})
     folder = tmp_path / "ranks=[0,1,2]"  # as Hydra's sweeps name them, and no pattern
     for rank in range(3):
         write_rank(folder, rank, synchronous_steps(100), 3)
@@ -441,11 +487,14 @@ def test_a_run_at_a_url_is_read_from_its_summaries(
     (window,) = Run.load(url).windows
     assert window.summaries == here.summaries
     assert window.paths == [f"{url}/{path.name}" for path in here.paths]
-    assert not (tmp_path / "cache").exists(), "nothing else is fetched"
+    assert not storage._downloaded, "nothing else is fetched"
     merge(window, tmp_path / "there.json")
     merge(here, tmp_path / "here.json")
     there, here_too = (Capture.load(tmp_path / name).events for name in ("there.json", "here.json"))
     assert list(there.start_ns) == list(here_too.start_ns)
+    large = folder / here.paths[2].name / "summary.json"
+    with large.open("ab") as file:
+        file.truncate(rank_summary.MOST_BYTES + 1)
     (folder / here.paths[1].name / "summary.json").unlink()
     assert Run.load(url).windows[0].summaries == here.summaries
 
@@ -495,7 +544,7 @@ def test_each_rank_of_a_real_job_is_as_others_measured_it(tmp_path: Path) -> Non
 def test_a_trace_tells_its_rank_and_the_groups_of_its_collectives() -> None:
     events = Capture.load(TRACES / "a100_nccl_2ranks_rank0.json.gz").events
     assert (events.rank, events.world_size) == (0, 2)
-    summary = read(TRACES / "a100_nccl_2ranks_rank0.json.gz")
+    summary = summarize(Capture.load(TRACES / "a100_nccl_2ranks_rank0.json.gz"))
     assert summary.collective_groups["ranks"] == ["[0, 1]"]
     assert set(summary.collectives["group"]) == {0}
     assert summary.collectives["step"] == [4] * 5 + [5] * 5 + [6] * 5, (

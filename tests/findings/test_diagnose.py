@@ -22,7 +22,7 @@ from instrument.compare.side import load
 from instrument.errors import CaptureError, ConfigError, TraceError
 from instrument.findings import diagnose as diagnose_module
 from instrument.findings.diagnose import CHECKS, Diagnosis, diagnose
-from instrument.findings.diagnosis_text import as_json, as_markdown, as_text, largest_as_text
+from instrument.findings.diagnosis_text import as_json, as_markdown, as_text, largest_as_lines
 from instrument.findings.finding import (
     Check,
     Evidence,
@@ -338,7 +338,9 @@ def hostile(capture: Any, whatif: Any) -> Iterator[Finding]:
     )
 
 
-@pytest.mark.parametrize("write", [as_text, as_markdown, lambda d: largest_as_text(d.findings)])
+@pytest.mark.parametrize(
+    "write", [as_text, as_markdown, lambda d: "\n".join(largest_as_lines(d.findings))]
+)
 def test_names_of_a_stranger_cannot_harm_a_terminal(
     tmp_path: Path, write: Callable[[Diagnosis], str]
 ) -> None:
@@ -469,13 +471,13 @@ def test_the_text_of_a_finding(tmp_path: Path) -> None:
         "\n"
         "Passed, or costs too little to matter: other"
     )
-    assert largest_as_text(found.findings) == (
-        "What to change first:\n"
-        "1. Half of the step is slow; without it, a step takes 750.000 µs instead of\n"
-        "   1.000 ms\n"
-        "   faster()"
-    )
-    assert largest_as_text(()) == ""
+    assert largest_as_lines(found.findings) == [
+        "What to change first:",
+        "1. Half of the step is slow; without it, a step takes 750.000 µs instead of",
+        "   1.000 ms",
+        "   faster()",
+    ]
+    assert largest_as_lines(()) == []
 
 
 def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path) -> None:
@@ -489,7 +491,7 @@ def test_the_step_after_a_change_is_the_step_now_minus_the_saving(tmp_path: Path
     for text in (" ".join(as_text(found).split()), plain(as_markdown(found))):
         assert saves in text
     assert "a step takes 735.294 µs instead of 1.000 ms" in " ".join(
-        largest_as_text(found.findings).split()
+        " ".join(largest_as_lines(found.findings)).split()
     )
     content = json.loads(as_json(found))
     (row,) = content["findings"]
@@ -760,7 +762,6 @@ def test_a_comparison_takes_the_newest_run_of_a_folder(
 def test_no_trace_of_an_older_run_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     memory = fsspec.filesystem("memory")
     two_runs(tmp_path / "runs")
     memory.put(str(tmp_path / "runs"), "/", recursive=True)

@@ -20,7 +20,6 @@ from instrument.findings import (
 )
 from instrument.findings.device_time import launch_gaps
 from instrument.findings.finding import Evidence
-from instrument.links.intervals import within
 
 
 def launching_threads(count: int) -> list[dict[str, Any]]:
@@ -51,27 +50,6 @@ def test_each_gap_counts_for_the_thread_that_ends_it(tmp_path: Path) -> None:
         ("[no range and no operator]", 8, 8 * 90_000),
         ("cudaLaunchKernel", 8, 8 * 10_000),
     ]
-
-
-def test_idle_time_of_many_threads_takes_linear_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = 0
-
-    def counted(intervals: Any, start_ns: Any, end_ns: Any) -> Any:
-        nonlocal read
-        read += len(intervals[0]) + len(start_ns)
-        return within(intervals, start_ns, end_ns)
-
-    monkeypatch.setattr(device_idle, "within", counted)
-    work = []
-    for count in (20, 80):
-        trace = capture(tmp_path, launching_threads(count))
-        gaps = launch_gaps(trace)
-        read = 0
-        assert device_idle._causes(trace, gaps)
-        work.append(read)
-    assert work[1] < 6 * work[0]  # 4 if it is linear, 16 if it is quadratic
 
 
 def waits(count: int, operators: int) -> list[dict[str, Any]]:

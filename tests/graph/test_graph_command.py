@@ -144,13 +144,8 @@ def test_mistakes_are_one_sentence(
 def test_the_bounds_by_the_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine, asked = Machine("this one", {"float32": 10**10}, 10**9), []
-
-    def measured(*_: object, refresh: bool) -> Machine:
-        asked.append(refresh)
-        return machine
-
-    monkeypatch.setattr("instrument.fx.result.measured", measured)
+    machine = Machine("this one", {"float32": 10**10}, 10**9)
+    monkeypatch.setattr("instrument.fx.result.measured", lambda *_: machine)
     call = ["models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--roofline"]
     said = shown(capsys, *call, "--sort", "bound_ns", "--rows", "1")
     heading, _, first = said.splitlines()[:3]
@@ -163,15 +158,13 @@ def test_the_bounds_by_the_machine(
     assert first.startswith("embedding ")
     assert f" {moved} ns " in first
     assert said.endswith(f"\nThe bounds are computed from the rates of {machine}.\n")
-    shown(capsys, *call, "--refresh")
-    assert asked == [False, True]
 
 
 def test_the_picture_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine("this one", {"float32": 10**10}, 10**9)
-    monkeypatch.setattr("instrument.fx.result.measured", lambda *_, **__: machine)
+    monkeypatch.setattr("instrument.fx.result.measured", lambda *_: machine)
     call = ("models_of_mine:Net", "--input", "2,5:int64", "--runs", "1", "--html")
     said = shown(capsys, *call, "graph.html")
     assert said.endswith("\nThe picture is in graph.html.\n")

@@ -182,7 +182,7 @@ def test_it_writes_below_the_captures_folder_and_nowhere_else(
     about = {"window": window | cut, "versions": {"torch": HOSTILE if hostile else "2.13.0"}}
     capture = write_capture(
         output,
-        events(HOSTILE if hostile else "block"),
+        events(f"{HOSTILE}\ud800" if hostile else "block"),
         HOSTILE.replace("/", "") if hostile else "steps_3-4",
         **about,
     )
@@ -217,6 +217,7 @@ def test_what_is_empty_is_written_or_refused_in_a_sentence(
         assert written(sink, capture) or sent
 
 
+@pytest.mark.filterwarnings("ignore::instrument.errors.TraceWarning")
 def test_of_a_trace_that_was_cut_short_the_beginning_is_written(
     sink: Sink, name: str, output: Path, sent: list[Sent]
 ) -> None:

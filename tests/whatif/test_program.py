@@ -93,3 +93,13 @@ def test_a_critical_path_has_no_gap_and_decides(seed) -> None:
     assert np.array_equal(path.begin_ns[1:], path.end_ns[:-1])
     assert np.array_equal(times[program.target[path.arc]], path.end_ns)
     assert program.kept[path.arc].all()
+
+
+@pytest.mark.parametrize("share", [np.inf, -np.inf, np.nan, 2.0**53, -(2.0**53)])
+def test_a_share_of_a_change_that_does_not_fit_is_the_smallest_number(share) -> None:
+    """As NumPy cuts it on x86; the cast alone is undefined in C."""
+    compiled = pytest.importorskip("instrument.links._loops")
+    arc, earliest = np.zeros(1, np.int32), np.array([np.iinfo(np.int64).min])
+    weights = np.array([5]), np.array([2**10])
+    times = compiled.longest_paths(arc, arc - 1, arc, *weights, np.array([share]), earliest)
+    assert np.frombuffer(times, np.int64).tolist() == [np.iinfo(np.int64).min + 5]

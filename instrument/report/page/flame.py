@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from instrument.analysis.stacks import call_paths
+from instrument.analysis.stacks import LONGEST_FRAME, call_paths
 from instrument.analysis.views import Views
 from instrument.findings.places import has_sources
 from instrument.links.groupby import intern
@@ -14,7 +14,6 @@ from instrument.report.flame import Frame, merged
 
 #: The most frames of a graph. A graph leaves out the frames with the least time.
 MOST_FRAMES = 12_000
-_LONGEST_NAME = 300
 
 
 def section(capture: Views) -> dict[str, Any] | None:
@@ -42,7 +41,7 @@ def section(capture: Views) -> dict[str, Any] | None:
     if has_sources(capture):
         kinds["Python stacks"] = call_paths(Links(capture.events, python=True), [*metrics])
     kinds["Ranges and operators"] = call_paths(links, [*metrics], frames=False)
-    ranges = set(links.scopes.paths.names)
+    ranges = {shortened(name, LONGEST_FRAME) for name in links.scopes.paths.names}
     graphs = [
         {"name": name, "value": value, **columns(merged(stacks), ranges)}
         for name, paths in kinds.items()
@@ -68,7 +67,7 @@ def columns(root: Frame, ranges: set[str]) -> dict[str, Any]:
     kept = _in_order(root, least_ns)
     code, names = intern(frame.name for _, frame in kept)
     return {
-        "names": [shortened(name, _LONGEST_NAME) for name in names],
+        "names": [shortened(name, LONGEST_FRAME) for name in names],
         "is_range": [name in ranges for name in names],
         "depth": [depth for depth, _ in kept],
         "name_of": code.tolist(),

@@ -125,7 +125,7 @@ def payload(
     if not redact:
         return found
     if was is not None:
-        private.update(was.private, words_of_path(Path(was.name)))
+        private.update(was.private, words_of_path(was.name))
     without: dict[str, Any] = redacted(found, private)
     return without
 

@@ -90,7 +90,7 @@ class _Track:
 
 
 def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any] | None:
-    """Return the slices of a trace for the page; None if the trace holds no events.
+    """Return the slices of a trace for the page; None if it would show none.
 
     The result has the slices of all findings, and at most `MOST_SLICES` other slices. If a trace
     has more, slices of the step that the page shows first are kept before slices of other steps,
@@ -125,8 +125,6 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     Cost: about 3 µs an event.
     """
     events = capture.events
-    if not len(events):
-        return None
     steps = capture.links.steps
     first_ns, begin_ns, end_ns = events.begin_ns, events.start_ns[steps], events.end_ns[steps]
     spans = _evidence(capture, diagnosis)
@@ -134,7 +132,10 @@ def section(capture: Views, diagnosis: Diagnosis | None = None) -> dict[str, Any
     findings, others = _findings(spans), [*_device(capture), *_threads(capture)]
     span = None if first is None else (int(begin_ns[first]), int(end_ns[first]))
     shown = [*findings, *_longest(others, span)]
-    columns = _columns(capture, [track for layer in shown for track in _tracks(layer, events)])
+    tracks = [track for layer in shown for track in _tracks(layer, events)]
+    if not tracks:
+        return None
+    columns = _columns(capture, tracks)
     return {
         "steps": [
             [step_number(events, k), start - first_ns, end - start]

@@ -59,6 +59,7 @@ def test_texts_are_those_of_python(
         "\u200b",
         "\U000e0001",
         "\x7f",
+        "a\u3164b\ufe0f\u2800\U000e0101",
         "\ud800",
     ]
     assert tab.evaluate("names => names.map(printable)", names[:-1]) == [

@@ -231,6 +231,12 @@ def test_a_finding_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(slices(found)) == 2
 
 
+def test_a_trace_without_slices_has_no_timeline(tmp_path: Path) -> None:
+    odd = capture(tmp_path, [span("a", 0, 1, "odd")])
+    assert section(odd) is None
+    assert "<title>" in odd.report().html
+
+
 def test_a_trace_without_events_has_no_timeline(tmp_path: Path) -> None:
     assert section(capture(tmp_path, [])) is None
 

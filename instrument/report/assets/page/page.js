@@ -6,8 +6,11 @@
 const sections = {};
 const light = matchMedia("(prefers-color-scheme: light)");
 
-// Characters that are not printable by Python's str.isprintable(). The page shows them escaped.
-const unprintable = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|(?! )\p{Zs}/gu;
+// The characters that instrument/printable.py escapes.
+const invisible = "\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180d\\u180f\\u2800\\u3164" +
+  "\\ufe00-\\ufe0f\\uffa0\\u{e0100}-\\u{e01ef}";
+const unprintable = new RegExp(
+  `[\\p{Cc}\\p{Cf}\\p{Cs}\\p{Co}\\p{Cn}\\p{Zl}\\p{Zp}${invisible}]|(?! )\\p{Zs}`, "gu");
 
 function printable(text) {
   return String(text).replace(unprintable, character => {

@@ -1,0 +1,80 @@
+"""The package's log messages: loguru writes them, and none can forge a line or end training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import loguru
+
+from instrument.errors import reason_of, reraise_signal
+from instrument.printable import printable_lines
+
+if TYPE_CHECKING:
+    from loguru import Record
+
+
+class Logger:
+    """Writes messages to loguru's sinks; values replace the braces of a message, as in `format`.
+
+    A sink that the program has added with `catch=False` may raise. Its error is not raised here:
+    the message goes to stderr, and training goes on.
+    """
+
+    def __init__(self, patch: Callable[[Record], None]) -> None:
+        self._logger = loguru.logger.patch(patch)
+
+    def debug(self, message: str, *values: object) -> None:
+        """Log a detail."""
+        self._write("DEBUG", message, values)
+
+    def info(self, message: str, *values: object) -> None:
+        """Log what happens as it should."""
+        self._write("INFO", message, values)
+
+    def warning(self, message: str, *values: object) -> None:
+        """Log what a user may want to change."""
+        self._write("WARNING", message, values)
+
+    def error(self, message: str, *values: object, exception: BaseException | None = None) -> None:
+        """Log a failure, with the traceback of `exception` if there is one."""
+        self._write("ERROR", message, values, exception)
+
+    def log(self, level: str, message: str, *values: object) -> None:
+        """Log a message of a level that is known only at run time."""
+        self._write(level, message, values)
+
+    def _write(
+        self,
+        level: str,
+        message: str,
+        values: tuple[object, ...],
+        exception: BaseException | None = None,
+    ) -> None:
+        try:
+            # the record names the function that calls a method of this class
+            self._logger.opt(depth=2, exception=exception).log(level, message, *values)
+        except Exception as error:
+            reraise_signal(error)
+            text = message.format(*values) if values else message
+            with suppress(AttributeError, OSError, ValueError):  # stderr is closed
+                print(
+                    printable_lines(f"{level}: {text} (a log sink failed: {reason_of(error)})"),
+                    file=sys.stderr,
+                )
+
+
+def _one_line(record: Record) -> None:
+    record["message"] = printable_lines(record["message"])
+
+
+def _lines(record: Record) -> None:
+    record["message"] = printable_lines(*record["message"].split("\n"))
+
+
+#: Writes a message as one line.
+logger = Logger(_one_line)
+#: Writes messages of several lines: tables and tracebacks.
+lines_logger = Logger(_lines)
