@@ -37,12 +37,19 @@ class Interrupts:
         self.raised: BaseException | None = None
         self._arrived: dict[int, None] = {}
         self._process = os.getpid()
-        self._handlers = _handlers() if get_ident() == main_thread().ident else {}
+        self._handlers: dict[int, Any] = {}
 
     def install(self) -> None:
         """Take the place of the handlers."""
-        for number in self._handlers:
-            _signal.signal(number, self._take)
+        if get_ident() != main_thread().ident:
+            return
+        # a loop over all numbers, because `signal.valid_signals` takes longer than all the rest
+        for number in range(1, _signal.NSIG):
+            handler = _signal.getsignal(number)
+            ends_process = number in (_signal.SIGTERM, _signal.SIGINT)
+            if callable(handler) or (ends_process and handler == _signal.SIG_DFL):
+                self._handlers[number] = handler
+                _signal.signal(number, self._take)
 
     def remove(self) -> None:
         """Restore the handlers, except where the program has set another handler meanwhile."""
@@ -61,6 +68,8 @@ class Interrupts:
 
     def call_arrived(self) -> None:
         """Call the handlers of the signals that were delayed."""
+        if not self._arrived:
+            return
         arrived, self._arrived = self._arrived, {}
         with ExitStack() as calling:  # a handler may raise, and the others must still be called
             for number in arrived:
@@ -86,16 +95,6 @@ class Interrupts:
             _signal.raise_signal(number)
 
 
-def _handlers() -> dict[int, Any]:
-    # a loop over all numbers, because `signal.valid_signals` takes longer than all the rest
-    found = {number: _signal.getsignal(number) for number in range(1, _signal.NSIG)}
-    handlers = {number: handler for number, handler in found.items() if callable(handler)}
-    for number in (_signal.SIGTERM, _signal.SIGINT):
-        if found[number] == _signal.SIG_DFL:
-            handlers[number] = _signal.SIG_DFL
-    return handlers
-
-
 @contextmanager
 def uninterrupted() -> Iterator[Interrupts]:
     """Delay SIGTERM, Ctrl-C and all signals with a handler in Python until the block ends.
@@ -111,8 +110,10 @@ def uninterrupted() -> Iterator[Interrupts]:
         interrupts.delayed = False
         try:
             interrupts.remove()
+        except BaseException:  # raised by a handler that was restored before others
+            interrupts.remove()
+            raise
         finally:
-            interrupts.remove()  # a handler that was restored first may have raised
             interrupts.raised = None  # otherwise its traceback would keep all frames alive
             interrupts.call_arrived()
 

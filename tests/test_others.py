@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+import warm
 from collected import Log
 from loguru import logger
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument import Session
+from instrument import Capture, Session
+from instrument.annotate import backends
 from instrument.config.step_actions import StepActions
-from instrument.errors import ConfigError
+from instrument.errors import ConfigError, from_signal_handler
+from instrument.interrupts import uninterrupted
+from instrument.record import timings
+from instrument.sinks import Sink
 from instrument.triggers import Step
+from instrument.worker import finish
 
 CPU = [ProfilerActivity.CPU]
 
@@ -40,6 +51,13 @@ def steps_in(session: Session) -> list[tuple[list[int], list[int]]]:
         named = list(range(window["first_step"], window["first_step"] + window["steps"]))
         found.append((named, [row.number for row in capture.steps]))
     return found
+
+
+def in_process(code: str, folder: Path) -> str:
+    """What the code prints in a process of its own, where torch may crash; `folder` is for captures."""
+    done = warm.run_code(code, str(folder))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class OnThread:
@@ -129,6 +147,84 @@ def test_a_window_does_not_begin_while_a_profiler_of_the_program_is_on_or_warms_
     assert sentence.startswith("Recording failed and training goes on: torch's own profiler is")
 
 
+def test_the_steps_of_an_idle_profiler_of_the_program_are_no_steps_of_our_window(
+    tmp_path: Path,
+) -> None:
+    schedule = torch.profiler.schedule(wait=5, warmup=1, active=2, repeat=1)
+    names: list[str] = []
+    own = profile(
+        activities=CPU,
+        schedule=schedule,
+        on_trace_ready=lambda profiler: names.extend(event.name for event in profiler.events()),
+    )
+    with own, Session(wait=2, active=2, output_dir=str(tmp_path)) as session:
+        for _ in range(9):
+            work()
+            own.step()
+            session.step()
+    assert steps_in(session) == [([2, 3], [2, 3])]
+    assert sum(name.startswith("ProfilerStep") for name in names) == 2
+
+
+def test_a_profiler_that_warms_up_before_the_first_session_records_all(tmp_path: Path) -> None:
+    code = """
+        import sys
+        import torch
+        from torch.profiler import ProfilerActivity, profile, schedule
+        from instrument import Session
+        counts = []
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=0, warmup=3, active=2, repeat=1),
+            on_trace_ready=lambda own: counts.append(
+                sum(event.name == "aten::mm" for event in own.events())
+            ),
+        ) as own, Session(wait=0, active=1, repeat=6, output_dir=sys.argv[1]) as session:
+            for _ in range(7):
+                torch.ones(2, 2) @ torch.ones(2, 2)
+                own.step()
+                session.step()
+        print(counts, [capture.name for capture in session.captures])
+    """
+    assert in_process(code, tmp_path) == "[2] ['steps_000005-000005_rank0']\n"
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(1, 1), (2, 5), (3, 3), (3, 5)])
+def test_a_profiler_on_another_thread_drops_a_window_that_only_this_thread_can_stop(
+    tmp_path: Path, begins: int, ends: int
+) -> None:
+    """Steps 2 and 3 are recorded, and torch would crash if it stopped both profilers."""
+    code = f"""
+        import sys
+        import threading
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+        from instrument import Session
+        on, release = threading.Event(), threading.Event()
+        def own():
+            with profile(activities=[ProfilerActivity.CPU]) as profiler:
+                torch.ones(2, 2) @ torch.ones(2, 2)
+                on.set()
+                release.wait()
+            print(sum(event.name == "aten::mm" for event in profiler.events()))
+        thread = threading.Thread(target=own)
+        options = dict(wait=1, warmup=1, active=2, repeat=3, profile_memory=True)
+        with Session(**options, output_dir=sys.argv[1]) as session:
+            for step in range(13):
+                if step == {begins}:
+                    thread.start()
+                    on.wait()
+                torch.ones(2, 2) @ torch.ones(2, 2)
+                if step == {ends}:
+                    release.set()
+                    thread.join()
+                session.step()
+        print([capture.name for capture in session.captures])
+    """
+    later = [*["steps_000006-000007_rank0"] * (ends < 5), "steps_000010-000011_rank0"]
+    assert in_process(code, tmp_path) == f"1\n{later}\n"
+
+
 class TooLateError(Exception):
     """What the handlers of these tests raise."""
 
@@ -206,6 +302,200 @@ def test_what_a_signal_handler_raises_goes_through_and_the_window_is_whole(
                 raised += 1
     assert raised == 1
     assert steps_in(session) == [([2, 3], [2, 3]), ([6, 7], [6, 7])]
+
+
+class AtLine:
+    """A trace function that sends a signal before the line with this number, counted in our code."""
+
+    def __init__(self, line: int, number: int) -> None:
+        self.line, self.number, self.lines = line, number, 0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> AtLine | None:
+        if not frame.f_code.co_filename.endswith(
+            ("step_loop.py", "recorder.py", "interrupts.py", "capture_queue.py", "finish.py")
+        ):
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.line:
+                signal.raise_signal(self.number)
+        return self
+
+    def call(self, act: Callable[[], Any]) -> None:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            act()
+        finally:
+            sys.settrace(before)
+
+
+@pytest.mark.usefixtures("_restored")
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [(TooLateError, signal.SIGUSR1), (KeyboardInterrupt, signal.SIGINT)],
+)
+def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_windows_are_whole(
+    tmp_path: Path, error: type[BaseException], number: int
+) -> None:
+    signal.signal(signal.SIGUSR1, raising)
+    handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
+    options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "export": "inline"}
+    line, raised = 3, 1
+    while raised:
+        raised, trace = 0, AtLine(line, number)
+        folder = tmp_path / str(line)
+        with Session(**options, output_dir=str(folder)) as session:
+            for _ in range(10):
+                work()
+                try:
+                    trace.call(session.step)
+                except error:
+                    raised += 1
+        assert raised == (trace.lines >= line)
+        assert steps_in(session) == [([2, 3], [2, 3]), ([6, 7], [6, 7])], f"line {line}"
+        assert {each: signal.getsignal(each) for each in range(1, signal.NSIG)} == handlers
+        line += 149
+    assert line > 1000
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_handler_that_raises_while_handlers_are_restored_leaves_none_replaced() -> None:
+    def other(*_: Any) -> None: ...
+
+    before = signal.signal(signal.SIGUSR2, other)
+    signal.signal(signal.SIGUSR1, raising)
+
+    def between(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name == "remove" and signal.getsignal(signal.SIGUSR1) is raising:
+            sys.settrace(None)
+            assert signal.getsignal(signal.SIGUSR2) is not other
+            signal.raise_signal(signal.SIGUSR1)
+        return between
+
+    tracing = sys.gettrace()
+    try:
+        with pytest.raises(TooLateError), uninterrupted():
+            sys.settrace(between)
+        assert signal.getsignal(signal.SIGUSR1) is raising
+        assert signal.getsignal(signal.SIGUSR2) is other
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.usefixtures("_restored")
+def test_an_event_loop_is_told_once_of_a_signal_that_was_delayed() -> None:
+    received: list[int] = []
+
+    async def main() -> None:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGUSR1, received.append, 1)
+        loop.add_signal_handler(signal.SIGUSR2, done.set)
+        with uninterrupted():
+            signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+        await done.wait()
+
+    asyncio.run(main())
+    assert received == [1]
+
+
+class Swallowing(Sink):
+    """A sink that catches what a signal handler raises."""
+
+    def write(self, capture: Capture, folder: Path) -> None:
+        with suppress(TooLateError):
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.usefixtures("_restored")
+def test_what_a_handler_raises_goes_through_even_if_a_sink_catches_it(tmp_path: Path) -> None:
+    signal.signal(signal.SIGUSR1, raising)
+    sinks = {"mine": Swallowing()}
+    with Session(active=1, export="inline", sinks=sinks, output_dir=str(tmp_path)) as session:
+        with pytest.raises(TooLateError):
+            session.step()
+        assert steps_in(session) == [([0], [0])]
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_window_whose_finishing_a_signal_interrupts_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "rewrite", interrupting(finish.rewrite))
+    signal.signal(signal.SIGUSR1, raising)
+    with Session(active=1, export="inline", output_dir=str(tmp_path)) as session:
+        with pytest.raises(TooLateError):
+            session.step()
+        assert not session.captures
+    assert steps_in(session) == [([0], [0])]
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_phase_that_a_signal_interrupts_at_its_begin_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_KinetoProfile, "prepare_trace", interrupting(_KinetoProfile.prepare_trace))
+    signal.signal(signal.SIGUSR1, raising)
+    options: dict[str, Any] = {"phases": ["validation"], "active": 1}
+    with Session(**options, output_dir=str(tmp_path)) as session:
+        with pytest.raises(TooLateError), session.phase("validation"):
+            pytest.fail("the exception was swallowed")
+        session.step()
+        assert session.step_number == 1
+
+
+@pytest.mark.usefixtures("_restored")
+def test_what_a_handler_raises_within_a_label_or_timings_goes_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal.signal(signal.SIGUSR1, raising)
+    with pytest.raises(TooLateError):
+        backends.call_for_label(lambda: signal.raise_signal(signal.SIGUSR1), "fallback")
+    monkeypatch.setattr(timings, "_append", interrupting(timings._append))
+    with Session(at_steps=[], timings={"every": 1}, output_dir=str(tmp_path)) as session:
+        with pytest.raises(TooLateError):
+            session.step()
+        session.step()
+
+
+def test_what_a_debugger_raises_within_a_step_goes_through(tmp_path: Path) -> None:
+    class QuitError(Exception):
+        """Raised by a debugger when the user quits, as `bdb.BdbQuit` is."""
+
+    def quitting(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name == "_prepare_or_start":
+            raise QuitError
+        return quitting
+
+    tracing = sys.gettrace()
+    with Session(wait=1, active=1, output_dir=str(tmp_path)) as session:
+        session_step = session.step
+        sys.settrace(quitting)
+        try:
+            with pytest.raises(QuitError):
+                session_step()
+        finally:
+            sys.settrace(tracing)
+
+
+def test_a_handler_is_known_by_its_argument() -> None:
+    def caught(act: Callable[[], Any]) -> bool:
+        with pytest.raises(TooLateError) as raised:
+            act()
+        return from_signal_handler(raised.value)
+
+    def looks_at_its_caller() -> None:
+        caller = sys._getframe(1)
+        assert caller
+        raise TooLateError
+
+    def is_given_its_caller(_: FrameType | None) -> None:
+        raise TooLateError
+
+    assert not caught(looks_at_its_caller)
+    assert caught(lambda: is_given_its_caller(inspect.currentframe()))
 
 
 class Interrupted:

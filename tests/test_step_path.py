@@ -65,5 +65,5 @@ def test_the_end_of_a_window_passes_through_few_files(steps: list[list[tuple[str
     assert {"_end_window", "save", "queue", "submit"} <= {name for _, name in calls}, (
         "it is a step that ends a window"
     )
-    assert len(calls) <= 60, calls
-    assert len({file for file, _ in calls}) <= 6, calls
+    assert len(calls) <= 64, calls
+    assert len({file for file, _ in calls}) <= 7, calls

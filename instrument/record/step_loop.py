@@ -441,6 +441,7 @@ class StepLoop:
             self._guarded(self._finish, reason, "the run ended")
             if still_on := self._guarded(one_profiler.stop_abandoned):
                 logger.warning("{}", still_on)
+        self._finish_inline()
         if run.triggers is not None:
             run.triggers.end()
         if run.timings is not None:
@@ -569,15 +570,19 @@ class StepLoop:
         self._guarded(self._end_step, counter)
         requested = None
         try:
-            interrupts.let_through(self._finish_inline)
+            if run.capture_queue.to_finish:
+                interrupts.let_through(self._finish_inline)
             if run.triggers is not None and counter is self.train:
                 number, busy = counter.step_number - 1, recorder is not None
                 requested = interrupts.let_through(
                     self._logging_errors, run.triggers.after, number, took_ns, loss, busy
                 )
-        finally:  # also if a signal handler of the program raises
-            self._guarded(self._begin_next_step, requested)
-            counter.overhead.resume()
+        except BaseException:  # raised by a signal handler of the program
+            if self.recorder is not None:  # the program may go on, so the window does too
+                self._guarded(self._begin_next_step)
+            raise
+        self._guarded(self._begin_next_step, requested)
+        counter.overhead.resume()
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
