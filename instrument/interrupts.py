@@ -95,6 +95,18 @@ class Interrupts:
             _signal.raise_signal(number)
 
 
+def replace_handler(number: int, handler: Any, other: Any) -> None:
+    """Set the handler `other` if `handler` is set, also while `Interrupts` stand in for it."""
+    current = _signal.getsignal(number)
+    while isinstance(interrupts := getattr(current, "__self__", None), Interrupts):
+        current = interrupts._handlers[number]
+        if current == handler:
+            interrupts._handlers[number] = other
+            return
+    if current == handler:
+        _signal.signal(number, other)
+
+
 @contextmanager
 def uninterrupted() -> Iterator[Interrupts]:
     """Delay SIGTERM, Ctrl-C and all signals with a handler in Python until the block ends.

@@ -28,6 +28,7 @@ from instrument.config.step_actions import StepActions
 from instrument.errors import ConfigError, from_signal_handler
 from instrument.interrupts import uninterrupted
 from instrument.record import timings
+from instrument.record.recorder import Recorder
 from instrument.sinks import Sink
 from instrument.triggers import Step
 from instrument.worker import finish
@@ -478,6 +479,48 @@ def test_what_a_debugger_raises_within_a_step_goes_through(tmp_path: Path) -> No
                 session_step()
         finally:
             sys.settrace(tracing)
+
+
+def test_a_profiler_that_could_not_be_stopped_is_stopped_at_a_later_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
+) -> None:
+    """As near the recursion limit, where the second try fails like the first."""
+    log.errors_expected = True
+    right, calls = Recorder._detach, []
+
+    def failing(self: Recorder) -> None:
+        calls.append(None)
+        if len(calls) < 3:
+            raise RecursionError("too deep")
+        right(self)
+
+    monkeypatch.setattr(Recorder, "_detach", failing)
+    with Session(wait=1, active=1, repeat=3, output_dir=str(tmp_path)) as session:
+        for _ in range(6):
+            work()
+            session.step()
+    assert steps_in(session) == [([3], [3]), ([5], [5])]
+    assert "The profiler could not be stopped: too deep." in log.at("ERROR")[0]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_a_session_that_a_trigger_stops_leaves_no_signal_handler(
+    tmp_path: Path, start: int
+) -> None:
+    """After a step outside windows, and after a step at which a window ends."""
+
+    class Stopping:
+        def fires(self, step: Step) -> None:
+            if step.number == start:
+                session.stop()
+
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+    triggers = {"mine": Stopping(), "signal": {"name": "SIGUSR2"}}
+    session = Session(wait=1, active=1, triggers=triggers, output_dir=str(tmp_path))
+    with session:
+        for _ in range(4):
+            session.step()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)] == before
 
 
 def test_a_handler_is_known_by_its_argument() -> None:

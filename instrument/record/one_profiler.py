@@ -177,10 +177,10 @@ def stop_abandoned() -> str | None:
                     "session.step() on a thread that does not end."
                 )
             owner.free_ranges()
-        abandoned = None
-        atexit.unregister(stop_abandoned)
         if on_its_thread and not owner.superseded:
             owner.stop_here()
+        abandoned = None
+        atexit.unregister(stop_abandoned)
     return None
 
 

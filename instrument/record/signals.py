@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from instrument import threads
+from instrument.interrupts import replace_handler
 from instrument.log import logger
 
 if TYPE_CHECKING:
@@ -57,12 +58,8 @@ class Preemption:
         stays installed and passes every signal on.
         """
         self._cancel_timer()
-        if (
-            self._installed
-            and _on_main_thread()
-            and signal.getsignal(signal.SIGTERM) == self._handle
-        ):
-            signal.signal(signal.SIGTERM, self._previous)
+        if self._installed and _on_main_thread():
+            replace_handler(signal.SIGTERM, self._handle, self._previous)
         self._installed = False
 
     def save(self) -> None:

@@ -508,6 +508,8 @@ class StepLoop:
                 try:
                     self._drop_window(recorder)
                 except Exception as second:
+                    if recorder is not None and recorder.prepared:
+                        one_profiler.abandon(recorder)  # the next step tries again
                     self._report(f"The profiler could not be stopped: {reason_of(second)}.", second)
                 self.current.next_event_step = self.current.step_number + 1
                 reraise_signal(error)

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from instrument.errors import ConfigError, did_you_mean
+from instrument.interrupts import replace_handler
 from instrument.log import logger
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
@@ -54,8 +55,8 @@ class Signal(Trigger):
         def restore() -> None:
             on_main = threading.current_thread() is threading.main_thread()
             # A handler that the program has set meanwhile stays, because it may call `handle`.
-            if on_main and signal.getsignal(number) is handle:
-                signal.signal(number, before if before is not None else signal.SIG_DFL)
+            if on_main:
+                replace_handler(number, handle, signal.SIG_DFL if before is None else before)
 
         signal.signal(number, handle)
         return TriggerCallbacks(end=restore)
