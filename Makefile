@@ -11,8 +11,9 @@
 ## make mutants  make 300 random edits in the core modules and list those that no test notices: an
 ##              hour or more; ONLY, COUNT and SEED choose the edits
 ## make mutants-planted  make named edits, each of which one test must notice: five minutes
-## make fuzz    fuzz the compiled trace reader under ASan and UBSan: half an hour, or SECONDS=60; needs
-##              clang; INSTRUMENT_TRACES=FOLDER names real traces, which are better seeds
+## make fuzz    fuzz the code in C under ASan and UBSan, and all commands with mutated traces and
+##              captures: half an hour, or SECONDS=60; needs clang; INSTRUMENT_TRACES=FOLDER names real
+##              traces, which are better seeds
 ## make wheel   build the sdist and two wheels into dist/, one with the compiled trace reader, and run
 ##              the first pages of the documentation with this wheel in an empty folder
 ## make clean   remove .venv and caches, but no captures
@@ -92,7 +93,8 @@ compat:
 soak: $(VENV)/.installed-soak
 	$(BIN)/python -m pytest -m soak -s tests/soak tests/sinks
 
-# Not run by CI: there, the test suite compares the scanner with the decoder on random texts.
+# Not run by CI: there, the test suite compares the code in C with Python on random input. Each of
+# _loops.c, _scanner.c and the commands gets a third of the seconds.
 fuzz: $(VENV)/.installed-dev
 	nice -n 15 $(BIN)/python tests/fuzz/run.py $(or $(SECONDS),1800)
 

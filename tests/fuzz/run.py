@@ -1,7 +1,8 @@
-"""Fuzzes the compiled trace reader; `make fuzz` runs it. Needs clang, and real traces for better seeds.
+"""Fuzzes the code in C, then all commands; `make fuzz` runs it. Needs clang, and real traces for better seeds.
 
-libFuzzer runs `scanner_fuzz.c` under ASan and UBSan for some seconds. Then the scanner reads each text that libFuzzer
-found worth keeping, and edits of it, beside the decoder. Ends with 1 after a finding.
+libFuzzer runs `loops_fuzz.c` and `scanner_fuzz.c` under ASan and UBSan, each for a third of the seconds. Then the
+scanner reads each text that libFuzzer found worth keeping, and edits of it, beside the decoder. The last third is for
+the commands; see `commands.py`. Ends with 1 after a finding.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from fuzz import commands
 from fuzz.oracle import is_scanned_as_decoded
 from instrument.trace import _scanner
 from instrument.trace.schema import Complete
@@ -35,8 +37,8 @@ BY_HAND = [
     '{"ph":"B","ts":1} , {"ph":"E","ts":2}\n,{"ph":"M","args":{"name":"a\\u00e9\\n"}}',
     '{"args":{"Input Dims":[[2,[3]],{"a":{"b":[true,false,null,-1.5e+3]}}]},"ph":"X","dur":1e3}',
 ]
-BUILD = ["clang", "-std=c99", "-g", "-O1", "-fno-sanitize-recover=all"]
-SANITIZERS = "-fsanitize=fuzzer,address,undefined"
+BUILD = ["clang", "-std=c99", "-g", "-O1", "-fsanitize=fuzzer,address,undefined"]
+BUILD += ["-fno-sanitize-recover=all"]
 
 
 def seeds(folder: Path | None) -> Iterator[bytes]:
@@ -53,25 +55,20 @@ def seeds(folder: Path | None) -> Iterator[bytes]:
             yield "\0".join(chosen).encode()[:MOST_BYTES]
 
 
-def fuzz(folder: Path, seconds: int) -> bool:
+def fuzz(name: str, texts: Path, seconds: int, *limits: str) -> bool:
     """Run libFuzzer on a folder of texts, which it extends; whether it found nothing."""
-    program, dictionary = folder / "scanner_fuzz", folder / "keys"
-    subprocess.run(
-        [*BUILD, SANITIZERS, str(HERE / "scanner_fuzz.c"), "-o", str(program)], check=True
-    )
-    keys = [*Complete.__struct_encode_fields__, "ph", *_scanner.ARGS]
-    dictionary.write_text(
-        "".join(f'"\\"{key}\\":"\n' for key in keys) + '"\\"ph\\":\\"X\\""\n"},{"\n'
-    )
-    texts = folder / "texts"
-    limits = [f"-max_total_time={seconds}", "-max_len=8192", "-timeout=10", f"-dict={dictionary}"]
-    outputs = [f"-artifact_prefix={Path.cwd()}/", "-print_final_stats=1"]
+    program = texts.with_name(name)
+    build = [*BUILD, f"-I{HERE}", str(HERE / f"{name}.c"), "-o", str(program)]
+    subprocess.run(build, check=True)
+    outputs = [f"-artifact_prefix={Path.cwd()}/{name}-", "-print_final_stats=1"]
+    limits = (f"-max_total_time={seconds}", "-timeout=10", *limits)
     done = subprocess.run(
         [str(program), str(texts), *limits, *outputs],
         stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
+    print(f"{name}.c:")
     for line in done.stderr.splitlines():
         if re.match("stat::|SUMMARY|artifact|.*DONE", line) or (done.returncode and "==" in line):
             print(line)
@@ -108,17 +105,35 @@ def edited(texts: list[bytes], edit: random.Random) -> bytes:
     return bytes(text)
 
 
+def scanner(folder: Path, traces: Path | None, seconds: int) -> bool:
+    """Fuzz the compiled trace reader; whether nothing was found."""
+    dictionary, texts = folder / "keys", folder / "texts"
+    keys = [*Complete.__struct_encode_fields__, "ph", *_scanner.ARGS]
+    dictionary.write_text(
+        "".join(f'"\\"{key}\\":"\n' for key in keys) + '"\\"ph\\":\\"X\\""\n"},{"\n'
+    )
+    texts.mkdir()
+    for number, text in enumerate(seeds(traces)):
+        (texts / f"seed{number}").write_bytes(text)
+    found_nothing = fuzz("scanner_fuzz", texts, seconds, "-max_len=8192", f"-dict={dictionary}")
+    kept = [path.read_bytes() for path in sorted(texts.iterdir())]
+    return compare([piece for text in kept for piece in text.split(b"\0")], seconds / 4) and (
+        found_nothing
+    )
+
+
 def main(seconds: int) -> int:
     given = os.environ.get("INSTRUMENT_TRACES")
+    traces, each = Path(given) if given else None, max(seconds // 3, 1)
     with TemporaryDirectory(prefix="instrument-fuzz-") as name:
         folder = Path(name)
-        (folder / "texts").mkdir()
-        for number, text in enumerate(seeds(Path(given) if given else None)):
-            (folder / "texts" / f"seed{number}").write_bytes(text)
-        found_nothing = fuzz(folder, seconds)
-        kept = [path.read_bytes() for path in sorted((folder / "texts").iterdir())]
-        pieces = [piece for text in kept for piece in text.split(b"\0")]
-        return 0 if compare(pieces, seconds / 4) and found_nothing else 1
+        (folder / "columns").mkdir()
+        nothing = [
+            fuzz("loops_fuzz", folder / "columns", each, "-max_len=512"),
+            scanner(folder, traces, each * 4 // 5),
+            commands.main(["--seconds", str(each)]) == 0,
+        ]
+    return 0 if all(nothing) else 1
 
 
 if __name__ == "__main__":
