@@ -97,6 +97,8 @@ class Interrupts:
 
 def replace_handler(number: int, handler: Any, other: Any) -> None:
     """Set the handler `other` if `handler` is set, also while `Interrupts` stand in for it."""
+    if isinstance(other, int):  # an enum, which the module in C does not take
+        other = int(other)
     current = _signal.getsignal(number)
     while isinstance(interrupts := getattr(current, "__self__", None), Interrupts):
         current = interrupts._handlers[number]
