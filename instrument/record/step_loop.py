@@ -583,14 +583,15 @@ class StepLoop:
             if self.recorder is not None:  # the program may go on, so the window does too
                 self._guarded(self._begin_next_step)
             raise
-        self._guarded(self._begin_next_step, requested)
-        counter.overhead.resume()
+        if self.running:  # a trigger may stop the session
+            self._guarded(self._begin_next_step, requested)
+            counter.overhead.resume()
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
         """Ask the triggers, after a step outside windows, whether a window begins."""
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
-        if requested is not None:
+        if requested is not None and self.running:
             with uninterrupted():
                 self._guarded(self._begin_next_step, requested)
                 self.train.overhead.resume()
