@@ -121,8 +121,8 @@ def uninterrupted() -> Iterator[Interrupts]:
         interrupts.install()
         yield interrupts
     finally:
-        interrupts.delayed = False
         try:
+            interrupts.delayed = False
             interrupts.remove()
         except BaseException:  # raised by a handler that was restored before others
             interrupts.remove()

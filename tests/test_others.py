@@ -306,15 +306,13 @@ def test_what_a_signal_handler_raises_goes_through_and_the_window_is_whole(
 
 
 class AtLine:
-    """A trace function that sends a signal before the line with this number, counted in our code."""
+    """A trace function that sends a signal before the line with this number, counted in `files`."""
 
-    def __init__(self, line: int, number: int) -> None:
-        self.line, self.number, self.lines = line, number, 0
+    def __init__(self, line: int, number: int, files: tuple[str, ...]) -> None:
+        self.line, self.number, self.files, self.lines = line, number, files, 0
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> AtLine | None:
-        if not frame.f_code.co_filename.endswith(
-            ("step_loop.py", "recorder.py", "interrupts.py", "capture_queue.py", "finish.py")
-        ):
+        if not frame.f_code.co_filename.endswith(self.files):
             return None
         if event == "line":
             self.lines += 1
@@ -333,18 +331,22 @@ class AtLine:
 
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize(
-    ("error", "number"),
-    [(TooLateError, signal.SIGUSR1), (KeyboardInterrupt, signal.SIGINT)],
+    ("error", "number", "files", "every"),
+    [
+        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "interrupts.py"), 149),
+        (KeyboardInterrupt, signal.SIGINT, ("step_loop.py", "recorder.py", "interrupts.py"), 149),
+        (KeyboardInterrupt, signal.SIGINT, ("finish.py",), 3),
+    ],
 )
 def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_windows_are_whole(
-    tmp_path: Path, error: type[BaseException], number: int
+    tmp_path: Path, error: type[BaseException], number: int, files: tuple[str, ...], every: int
 ) -> None:
     signal.signal(signal.SIGUSR1, raising)
     handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
     options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "export": "inline"}
     line, raised = 3, 1
     while raised:
-        raised, trace = 0, AtLine(line, number)
+        raised, trace = 0, AtLine(line, number, files)
         folder = tmp_path / str(line)
         with Session(**options, output_dir=str(folder)) as session:
             for _ in range(10):
@@ -356,8 +358,28 @@ def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_wind
         assert raised == (trace.lines >= line)
         assert steps_in(session) == [([2, 3], [2, 3]), ([6, 7], [6, 7])], f"line {line}"
         assert {each: signal.getsignal(each) for each in range(1, signal.NSIG)} == handlers
-        line += 149
-    assert line > 1000
+        line += every
+    assert line > 20 * every
+
+
+@pytest.mark.usefixtures("_restored")
+def test_wherever_signals_are_delayed_one_arrives_the_handlers_are_restored() -> None:
+    def delay_signals() -> None:
+        with uninterrupted():
+            pass
+
+    signal.signal(signal.SIGUSR1, raising)
+    handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
+    line, raised = 1, True
+    while raised:
+        trace = AtLine(line, signal.SIGUSR1, ("interrupts.py",))
+        try:
+            trace.call(delay_signals)
+            raised = False
+        except TooLateError:
+            line += 1
+        assert {each: signal.getsignal(each) for each in range(1, signal.NSIG)} == handlers, line
+    assert line == trace.lines + 1 > 100
 
 
 @pytest.mark.usefixtures("_restored")

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
+from instrument import files
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import from_signal_handler
@@ -145,13 +146,18 @@ class CaptureQueue:
             OSError: a trace cannot be compressed; the window stays queued.
         """
         while self.to_finish:
-            folder = self.to_finish.pop(0)
-            try:
-                interruptibly(self._finish, folder, self.sinks_here)
-            except BaseException as error:
-                if from_signal_handler(error) and queue.is_queued(folder):
-                    self.to_finish.insert(0, folder)  # the next call finishes it
-                raise
+            folder = self.to_finish[0]
+            finished = folder.with_name(queue.name_of(folder))
+            if queue.is_queued(folder):
+                try:
+                    interruptibly(self._finish, folder, self.sinks_here)
+                except BaseException as error:
+                    if not from_signal_handler(error):  # otherwise the next call goes on
+                        self.to_finish.remove(folder)
+                    raise
+            elif files.exists(finished) and finished not in [c.folder for c in self._captures]:
+                self._take_capture(finished)  # a signal's exception came right after renaming
+            self.to_finish.remove(folder)
 
     def _finish(self, folder: Path, sinks: dict[str, Any]) -> None:
         self._take_capture(finish(folder, sinks, failed=self._failed))
