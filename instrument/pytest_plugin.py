@@ -173,6 +173,7 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
     from instrument.compare.baseline import as_text
     from instrument.errors import InstrumentError
     from instrument.files import write
+    from instrument.printable import printable_lines
 
     try:
         measured = _measured(item, recording)
@@ -187,7 +188,7 @@ def _judge(item: pytest.Item, recording: _Recording) -> None:
         budget = given
     failures = _failures(budget, measured) if budget is not None else []
     if failures:
-        pytest.fail("\n".join(failures), pytrace=False)
+        pytest.fail(printable_lines(*failures), pytrace=False)
 
 
 def _measured(item: pytest.Item, recording: _Recording) -> _Measured:

@@ -65,7 +65,8 @@ def check(url: str, option: str) -> None:
         option: the name of the option that holds the URL, for the error message.
 
     Raises:
-        ConfigError: `url` is not a URL, holds a password or a query, or has an unknown protocol.
+        ConfigError: `url` is not a URL, holds a password or a query, is a chain of URLs, or has an
+            unknown protocol.
         MissingPackage: the package for the protocol of the URL is not installed.
     """
     if not is_url(url):
@@ -79,6 +80,11 @@ def check(url: str, option: str) -> None:
 
 
 def _check_protocol(url: str) -> None:
+    if "::" in url:
+        raise ConfigError(
+            f"{url} is a chain of URLs for fsspec, which is not followed: give one URL such as "
+            "s3://bucket/folder, without `::`."
+        )
     protocol = url.partition("://")[0]
     try:
         import fsspec
@@ -101,7 +107,7 @@ def filesystem(url: str, options: Mapping[str, Any] = MappingProxyType({})) -> t
     """Return fsspec's file system for a URL, created with `options`, and the URL's path on it.
 
     Raises:
-        ConfigError: the protocol is unknown.
+        ConfigError: the protocol is unknown, or `url` is a chain such as zip://x::s3://bucket/y.
         MissingPackage: the package for the protocol is not installed.
     """
     _check_protocol(url)
@@ -134,7 +140,11 @@ def captures(url: str) -> list[str]:
                 f"There is no capture at or below {url}: give the URL of a capture, or of a folder "
                 "of captures."
             )
-        return [url.rstrip("/") + name[len(path) : -len(_METADATA) - 1] for name in below]
+        folders = [name[: -len(_METADATA) - 1] for name in below]
+        base = url.rstrip("/")
+        if base.endswith(":"):  # the root, such as file:///
+            return [fs.unstrip_protocol(folder) for folder in folders]
+        return [base + folder[len(path) :] for folder in folders]
 
 
 def fetch(url: str) -> Path:

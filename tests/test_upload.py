@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import fsspec
 import pytest
 import s3fs
 import torch
@@ -710,6 +711,16 @@ def test_of_a_url_user_password_and_query_are_left_out(url: str, told: str) -> N
     assert SECRET not in str(public({"endpoint_url": url}))
 
 
+def test_captures_below_the_root_of_a_file_system_have_urls_that_can_be_read() -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe("/below-root/capture.json", b"{}")
+    try:
+        (url,) = storage.captures("memory://")
+        assert storage.captures(url) == [url]
+    finally:
+        files.rm("/below-root", recursive=True)
+
+
 def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
     server: Server,
     tmp_path: Path,
@@ -734,6 +745,8 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
     assert said("s3://nothing-in-it/run").startswith(
         "There is no capture at or below s3://nothing-in-it/run: "
     )
+    chain = f"zip://x::file://{tmp_path}/a.zip"
+    assert said(chain).startswith(f"{chain} is a chain of URLs for fsspec, which is not followed: ")
     assert said("nope://bucket").startswith(
         "The URL begins with nope://, which fsspec does not know"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import sys
 from collections import namedtuple
@@ -61,8 +62,9 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "flops/s": count,
     "share": "{:.1%}".format,
 }
-# A spreadsheet runs a cell as a formula if the cell begins with one of these characters.
-_FORMULAS = ("=", "+", "-", "@")
+# Where a formula for a spreadsheet could begin. Some split cells at semicolons, skip blanks, and
+# read full-width signs.
+_FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@＝＋－＠])")
 # How many rows of a table an interpreter or a notebook shows.
 _SHOWN_ROWS = 20
 
@@ -273,9 +275,10 @@ class Table:
         """Return the table as CSV with a header; an unknown cell is empty.
 
         Numbers are not rounded: times are in nanoseconds. Text comes from the trace, which may be
-        from somebody else. So text that begins with =, +, - or @ gets an apostrophe before it, and
-        no spreadsheet runs it as a formula. Characters that do not print are escaped. The other
-        formats keep text unchanged.
+        from somebody else. So text that a spreadsheet could take for a formula gets an apostrophe
+        before it: text that begins with =, +, - or @ after any blanks, also after a semicolon, at
+        which some spreadsheets split. Characters that do not print are escaped. The other formats
+        keep text unchanged.
         """
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -397,8 +400,7 @@ def _row(columns: tuple[str, ...]) -> Callable[..., Any]:
 def _csv_cell(value: Any) -> Any:
     if value is None or isinstance(value, int | float):
         return value
-    text = printable(str(value))
-    return f"'{text}" if text.startswith(_FORMULAS) else text
+    return _FORMULA.sub(r"\1'", printable(str(value)))
 
 
 def _passes(cell: Any, wanted: Any) -> bool:

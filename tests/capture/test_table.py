@@ -364,13 +364,15 @@ def test_a_click_on_a_heading_sorts_the_rows_and_the_third_one_restores_them() -
 
 def test_csv_holds_exact_numbers_and_no_formula() -> None:
     names = ["=1+1", "+x", "-x", "@x", "a,b", 'say "x"', "two\nlines", "中文", None]
-    table = Table({"name": names, "total_ns": [*range(8), None], "share": [1 / 3] * 9})
+    names += ["a;=1", " =1", "＝1"]
+    table = Table({"name": names, "total_ns": [*range(8), *[None] * 4], "share": [1 / 3] * 12})
     text = table.to_csv()
     header, *rows = csv.reader(StringIO(text))
     assert header == ["name", "total_ns", "share"]
     assert [row[0] for row in rows] == [
         "'=1+1", "'+x", "'-x", "'@x", "a,b", 'say "x"', "two\\nlines", "中文", "",
+        "a;'=1", "' =1", "'＝1",
     ]  # fmt: skip
-    assert [row[1] for row in rows] == [*map(str, range(8)), ""]
+    assert [row[1] for row in rows] == [*map(str, range(8)), *[""] * 4]
     assert {float(row[2]) for row in rows} == {1 / 3}
     assert Table({"total_ns": [-5]}).to_csv() == "total_ns\n-5\n", "a number is no formula"
