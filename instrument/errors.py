@@ -107,7 +107,15 @@ def reason_of(error: BaseException) -> str:
         text = str(error)
     except Exception:  # its __str__ fails
         text = ""
-    return printable(text.strip().rstrip(".")[:_LONGEST_REASON]) or type(error).__name__
+    text = printable(text.strip().rstrip(".")[:_LONGEST_REASON])
+    if isinstance(error, MemoryError):
+        return f"not enough memory ({text})" if text else "not enough memory"
+    return text or type(error).__name__
+
+
+def to_trace(error: BaseException) -> BaseException | None:
+    """The error if its traceback says more than its message; None if the machine is the cause."""
+    return None if isinstance(error, (InstrumentError, OSError, MemoryError)) else error
 
 
 def need_package(what: str, package: str, extra: str) -> None:

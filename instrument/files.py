@@ -23,6 +23,7 @@ CAPTURES_VARIABLE = "INSTRUMENT_DIR"
 
 # The limit for a metadata file (capture.json, …). Such files have a few kilobytes.
 MOST_METADATA_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # Without this flag, opening a pipe that nobody writes to would block.
@@ -73,11 +74,13 @@ def read_bytes(path: Path, most: int = MOST_METADATA_BYTES) -> bytes:
     Raises:
         OSError: as for `open_regular`, or the file is larger than `most` bytes.
     """
+    content = bytearray()
     with open_regular(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
-    return content
+        while chunk := file.read(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > most:
+                raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
+    return bytes(content)
 
 
 @contextmanager

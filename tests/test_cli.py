@@ -649,6 +649,21 @@ def test_a_closed_stdout_is_one_sentence(tmp_path: Path) -> None:
         )
 
 
+def test_too_little_memory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError("Unable to allocate 3 GiB")
+
+    monkeypatch.setattr("instrument.trace.reader.read", exhausted)
+    capture = write_capture(tmp_path, steps())
+    assert main(["show", str(capture.folder)]) == 2
+    assert capsys.readouterr().err == (
+        "instrument: not enough memory (Unable to allocate 3 GiB): read a trace of fewer steps, or "
+        "allow more memory.\n"
+    )
+
+
 def test_a_closed_stderr_changes_neither_result_nor_status(tmp_path: Path) -> None:
     folder = write_capture(tmp_path, steps()).folder
     for path, printed, status in ((folder, run("show", folder).stdout, 0), (tmp_path / "x", "", 2)):

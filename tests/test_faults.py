@@ -509,3 +509,19 @@ def test_a_quota_costs_the_window_alone(tmp_path: Path) -> None:
     assert len(errors) == 1, errors
     assert "quota" in errors[0]
     assert [folder.name for folder in trainer.out.iterdir()] == ["steps_000000-000000_rank0"]
+
+
+@pytest.mark.parametrize("export", ["inline", "process"])
+def test_a_file_in_place_of_the_output_folder_costs_one_sentence_per_window(
+    tmp_path: Path, export: str
+) -> None:
+    replaced = "import shutil; shutil.rmtree(out); out.write_text('')"
+    body = FULL.replace("active=1,", f"active=1, export={export!r},")
+    trainer = Trainer(tmp_path, body.format(fault=replaced, size=1))
+    trainer.wait_for("training went on")
+    log = trainer.ended()
+    assert trainer.process.returncode == 0, log
+    assert "Traceback" not in log
+    errors = [line for line in log.splitlines() if "| ERROR" in line]
+    assert [f"Not a directory: '{trainer.out}/.steps_00000{n}" in errors[n - 1] for n in (1, 2)]
+    assert len(errors) == 2, errors

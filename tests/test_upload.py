@@ -715,7 +715,7 @@ def test_captures_below_the_root_of_a_file_system_have_urls_that_can_be_read() -
     files = fsspec.filesystem("memory")
     files.pipe("/below-root/capture.json", b"{}")
     try:
-        (url,) = storage.captures("memory://")
+        (url,) = (url for url in storage.captures("memory://") if url.endswith("/below-root"))
         assert storage.captures(url) == [url]
     finally:
         files.rm("/below-root", recursive=True)

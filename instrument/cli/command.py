@@ -32,7 +32,7 @@ from instrument.cli import (
     whatif,
 )
 from instrument.cli.output import Result, Written, say, saying_warnings, show_result
-from instrument.errors import InstrumentError
+from instrument.errors import InstrumentError, reason_of
 from instrument.files import fill_standard_streams
 
 COMMANDS = {
@@ -100,6 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except (InstrumentError, OSError) as error:
         say(f"instrument: {error}")
+        return 2
+    except MemoryError as error:
+        say(f"instrument: {reason_of(error)}: read a trace of fewer steps, or allow more memory.")
         return 2
     return status
 

@@ -17,7 +17,7 @@ from instrument.annotate import backends
 from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
-from instrument.errors import InstrumentError, reason_of, reraise_signal
+from instrument.errors import reason_of, reraise_signal, to_trace
 from instrument.interrupts import Interrupts, uninterrupted
 from instrument.log import logger
 from instrument.record import one_profiler, plan_text
@@ -534,11 +534,10 @@ class StepLoop:
             self._logging_errors(self.run.capture_queue.finish_inline)
 
     def _report(self, sentence: str, error: Exception) -> None:
-        """Log an error once in a run, with its traceback unless it is an `InstrumentError`."""
+        """Log an error once in a run."""
         if sentence not in self._logged:
             self._logged.add(sentence)
-            traced = None if isinstance(error, InstrumentError) else error
-            logger.error("{}", sentence, exception=traced)
+            logger.error("{}", sentence, exception=to_trace(error))
 
     def _log_plan(self, run: Run) -> None:
         if backends.disabled:
@@ -758,7 +757,11 @@ class StepLoop:
             try:
                 metadata = self._window_metadata(recorded, counter, window, run, ended, reason)
             except Exception as error:  # keep the trace, even without its metadata
-                logger.error("capture.json is incomplete for this window.", exception=error)
+                logger.error(
+                    "capture.json is incomplete for this window ({}).",
+                    reason_of(error),
+                    exception=to_trace(error),
+                )
                 metadata = dict(run.metadata)
             metadata["cost"] = counter.overhead.window_cost() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size

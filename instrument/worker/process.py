@@ -42,7 +42,7 @@ from typing import Any, TextIO
 import loguru
 
 from instrument import files
-from instrument.errors import reason_of
+from instrument.errors import reason_of, to_trace
 from instrument.log import lines_logger, logger
 from instrument.worker import queue, rank_report, retention, run_lock, waiting
 from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
@@ -210,9 +210,10 @@ class Exporter:
                     self._take(json.loads(line))
                 except Exception as error:
                     logger.error(
-                        "A message from the exporter cannot be used: {}",
+                        "A message from the exporter cannot be used ({}): {}",
+                        reason_of(error),
                         line.strip(),
-                        exception=error,
+                        exception=to_trace(error),
                     )
         with self._changed:
             self._process, failed_at = None, self._current
@@ -313,6 +314,15 @@ def main() -> None:
         level=0,
     )
     job = from_line(sys.stdin.readline())
+    try:
+        _finish_all(job, answers)
+    except MemoryError as error:
+        logger.error("The exporter has ended: {}.", reason_of(error))
+        sys.exit(1)
+
+
+def _finish_all(job: Job, answers: TextIO) -> None:
+    """Finish the folders that the trainer announces, and close the sinks at the end."""
     failed = set[str]()
     sinks = build_sinks(job.sinks, failed)
     if job.upload_to is not None:

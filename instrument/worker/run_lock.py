@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 try:
@@ -52,7 +53,8 @@ class RunLock:
         if self.handle is not None:
             self.forget()
             if done:
-                self.path.unlink(missing_ok=True)
+                with suppress(OSError):  # an unlocked file harms nobody
+                    self.path.unlink()
             else:
                 remove_if_free(self.path)
 
