@@ -76,7 +76,7 @@ def find(capture: Views, whatif: Scenario) -> Iterator[Finding]:  # noqa: ARG001
     took = events.duration_ns[steps]
     others_ns = float(np.median(took[1:]))
     more_ns = float(took[0]) - others_ns
-    if more_ns < _LEAST_NS or took[0] < _LEAST_FACTOR * others_ns:
+    if not others_ns or more_ns < _LEAST_NS or took[0] < _LEAST_FACTOR * others_ns:
         return
     cause = _cause(capture, more_ns)
     why = ""

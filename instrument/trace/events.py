@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -424,6 +424,6 @@ def decoded(text: bytes) -> Any:
         return text.decode("utf-8", "replace")
 
 
-def flags(test: Callable[[Any], bool], values: tuple[Any, ...]) -> Flags:
+def flags(test: Callable[[Any], bool], values: Sequence[Any]) -> Flags:
     """The result of a test for each value, as a mask."""
     return np.fromiter(map(test, values), np.bool_, len(values))

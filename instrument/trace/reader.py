@@ -20,6 +20,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from decimal import Decimal
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -180,10 +181,9 @@ class _Columns:
         arg = fields_of(Args, event["args"])
         start = as_ns(event["ts"])
         external = ints(arg["external_id"], 0)
-        category = self._categories.codes(event["cat"], count)
         name = self._names.codes(_with_directions(event["name"], arg["direction"]), count)
         return {
-            "category": category,
+            "category": self._categories.codes(event["cat"], count),
             "name": name,
             "thread": self._threads.codes(zip(event["pid"], event["tid"]), count),
             "start_ns": start,
@@ -199,14 +199,17 @@ class _Columns:
             "call_stack": self._call_stacks(arg["call_stack"]),
             "python_id": ints(arg["python_id"], -1),
             "python_parent": ints(arg["python_parent"], -1),
-            **self._device_columns(category, arg),
-            "detail": self._codes_of_details(category, name, event["args"], arg["launched_kernel"]),
+            **self._device_columns(event["cat"], arg),
+            "detail": self._codes_of_details(
+                event["cat"], name, event["args"], arg["launched_kernel"]
+            ),
         }
 
-    def _device_columns(self, category: Codes, arg: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    def _device_columns(
+        self, categories: Sequence[str], arg: dict[str, Any]
+    ) -> dict[str, NDArray[Any]]:
         """The columns in which only device events and runtime calls have values."""
-        of_device = flags(lambda c: c in DEVICE or is_runtime(c), tuple(self._categories))
-        at = np.flatnonzero(of_device[category])
+        at = np.flatnonzero(flags(_is_of_device, categories))
         args = {name: [arg[name][k] for k in at.tolist()] for name in _DEVICE_ARGS}
         sizes = [
             size if moved is None else moved
@@ -223,25 +226,24 @@ class _Columns:
             "occupancy": (_floats(args["occupancy"]), np.nan),
         }
         return {
-            name: _scattered(at, values, missing, len(category))
+            name: _scattered(at, values, missing, len(categories))
             for name, (values, missing) in columns.items()
         }
 
     def _codes_of_details(
-        self, category: Codes, name: Codes, args: Sequence[Args], kernels: Sequence[Any]
+        self, categories: Sequence[str], name: Codes, args: Sequence[Args], kernels: Sequence[Any]
     ) -> Codes:
         """Intern the details of events; return the column of indices into `Events.details`.
 
         An event without details gets -1.
         """
-        can_have = flags(_has_details, tuple(self._categories))[category]
+        can_have = flags(_has_details, categories)
         can_have |= name == self._names.get(_COLLECTIVE_ON_CPU, -1)
         if kernels.count(None) < len(kernels):
-            is_call = flags(is_runtime, tuple(self._categories))[category]
-            can_have |= is_call & flags(lambda kernel: kernel is not None, tuple(kernels))
+            can_have |= flags(is_runtime, categories) & flags(lambda k: k is not None, kernels)
         at = np.flatnonzero(can_have)
         codes = self._details.codes((_details(args[k]) for k in at.tolist()), len(at))
-        return _scattered(at, codes - np.int32(1), -1, len(category))
+        return _scattered(at, codes - np.int32(1), -1, len(categories))
 
     def _memory(self, instants: list[Instant]) -> dict[str, NDArray[Any]]:
         event = fields_of(Instant, instants)
@@ -267,7 +269,7 @@ class _Columns:
         return self._codes_of_texts(raws)
 
     def _has_frames(self) -> bool:
-        return not PYTHON.isdisjoint(self._categories)
+        return any(category in self._categories for category in PYTHON)
 
     def _codes_of_texts(self, raws: Sequence[Raw], texts: Interned | None = None) -> Codes:
         """Intern JSON texts; return the column of indices into the distinct texts.
@@ -407,6 +409,12 @@ def _device(found: dict[str, Any]) -> Device:
     return Device(id, name if name and isinstance(name, str) else None, memory, multiprocessors)
 
 
+@lru_cache(4096)
+def _is_of_device(category: str) -> bool:
+    return category in DEVICE or is_runtime(category)
+
+
+@lru_cache(4096)
 def _has_details(category: str) -> bool:
     return category in DEVICE or category in _SYNCHRONISATIONS
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from decimal import Decimal
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -175,6 +176,9 @@ def _floats_hold(events: list[Any]) -> bool:
     return hold or all(type(time) is int or abs(time) < FLOAT_HOLDS_NS_BELOW for time in times)
 
 
+_fields = cache(msgspec.structs.fields)  # reads all annotations, which takes a millisecond
+
+
 def coerced(event: dict[str, Any], text: str) -> Any:
     """Convert one event to a struct; None for an event of a type (`ph`) that is not kept.
 
@@ -186,7 +190,7 @@ def coerced(event: dict[str, Any], text: str) -> Any:
     args = event.get("args")
     plain = {
         field.name: _fit(event.get(field.encode_name), field.type)
-        for field in msgspec.structs.fields(kind)
+        for field in _fields(kind)
         if field.name != "args"
     }
     plain = {name: value for name, value in plain.items() if value is not None}
@@ -199,7 +203,7 @@ def coerced(event: dict[str, Any], text: str) -> Any:
 
 def _coerced_args(args: dict[str, Any]) -> Args:
     known: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Args):
+    for field in _fields(Args):
         if field.encode_name not in args:
             continue
         given = args[field.encode_name]

@@ -75,6 +75,18 @@ OPTIONS: dict[str | None, Sequence[str]] = {
     "TABLE": ("ranks", "breakdown", "stragglers", "ranges", "collectives", "clocks"),
     "URL": ("memory://fuzz",),
 }
+# What runs on traces of 100,000 events of one shape; the other commands show the same views.
+ON_SHAPES = [
+    [*words.split(), *["../run/trace.json.gz"] * (2 if words == "diff" else 1)]
+    for words in (
+        "report --output out.html",
+        "diagnose",
+        "whatif",
+        "diff",
+        "show --ranges --ops --kernels --steps --moments --memory --streams --launches --queue",
+        "show --interruptions --synchronisations --overview --breakdown --copies --coverage",
+    )
+]
 WRITES = {"os.rename": 2, "os.link": 2, "os.symlink": 2} | dict.fromkeys(
     ("os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "shutil.rmtree"), 1
 )
@@ -126,6 +138,53 @@ def trimmed(content: bytes, most: int = 250) -> bytes:
     steps = [each for each in timed if str(each.get("name")).startswith("ProfilerStep")]
     kept = [*events[:10], *steps[:3], *timed[first : first + most]]
     return packed(json.dumps(document | {"traceEvents": kept}).encode(), content)
+
+
+def shapes(count: int) -> Iterator[tuple[str, Tree]]:
+    """Traces of `count` events each on which a loop over one kind of thing would take minutes."""
+
+    def call(number: int, begin: int, length: int = 1, **other: Any) -> dict[str, Any]:
+        each = {"ph": "X", "cat": "cpu_op", "name": "aten::a", "pid": 1, "tid": 1}
+        return each | {"ts": begin, "dur": length} | {k: v(number) for k, v in other.items()}
+
+    def kernel(number: int, **other: Any) -> list[dict[str, Any]]:
+        args = {"args": lambda k: {"correlation": k, "device": 0, "stream": k, "External id": k}}
+        launch = {"cat": lambda _: "cuda_runtime", "name": lambda _: "cudaLaunchKernel"}
+        on_stream = {"cat": lambda _: "kernel", "tid": lambda k: k} | other
+        return [
+            call(number, 10 * number, **launch, **args),
+            call(number, 10 * number + 5, **on_stream, **args),
+        ]
+
+    def freed(number: int, tid: int, change: int) -> dict[str, Any]:
+        args = {"Bytes": change, "Device Type": 0, "Addr": number, "Total Allocated": 8}
+        each = {"ph": "i", "name": "[memory]", "ts": number, "pid": 1, "tid": tid}
+        return each | {"args": args}
+
+    every, named = range(count), {"name": lambda k: f"name {k}"}
+    a_range = {"cat": lambda _: "user_annotation"}
+    nest = [(k, k, 2 * (count - k)) for k in every]
+    made = {
+        "nested calls": [call(*each) for each in nest],
+        "nested ranges": [call(*each, **a_range, **named) for each in nest[: count // 5]],
+        "threads": [call(k, k, tid=lambda k: k) for k in every],
+        "threads with memory": [
+            each for k in every[::2] for each in (call(k, k, tid=lambda k: k), freed(k, k, 8))
+        ],
+        "names": [call(k, 2 * k, **named) for k in every],
+        "ranges": [call(k, 2 * k, **a_range, **named) for k in every],
+        "streams": [each for k in every[1::2] for each in kernel(k)],
+        "kernels": [each for k in every[1::2] for each in kernel(k, tid=lambda _: 7, **named)],
+        "steps": [call(k, 10 * k, 9, **a_range, name=lambda k: f"ProfilerStep#{k}") for k in every],
+        "mistyped": [
+            call(k, k, cat=lambda k: f"category {k}", args=lambda _: {"External id": "x"})
+            for k in every[::2]
+        ],
+        "processes": [call(k, k, pid=lambda k: k) for k in every],
+    }
+    for shape, events in made.items():
+        content = json.dumps({"traceEvents": events}).encode()
+        yield shape, {"run/trace.json.gz": packed(content, b"\x1f\x8b")}
 
 
 def size(tree: Tree) -> int:
@@ -356,7 +415,7 @@ def put(value: Any, key: Any, inner: Any) -> Any:
     return changed
 
 
-def keep(tree: Tree, failure: Failure, seed: int) -> Path:
+def keep(tree: Tree, failure: Failure, seed: object) -> Path:
     """Write an input and the command on it; the command runs in the folder `target`."""
     name = re.sub(r"[^\w.-]+", "_", f"{failure.kind}_{failure.place}")[:100]
     folder = KEPT / name
@@ -376,8 +435,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     found, number, here = Counter[tuple[str, str]](), given.seed, Path.cwd()
     trees = seeds()
+
+    def note(failure: Failure, tree: Tree, seed: object) -> None:
+        found[failure[:2]] += 1
+        if found[failure[:2]] == 1:
+            where = keep(tree, failure, seed)
+            print(f"{failure.kind}: {failure.place}, seed {seed}: {where}", flush=True)
+
     with tempfile.TemporaryDirectory(prefix="instrument-fuzz-") as name:
-        run, until = Commands(Path(name) / "box", trees[0]), time.monotonic() + given.seconds
+        run = Commands(Path(name) / "box", trees[0])
+        for shape, tree in shapes(100_000):
+            for failure in run.failures(tree, ON_SHAPES):
+                note(failure, tree, shape)
+        until = time.monotonic() + given.seconds
         while number < given.seed + given.count and time.monotonic() < until:
             random = Random(number)
             tree, changed = mutated(random.choice(trees), random)
@@ -387,10 +457,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             every = list(commands(paths, random))
             every = random.sample(every, 3) if size(tree) > LARGE else every
             for failure in run.failures(tree, every):
-                found[failure[:2]] += 1
-                if found[failure[:2]] == 1:
-                    where = keep(reduced(tree, failure, run), failure, number)
-                    print(f"{failure.kind}: {failure.place}, seed {number}: {where}", flush=True)
+                is_new = failure[:2] not in found
+                note(failure, reduced(tree, failure, run) if is_new else tree, number)
             number += 1
         os.chdir(here)
     print(f"{number - given.seed} inputs, {found.total()} failures at {len(found)} places")
