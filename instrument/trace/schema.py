@@ -189,9 +189,9 @@ def coerced(event: dict[str, Any], text: str) -> Any:
         return None
     args = event.get("args")
     plain = {
-        field.name: _fit(event.get(field.encode_name), field.type)
+        field.name: _fit(event[field.encode_name], field.type)
         for field in _fields(kind)
-        if field.name != "args"
+        if field.name != "args" and field.encode_name in event
     }
     plain = {name: value for name, value in plain.items() if value is not None}
     if abs(plain.get("ts", 0)) >= FLOAT_HOLDS_NS_BELOW and isinstance(event["ts"], float):

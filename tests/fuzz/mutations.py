@@ -129,7 +129,9 @@ def _change_values(document: Any, random: Random) -> None:
     elif kind == 2:
         value = random.choice(([value], {"a": value}, str(value), [value] * 3))
     elif kind == 3 and type(value) in (int, float):
-        value = random.choice((-value, value + 1, value * 1000, value * 1e12, float(value)))
+        value = random.choice(
+            (-value, value + 1, value * 1000, value * 10**12, float(value % 2**60))
+        )
     else:
         same = [each for each in VALUES if type(each) is type(value)]
         value = copy.deepcopy(random.choice(same if same and kind < 7 else VALUES))
