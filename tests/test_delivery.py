@@ -23,14 +23,14 @@ from instrument import Session, Sink, Trigger
 from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
+from instrument.file_lock import FileLock, is_held
 from instrument.record import step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
 from instrument.units import duration, size
-from instrument.worker import job, process, queue, run_lock
-from instrument.worker.run_lock import RunLock
+from instrument.worker import job, process, queue
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:
@@ -361,7 +361,7 @@ def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log
     queue.remove_stale(tmp_path)
     assert log == []
     run = "a" * 32
-    lock = RunLock(tmp_path, run)
+    lock = FileLock(queue.lock_of(tmp_path, run))
     assert lock.hold()
     for name in ("first", "second"):
         queue.queue(queue.stage(tmp_path, name, run), {"run": run})
@@ -389,7 +389,8 @@ def test_where_no_lock_tells_what_is_half_written_stays_for_a_day(tmp_path: Path
 
 
 def test_a_forked_child_does_not_keep_its_parents_run_alive(tmp_path: Path) -> None:
-    lock, (reading, writing), (heard, said) = RunLock(tmp_path, "b" * 32), os.pipe(), os.pipe()
+    lock = FileLock(tmp_path / "locked")
+    (reading, writing), (heard, said) = os.pipe(), os.pipe()
     assert lock.hold()
     child = os.fork()
     if child == 0:
@@ -399,10 +400,10 @@ def test_a_forked_child_does_not_keep_its_parents_run_alive(tmp_path: Path) -> N
         os._exit(0)
     os.close(reading)
     os.read(heard, 4)
-    assert run_lock.lives(tmp_path, "b" * 32)
+    assert is_held(tmp_path / "locked")
     os.close(lock.handle or -1)  # as if the parent had been killed
     lock.handle = None
-    assert run_lock.lives(tmp_path, "b" * 32) is False
+    assert is_held(tmp_path / "locked") is False
     for end in (writing, heard, said):
         os.close(end)
     os.waitpid(child, 0)

@@ -6,12 +6,14 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pydantic import Field
 
 from instrument import files
 from instrument.errors import CaptureError
+from instrument.file_lock import FileLock, is_held
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 _NAME = "record"
@@ -41,6 +43,8 @@ class File(Trigger):
         """
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
+        lock = FileLock(own)
+        lock.hold()
         watched = {
             f"the file {_NAME} was touched": _watcher(folder / _NAME),
             "instrument trigger requested a window": _watcher(own),
@@ -51,7 +55,7 @@ class File(Trigger):
                 if (text := new_request()) is not None:
                     ask(Request(why, int(text or 0) or None))
 
-        return TriggerCallbacks(poll=poll, end=lambda: own.unlink(missing_ok=True))
+        return TriggerCallbacks(poll=poll, end=partial(lock.release, done=True))
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
@@ -103,7 +107,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
     """
     asked = set()
     for path in [path for depth in range(6) for path in folder.glob("*/" * depth + _PREFIX + "*")]:
-        if _request(path) is not None:
+        if is_held(path) is not False and _request(path) is not None:  # not left by a killed run
             with suppress(OSError):  # the run has just ended
                 _write(path, f"{steps or 0}".encode())
                 asked.add(path.parent)

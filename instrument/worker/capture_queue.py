@@ -15,6 +15,7 @@ from instrument import files
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import from_signal_handler
+from instrument.file_lock import FileLock
 from instrument.interrupts import interruptibly
 from instrument.log import logger
 from instrument.sinks import Sink
@@ -22,7 +23,6 @@ from instrument.worker import job, queue, rank_report, retention, upload
 from instrument.worker.finish import call_sinks, finish, run_sink
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
-from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload
 
 # With inline export: how long the lowest recording rank waits at the end of the run for the
@@ -65,7 +65,7 @@ class CaptureQueue:
         self.output_dir = output_dir
         self.run = uuid4().hex
         self.rank = rank
-        self.lock = RunLock(output_dir, self.run)
+        self.lock = FileLock(queue.lock_of(output_dir, self.run))
         self.taken = 0
         self._config = config
         self._captures = captures

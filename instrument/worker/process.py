@@ -43,11 +43,11 @@ import loguru
 
 from instrument import files
 from instrument.errors import reason_of, to_trace
+from instrument.file_lock import FileLock, remove_if_free
 from instrument.log import lines_logger, logger
-from instrument.worker import queue, rank_report, retention, run_lock, waiting
+from instrument.worker import queue, rank_report, retention, waiting
 from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
 from instrument.worker.job import Job, from_line, to_line
-from instrument.worker.run_lock import RunLock
 from instrument.worker.upload import SINK_NAME, Upload, has_arrived
 
 _NICENESS = 10
@@ -72,7 +72,7 @@ class Exporter:
     a line to a pipe.
     """
 
-    def __init__(self, job: Job, lock: RunLock, on_finished: Callable[[Path], None]) -> None:
+    def __init__(self, job: Job, lock: FileLock, on_finished: Callable[[Path], None]) -> None:
         self._job, self._lock, self._on_finished = job, lock, on_finished
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
@@ -351,7 +351,7 @@ def _finish_all(job: Job, answers: TextIO) -> None:
         rank_report.write_rank_report(job, last, rank_report.LONGEST_WAIT_S)
     if len(sys.argv) > 1:
         os.close(int(sys.argv[1]))
-        run_lock.remove_if_free(run_lock.path_of(Path(job.folder), job.run))
+        remove_if_free(queue.lock_of(Path(job.folder), job.run))
 
 
 def _allow(seconds: float) -> None:

@@ -24,12 +24,11 @@ from itertools import chain, count, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from instrument import files
+from instrument import file_lock, files
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.log import logger
 from instrument.trace.capture_json import METADATA_FILE
-from instrument.worker import run_lock
 from instrument.worker.job import Job
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
     Args:
         output_dir: the folder for captures.
         name: the name of the capture; a number is added if the name is taken.
-        run: the id of the run if the run holds its `RunLock`; otherwise empty.
+        run: the id of the run if the run holds its `FileLock`; otherwise empty.
 
     Raises:
         CaptureError: `output_dir` is a link to a folder that does not exist.
@@ -291,16 +290,16 @@ def remove_stale(output_dir: Path) -> None:
     for half_written in output_dir.glob(".execution_trace_*.partial.json"):
         run = half_written.name.split("_")[2]
         with suppress(OSError):
-            if run_lock.lives(output_dir, run) is False:
+            if _lives(output_dir, run) is False:
                 half_written.unlink()
     left = []
     for folder in queued(output_dir):
         with suppress(CaptureError):
             writer = Capture.load(folder).metadata.get("run")
-            if isinstance(writer, str) and run_lock.lives(output_dir, writer) is False:
+            if isinstance(writer, str) and _lives(output_dir, writer) is False:
                 left.append(name_of(folder))
     for path in output_dir.glob(".run-*.lock"):
-        run_lock.remove_if_free(path)
+        file_lock.remove_if_free(path)
     if left:
         logger.warning(
             "An earlier run recorded {} but its sinks did not run: `instrument export {}` runs "
@@ -310,6 +309,15 @@ def remove_stale(output_dir: Path) -> None:
         )
 
 
+def lock_of(folder: Path, run: str) -> Path:
+    """The file whose lock a run holds: the trainer, and the worker, which inherits the handle."""
+    return folder / f".run-{run}.lock"
+
+
+def _lives(folder: Path, run: str) -> bool | None:
+    return file_lock.is_held(lock_of(folder, run)) if run else None
+
+
 def _is_stale(staging: Path) -> bool:
     """Whether the run that wrote a partial folder has ended.
 
@@ -317,7 +325,7 @@ def _is_stale(staging: Path) -> bool:
     """
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")
-        alive = run_lock.lives(staging.parent, run)
+        alive = _lives(staging.parent, run)
     except FileNotFoundError:
         alive = None
     return (

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from time import sleep
 
@@ -172,3 +174,17 @@ def test_the_command_has_a_running_session_record(
         for each in folder.iterdir()
         if each.is_file() and each.name.startswith(".listens")
     ] == []
+
+
+def test_a_run_that_was_killed_is_not_asked(tmp_path: Path) -> None:
+    listen = (
+        "import os, sys; from pathlib import Path; from instrument.triggers.file import File\n"
+        "File().begin(Path(sys.argv[1]), print); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", listen, str(tmp_path)], check=False)
+    assert len([*tmp_path.glob(".listens-*")]) == 1
+    with pytest.raises(CaptureError, match="No run in or below"):
+        ask(tmp_path, None)
+    listening = Listening(tmp_path)
+    assert ask(tmp_path, None) == [tmp_path]
+    assert listening.polled() == [Request(ASKED)]

@@ -1,6 +1,6 @@
-"""A locked file in the folder for captures, which shows whether a run is alive.
+"""A locked file, which shows whether the process that made it is alive.
 
-When the last process that holds the lock ends or is killed, the operating system releases the lock.
+When the last process that holds a lock ends or is killed, the operating system releases the lock.
 A process id in the file would not be enough, because processes in different containers can have the
 same host name and the same id.
 """
@@ -20,16 +20,16 @@ except ImportError:  # Windows
 _TRIES = 5
 
 
-class RunLock:
-    """The lock of one run. The trainer holds it, and so does the worker, which inherits the handle.
+class FileLock:
+    """A lock that this process holds, and each process that inherits its handle, but no fork.
 
     Attributes:
         path: the locked file.
         handle: the descriptor of the locked file; None while the lock is not held.
     """
 
-    def __init__(self, folder: Path, run: str) -> None:
-        self.path = path_of(folder, run)
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.handle: int | None = None
 
     def hold(self) -> bool:
@@ -66,17 +66,12 @@ class RunLock:
             _held.discard(self)
 
 
-def path_of(folder: Path, run: str) -> Path:
-    """The path of a run's locked file."""
-    return folder / f".run-{run}.lock"
-
-
-def lives(folder: Path, run: str) -> bool | None:
-    """Whether a process of a run is alive; None if the run's lock cannot be checked."""
-    if fcntl is None or not run:
+def is_held(path: Path) -> bool | None:
+    """Whether a process holds the lock of a file; None if that cannot be found out."""
+    if fcntl is None:
         return None
     try:
-        handle = os.open(path_of(folder, run), os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
@@ -127,11 +122,11 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-_held: weakref.WeakSet[RunLock] = weakref.WeakSet()
+_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Close the handles in a forked child, so that the lock does not outlive the run."""
+    """Close the handles in a forked child, so that the lock does not outlive its process."""
     for lock in list(_held):
         lock.forget()
 
