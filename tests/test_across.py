@@ -1,13 +1,10 @@
-"""What is said of all ranks: by `instrument ranks`, and in the file that is left where a run ends."""
+"""What `instrument ranks` says of all ranks."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import warm
@@ -18,10 +15,7 @@ from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.report.ranks import as_text
 from instrument.runs.run import Run
-from instrument.worker import rank_report
 from instrument.worker.finish import finish
-from instrument.worker.job import Job
-from instrument.worker.rank_report import LONGEST_WAIT_S
 
 DDP = """
 import os, sys, time
@@ -41,7 +35,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> None:
+def test_the_ranks_of_a_distributed_run_are_compared(tmp_path: Path) -> None:
     """Two processes on this machine, whose clock is one; the second takes 250 ms longer for its data, or as loaded."""
     command = ["-c", DDP, str(tmp_path)]
     environment = [
@@ -51,12 +45,10 @@ def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> N
     told = [process.communicate(timeout=120)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0], told
     out = tmp_path / "out"
-    assert "The table of 2 ranks is in" in told[0]
-    assert "The table of" not in told[1]
+    assert f"`instrument ranks {out}` compares the ranks." in told[0]
+    assert "instrument ranks" not in told[1]
     (window,) = Run.load(out).windows
-    text = (out / "ranks.txt").read_text(encoding="utf-8")
-    assert text == f"{as_text(window)}\n"
-    assert "Rank 1 on " in text
+    assert "Rank 1 on " in as_text(window)
     (slow,) = window.stragglers
     assert (slow.rank, slow.range) == (1, "load")
     loads = [
@@ -75,124 +67,6 @@ def test_a_distributed_run_ends_with_the_table_of_its_ranks(tmp_path: Path) -> N
             == 2 * capture.ranges.where(path="load")[0].calls
             == 6
         )
-
-
-Sleeping = Callable[[int], None]
-
-
-def conclude(own: Capture, patient_s: float = LONGEST_WAIT_S) -> None:
-    """What the worker of a capture's rank does at the end of its run."""
-    about, folder = own.metadata, own.folder
-    assert folder is not None
-    job = Job(
-        run="0" * 32, rank=about["rank"], world_size=about["world_size"], folder=str(folder.parent),
-        ranks=about.get("config", {}).get("ranks", "all"),
-    )  # fmt: skip
-    rank_report.write_rank_report(job, folder, patient_s)
-
-
-@pytest.fixture
-def asleep(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """A clock that moves only by sleeping; gives the sleeps, in each of which it calls what it was given."""
-
-    def act(before: Sleeping = lambda count: None) -> list[float]:
-        slept: list[float] = []
-
-        def sleep(seconds: float) -> None:
-            slept.append(seconds)
-            before(len(slept))
-
-        monkeypatch.setattr(
-            rank_report, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
-        )
-        return slept
-
-    return act
-
-
-def test_the_end_of_a_run_waits_for_the_others_summaries(
-    tmp_path: Path, asleep: Any, log: Log
-) -> None:
-    def arrive(count: int) -> None:
-        if count in (2, 4):
-            write_rank(tmp_path, count // 2, synchronous_steps(100), 3)
-
-    slept = asleep(arrive)
-    own = write_rank(tmp_path, 0, synchronous_steps(100), 3)
-    conclude(own)
-    assert len(slept) == 4
-    assert (tmp_path / "ranks.txt").read_text(
-        encoding="utf-8"
-    ) == f"{as_text(Run.load(tmp_path).windows[0])}\n"
-    assert log.at("INFO") == [f"The table of 3 ranks is in {tmp_path / 'ranks.txt'}"]
-
-
-def test_where_nobody_knows_how_many_come_none_may_come_for_a_while(
-    tmp_path: Path, asleep: Any
-) -> None:
-    chosen = {"ranks": "first_per_node"}
-
-    def arrive(count: int) -> None:
-        if count == 4:
-            write_rank(tmp_path, 2, synchronous_steps(100), 4, config=chosen)
-
-    slept = asleep(arrive)
-    conclude(write_rank(tmp_path, 0, synchronous_steps(100), 4, config=chosen))
-    assert sum(slept) == pytest.approx(3.8, abs=0.5)
-    assert "2 of 4 ranks" in (tmp_path / "ranks.txt").read_text(encoding="utf-8")
-
-
-def test_it_does_not_wait_for_what_does_not_come(tmp_path: Path, asleep: Any, log: Log) -> None:
-    slept = asleep()
-    own, _ = (write_rank(tmp_path, rank, synchronous_steps(100), 9) for rank in (0, 1))
-    conclude(own)
-    assert sum(slept) == pytest.approx(3, abs=0.5), (
-        "nothing more is on its way, as on a node with a disk of its own"
-    )
-    assert log.at("INFO")[0].endswith(
-        "; rank 2, 3, 4, 5, 6, 7, 8 is not in it yet. "
-        f"`instrument ranks {tmp_path}` shows all ranks later"
-    )
-    (tmp_path / f".{own.name.replace('rank0', 'rank2')}.queued").mkdir()
-    slept.clear()
-    conclude(own)
-    assert sum(slept) == pytest.approx(20, abs=0.5), "one is being exported, and takes too long"
-    slept.clear()
-    conclude(own, 0.0)
-    assert slept == []
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rank", "world_size", "is_left"),
-    [
-        ("all", 0, 2, True),
-        ("all", 1, 2, False),
-        ("all", 0, 1, False),
-        ([3, 1], 1, 4, True),
-        ([3, 1], 3, 4, False),
-    ],
-)
-def test_the_lowest_rank_that_records_leaves_the_table(
-    tmp_path: Path, asleep: Any, chosen: Any, rank: int, world_size: int, is_left: bool
-) -> None:
-    ranks = [0, 1] if chosen == "all" else chosen
-    made = [
-        write_rank(tmp_path, each, synchronous_steps(100), world_size, config={"ranks": chosen})
-        for each in ranks
-    ]
-    slept = asleep()
-    conclude(next(capture for capture in made if capture.metadata["rank"] == rank))
-    assert slept == []
-    assert (tmp_path / "ranks.txt").exists() == is_left
-
-
-def test_a_run_whose_folder_no_other_rank_shares_leaves_no_table(
-    tmp_path: Path, asleep: Any
-) -> None:
-    slept = asleep()
-    conclude(write_rank(tmp_path, 0, synchronous_steps(100), 2))
-    assert sum(slept) == pytest.approx(3, abs=0.5)
-    assert not (tmp_path / "ranks.txt").exists()
 
 
 def test_the_command_prints_the_newest_window(

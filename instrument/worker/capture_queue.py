@@ -18,16 +18,14 @@ from instrument.errors import from_signal_handler
 from instrument.file_lock import FileLock
 from instrument.interrupts import interruptibly
 from instrument.log import logger
+from instrument.rank_info import lowest_rank
 from instrument.sinks import Sink
-from instrument.worker import job, queue, rank_report, retention, upload
+from instrument.worker import job, queue, retention, upload
 from instrument.worker.finish import call_sinks, finish, run_sink
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
 from instrument.worker.upload import SINK_NAME, Upload
 
-# With inline export: how long the lowest recording rank waits at the end of the run for the
-# summaries of the other ranks, in seconds.
-_OTHER_RANKS_S = 2.0
 # How long each sink may take to close if training failed, in seconds.
 _CLOSING_S = 5.0
 
@@ -195,10 +193,12 @@ class CaptureQueue:
         if len(self._job.given_up) > 1:
             names = (queue.name_of(Path(name)) for name in self._job.given_up)
             logger.warning("All windows on which an exporter ended: {}", ", ".join(names))
-        if self.exporter is None and self._captures and self._captures[-1].folder is not None:
-            rank_report.write_rank_report(
-                self._job, self._captures[-1].folder, 0.0 if reason else _OTHER_RANKS_S
-            )
+        if (
+            self._captures
+            and self._job.world_size > 1
+            and self.rank == lowest_rank(self._job.ranks)
+        ):
+            logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
     def _release(self, unsent: list[str]) -> None:
         """Release the run's lock; delete the saved job if no window is left to finish or upload."""

@@ -45,7 +45,7 @@ from instrument import files
 from instrument.errors import reason_of, to_trace
 from instrument.file_lock import FileLock, remove_if_free
 from instrument.log import lines_logger, logger
-from instrument.worker import queue, rank_report, retention, waiting
+from instrument.worker import queue, retention, waiting
 from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
 from instrument.worker.job import Job, from_line, to_line
 from instrument.worker.upload import SINK_NAME, Upload, has_arrived
@@ -124,7 +124,7 @@ class Exporter:
     def close(self, *, failed: bool) -> None:
         """Wait until all windows are finished and uploaded, for at most the job's `timeout_s`.
 
-        The log or a progress bar shows the wait. If training `failed`, other ranks may be waiting
+        The log shows the wait. If training `failed`, other ranks may be waiting
         for this process to end. So this method then waits at most two seconds, and does not wait
         for uploads. The worker continues by itself, and ends when all windows are done.
         """
@@ -336,19 +336,15 @@ def _finish_all(job: Job, answers: TextIO) -> None:
         # left by an earlier worker that died
         unsent = [folder for folder in captures if not has_arrived(folder, upload.url)]
         upload.submit(*(folder for folder in unsent if folder.name not in job.given_up))
-    last: Path | None = None
     for folder in _queue(job, answers):
         _answer(answers, began=str(folder))
         _allow(job.timeout_s)
         place = _finished(folder, sinks, failed)
         _allow(0)
-        last = place or last
         _answer(answers, done=str(folder), place=str(place) if place else None)
     _allow(job.timeout_s)  # not cancelled: threads of a sink may delay the end of the process
     call_sinks(sinks, "close", failed)
     _answer(answers, closed=True)
-    if last is not None:
-        rank_report.write_rank_report(job, last, rank_report.LONGEST_WAIT_S)
     if len(sys.argv) > 1:
         os.close(int(sys.argv[1]))
         remove_if_free(queue.lock_of(Path(job.folder), job.run))
