@@ -179,18 +179,6 @@ def fill_standard_streams() -> None:
         os.close(handle)
 
 
-def state_folder() -> Path:
-    """The folder for data that must be kept between runs, such as records of jobs.
-
-    This is `~/.local/state/torch-instrument` or `$XDG_STATE_HOME/torch-instrument`.
-
-    Raises:
-        RuntimeError: the user has no home folder.
-    """
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "torch-instrument"
-
-
 def encodable(value: Any) -> Any:
     """Return a JSON value in which lone surrogates are replaced by their escapes.
 

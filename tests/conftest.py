@@ -29,14 +29,6 @@ def _ctrl_c() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is remembered for later lies in folders of the tests'."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _patience() -> Iterator[None]:
     """After an exception, training waits two seconds for the exporter: too few on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,7 @@ from instrument.report.text import render
 from instrument.sinks.scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
 from instrument.units import duration, size
-from instrument.worker import job, process, queue
+from instrument.worker import process, queue
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:
@@ -109,12 +109,6 @@ def test_of_each_method_of_a_sink_the_first_failure_is_told(tmp_path: Path, log:
     record(tmp_path, 2, sinks={"own": Fails()}, export="inline")
     told = [error.partition(":")[0] for error in log.at("ERROR")]
     assert told == [f"The own sink failed in {what}()" for what in ("notice", "close")]
-
-
-def test_a_run_that_finished_its_captures_leaves_no_job(tmp_path: Path) -> None:
-    session = record(tmp_path, 1)
-    (capture,) = session.captures
-    assert job.recall(tmp_path, capture.metadata["run"]) is None
 
 
 def test_an_exporter_that_cannot_start_is_told_once(
@@ -371,8 +365,8 @@ def test_windows_that_an_ended_run_has_left_queued_are_named(tmp_path: Path, log
     lock.release(done=False)
     queue.remove_stale(tmp_path)
     assert log == [
-        "WARNING An earlier run recorded first, second but its sinks did not run: "
-        f"`instrument export {tmp_path}` runs these sinks."
+        "WARNING An earlier run recorded first, second but has not finished them: "
+        f"`instrument export {tmp_path}` does, with the default sinks."
     ]
 
 

@@ -401,7 +401,7 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
         tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass"
     ).ended()
     assert (
-        "An earlier run recorded steps_000000-000000_rank0 but its sinks did not run: "
+        "An earlier run recorded steps_000000-000000_rank0 but has not finished them: "
         "`instrument ex" in following
     )
     done = subprocess.run(

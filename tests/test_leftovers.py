@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,15 +19,10 @@ from collected import Log
 from instrument import Capture, Session, files
 from instrument.cli.command import main
 from instrument.worker import queue
-from instrument.worker.job import Job, recall, remember
+from instrument.worker.job import Job
 
 TRACE = {"traceEvents": [span("aten::add", 1, 5)]}
 WINDOW = "steps_000001-000002_rank0"
-
-
-@pytest.fixture(autouse=True)
-def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def download(folder: Path, *, name: str = f".{WINDOW}.queued", **about: Any) -> Path:
@@ -212,9 +206,6 @@ def test_a_sink_named_by_the_user_finishes_what_is_queued(
         assert (tmp_path / "download" / name / "table.txt").exists()
 
 
-# What a run leaves in the user's state folder.
-
-
 def killed(tmp_path: Path, **options: Any) -> Path:
     """The folder of a run that was killed with its worker when its window was saved."""
     (tmp_path / "own_sink.py").write_text(
@@ -236,81 +227,23 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     return out
 
 
-def test_what_a_killed_run_has_left_is_finished_as_it_was_configured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there = f"file://{tmp_path}/there"
-    sinks = {"own": {"_target_": "own_sink.Own", "word": "as configured"}, "table": {"rows": 1}}
-    out = killed(tmp_path, sinks=sinks, upload_to=there)
-    (kept,) = (tmp_path / "state").rglob("*.json")
-    assert kept.stat().st_mode & 0o777 == 0o600
-    monkeypatch.chdir(tmp_path)
-    assert main(["export", str(out)]) == 0
-    name = "steps_000000-000000_rank0"
-    assert told(capsys) == f"Finished {out / name}.\nSent {there}/{name}.\n"
-    assert (out / name / "own.txt").read_text() == "as configured"
-    assert "Operators, 1 of" in (out / name / "table.txt").read_text()
-    assert (tmp_path / "there" / name / "own.txt").exists()
-    sys.modules.pop("own_sink")
-
-
-def test_a_copy_of_that_folder_is_anybodys(
+def test_what_a_killed_run_has_left_is_finished_with_the_default_sinks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = killed(
-        tmp_path,
-        sinks={"own": {"_target_": "own_sink.Own", "word": "x"}},
-        upload_to=f"file://{tmp_path}/there",
-    )
-    shutil.copytree(out, tmp_path / "copy")
-    out.rename(tmp_path / "elsewhere")
-    assert main(["export", str(tmp_path / "copy")]) == 0
-    wanted = "These sinks did not run, because only the training run knows their options: own. "
-    assert wanted in told(capsys)
-    assert not (tmp_path / "there").exists()
-    shutil.copytree(tmp_path / "copy", out)  # the same path, another folder
+    there = f"file://{tmp_path}/there"
+    sinks = {"own": {"_target_": "own_sink.Own", "word": "x"}, "table": {"rows": 1}}
+    out = killed(tmp_path, sinks=sinks, upload_to=there)
+    assert main(["export", str(out)]) == 0
+    name, words = "steps_000000-000000_rank0", told(capsys)
+    assert words.startswith(f"Finished {out / name}.\n")
     assert (
-        recall(
-            out, json.loads((out / "steps_000000-000000_rank0" / "capture.json").read_text())["run"]
-        )
-        is None
+        "These sinks did not run, because only the training run knows their options: own. " in words
     )
-
-
-@pytest.mark.parametrize(
-    "run", ["../" * 3 + "etc/passwd", "f" * 31, "F" * 32, 5, None, ["f" * 32], "f" * 32 + "\n"]
-)
-def test_only_a_runs_id_is_looked_for(tmp_path: Path, run: Any) -> None:
-    assert recall(tmp_path, run) is None
-
-
-def test_a_job_that_others_may_write_counts_for_nothing(tmp_path: Path) -> None:
-    job = Job(run="a" * 32, rank=0, folder=str(tmp_path))
-    remember(job)
-    assert recall(tmp_path, job.run) == job
-    (kept,) = (tmp_path / "state").rglob("*.json")
-    kept.chmod(0o666)
-    assert recall(tmp_path, job.run) is None
-    kept.chmod(0o600)
-    kept.write_text("[]")
-    assert recall(tmp_path, job.run) is None
-
-
-def test_a_run_that_has_left_nothing_is_not_remembered(tmp_path: Path) -> None:
-    with Session(active=1, output_dir=tmp_path / "out", export="inline") as session:
-        session.step()
-        assert len([*(tmp_path / "state").rglob("*.json")]) == 1
-    assert [*(tmp_path / "state").rglob("*.json")] == []
-
-
-def test_without_a_home_runs_are_recorded_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with Session(active=1, output_dir=tmp_path / "out", export="inline") as session:
-        session.step()
-    assert len(session.captures) == 1
+    assert f"{name} was recorded with upload_to={there}, but a URL in a capture is" in words
+    assert (out / name / "table.txt").exists()
+    assert main(["export", str(out), "--upload-to", there]) == 0
+    assert told(capsys) == f"Sent {there}/{name}.\n"
+    assert (tmp_path / "there" / name / "table.txt").exists()
 
 
 def test_a_worker_takes_what_its_own_run_has_queued_and_nothing_else(tmp_path: Path) -> None:

@@ -23,14 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments and the text of its help."""
     parser.usage = "instrument export PATH [--sink NAME [--to FOLDER] [KEY=VALUE ...]]"
     parser.description = (
-        "Without --sink, export the captures that a run recorded but did not export, and upload "
-        "the captures that the run did not upload. If you recorded the run on this machine, the "
-        "saved config of the run gives the sinks and the URL. Otherwise, the sinks are table, "
-        "chrome_trace, stacks and memory, and --upload-to gives the URL. The sinks and the URL in "
-        "the files of a capture are never used, so that a capture from another person cannot run "
-        "code on this machine. With --sink, run one sink on a capture, on all captures below a "
-        "folder, or on a Chrome trace. KEY=VALUE are options of the sink, in YAML, with dots for "
-        "nested options: rows=30 'columns=[calls, cpu_ns]' metadata.model=vit."
+        "Without --sink, export the captures that a run recorded but did not export, with the "
+        "sinks table, chrome_trace, stacks and memory. With --upload-to, also upload the captures "
+        "that have not arrived at this URL. The sinks and the URL in the files of a capture are "
+        "never used, so that a capture from another person cannot run code on this machine. With "
+        "--sink, run one sink on a capture, on all captures below a folder, or on a Chrome trace. "
+        "KEY=VALUE are options of the sink, in YAML, with dots for nested options: rows=30 "
+        "'columns=[calls, cpu_ns]' metadata.model=vit."
     )
     parser.set_defaults(options=[])
     add = parser.add_argument
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--upload-to",
         metavar="URL",
-        help="without --sink: the URL to upload captures to, instead of profiler.upload_to",
+        help="without --sink: the URL to upload captures to",
     )
     where = (
         "write into this folder, in a subfolder for each capture (default: the capture's own "

@@ -767,7 +767,7 @@ class StepLoop:
                 "trace_bytes": (staging / queue.RAW).stat().st_size
             }
             if not capture_queue.taken:
-                capture_queue.remember(staging)
+                capture_queue.note_owner(staging)
             folder = queue.queue(staging, metadata)
         except Exception:
             # remove the incomplete trace, because a full disk may be the cause

@@ -9,8 +9,6 @@ from threading import Lock
 from typing import Any
 from uuid import uuid4
 
-import msgspec
-
 from instrument import files
 from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
@@ -20,7 +18,7 @@ from instrument.interrupts import interruptibly
 from instrument.log import logger
 from instrument.rank_info import lowest_rank
 from instrument.sinks import Sink
-from instrument.worker import job, queue, retention, upload
+from instrument.worker import queue, retention, upload
 from instrument.worker.finish import call_sinks, finish, run_sink
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
@@ -63,6 +61,7 @@ class CaptureQueue:
         self.output_dir = output_dir
         self.run = uuid4().hex
         self.rank = rank
+        self._world_size = world_size
         self.lock = FileLock(queue.lock_of(output_dir, self.run))
         self.taken = 0
         self._config = config
@@ -82,8 +81,6 @@ class CaptureQueue:
         self._job = Job(
             run=self.run,
             rank=rank,
-            world_size=world_size,
-            ranks=config.ranks,
             folder=str(output_dir),
             sinks={
                 name: about
@@ -104,20 +101,12 @@ class CaptureQueue:
         """
         call_sinks(self.sinks_here, "notice", self._failed)
 
-    def remember(self, staging: Path) -> None:
-        """Save the settings with which the captures of this run are finished.
+    def note_owner(self, staging: Path) -> None:
+        """Note the user id that owns the folder of a window: the worker takes no other folders.
 
-        With these settings, `instrument export` can finish the windows if this process is killed.
-        The settings are a `Job`: the sinks, the upload URL and more, without secrets; see
-        `instrument.worker.job`. The session calls this method before it queues the first window.
-
-        Args:
-            staging: the folder of a window. The user id that owns this folder becomes the job's
-                `owner`. On a network file system, it may differ from the user id of this process.
+        On a network file system, it may differ from the user id of this process.
         """
         self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
-        url, options = self._config.upload_to, self._config.upload_options
-        job.remember(msgspec.structs.replace(self._job, upload_to=url, upload_options=options))
 
     def has_room(self, name: str) -> bool:
         """Whether the exporter's queue has room for the next window, which is named `name`.
@@ -193,19 +182,13 @@ class CaptureQueue:
         if len(self._job.given_up) > 1:
             names = (queue.name_of(Path(name)) for name in self._job.given_up)
             logger.warning("All windows on which an exporter ended: {}", ", ".join(names))
-        if (
-            self._captures
-            and self._job.world_size > 1
-            and self.rank == lowest_rank(self._job.ranks)
-        ):
+        if self._captures and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
     def _release(self, unsent: list[str]) -> None:
-        """Release the run's lock; delete the saved job if no window is left to finish or upload."""
+        """Release the run's lock; its file goes if no window is left to finish or upload."""
         done = not unsent and not (self.taken and queue.queued_of(self._job))
         self.lock.release(done=done)
-        if done and self.taken:
-            job.forget(self.run)
 
     def warn_of_unfinished(self) -> list[str]:
         """Warn about windows that are not finished, and about captures that are not uploaded.
@@ -233,11 +216,12 @@ class CaptureQueue:
             is_sending = self.exporter is not None and self.exporter.sending
             logger.warning(
                 "These captures are not sent to {} yet and are kept on disk: {}. {}`instrument "
-                "export {}` sends captures that have not arrived.",
+                "export {} --upload-to {}` sends captures that have not arrived.",
                 self._config.upload_to,
                 ", ".join(unsent),
                 "The exporter continues to send them. After it has ended, " if is_sending else "",
                 self.output_dir,
+                self._config.upload_to,
             )
         return unsent
 

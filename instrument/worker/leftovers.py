@@ -1,11 +1,9 @@
 """`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
-The sinks come from the command line, or from the run's job in the user's state folder (see
-`instrument.worker.job`). The sinks never come from the capture, because anybody may have made the
-capture. If the command line names no sinks and there is no job, the default sinks run with their
-default options. The default sinks are `table`, `chrome_trace`, `stacks` and `memory`; the last two
-run only if the data that they need was recorded. The default sinks write only into the capture's
-folder.
+The sinks come from the command line, never from the capture, because anybody may have made the
+capture. If the command line names no sinks, the default sinks run with their default options. The
+default sinks are `table`, `chrome_trace`, `stacks` and `memory`; the last two run only if the data
+that they need was recorded. The default sinks write only into the capture's folder.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
-from instrument.files import importable_here
 from instrument.interrupts import interruptibly
 from instrument.runs.run import DEPTH, captures_below
 from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker import queue, upload
-from instrument.worker.finish import build_sinks, call_sinks, finish
-from instrument.worker.job import recall
+from instrument.worker.finish import finish
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 
@@ -36,9 +32,7 @@ def finish_all(path: Path | str, url: str | None) -> list[str]:
 
     Args:
         path: a folder.
-        url: the URL to upload to. If it is None, each capture is uploaded to the URL in its job
-            (the saved settings of its run's worker process). Captures without a job, or with a job
-            without a URL, are not uploaded.
+        url: the URL to upload to; None means that nothing is uploaded.
 
     Raises:
         CaptureError: the folder does not exist, or a capture could not be finished or uploaded.
@@ -98,33 +92,19 @@ class Outcome(NamedTuple):
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
     """Turn queued folders into captures, and run `sinks` on them.
 
-    If `sinks` is None, the sinks of each folder's job (the saved settings of its run's worker
-    process) are used. For a folder without a job, the default sinks are used.
+    If `sinks` is None, the default sinks are used.
     """
     done, notes, errors = list[Path](), list[str](), list[str]()
-    # The sinks of each job, by run: built once and closed at the end.
-    jobs: dict[str, dict[str, Any]] = {}
     failed: set[str] = set()
     for folder in folders:
         try:
             about = Capture.load(folder).metadata
-            job = recall(folder.parent, about.get("run"))
-            if sinks is not None:
-                chosen: Mapping[str, Any] = sinks
-            elif job is not None:
-                if job.run not in jobs:
-                    with importable_here():
-                        jobs[job.run] = build_sinks(job.sinks, failed)
-                chosen = jobs[job.run]
-            else:
-                chosen = _defaults(about.get("config", {}))
+            chosen = _defaults(about.get("config", {})) if sinks is None else sinks
             done.append(interruptibly(finish, folder, chosen, failed=failed))
             if sinks is None:
                 notes += _left_out(done[-1], about, chosen)
         except (InstrumentError, OSError) as error:
             errors.append(f"{queue.name_of(folder)}: {reason_of(error)}")
-    for job_sinks in jobs.values():
-        call_sinks(job_sinks, "close", failed)
     return Outcome(done, list(dict.fromkeys(notes)), errors)
 
 
@@ -160,10 +140,9 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
 
 
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Upload captures to `url`, or to the URL in the job of each capture if `url` is None.
+    """Upload captures to `url`.
 
-    A job is the saved settings of a run's worker process. If only the capture itself names a URL,
-    this URL is not trusted, and the capture is not uploaded.
+    A URL in a capture is not trusted: if `url` is None, nothing is uploaded.
 
     Returns:
         Three lists: the URLs of the uploaded captures, sentences about captures whose URL is not
@@ -175,18 +154,16 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
             about = Capture.load(folder).metadata
         except CaptureError:  # the folder is not a capture of instrument
             continue
-        job = recall(folder.parent, about.get("run")) if url is None else None
-        target = url or (job.upload_to if job is not None else None)
         wanted = about.get("config", {}).get("upload_to")
-        if target is None and wanted:
+        if url is None and wanted:
             notes.append(
                 f"{folder.name} was recorded with upload_to={wanted}, but a URL in a capture is "
                 "not trusted: add --upload-to URL to upload the capture."
             )
-        if target is None or upload.has_arrived(folder, target):
+        if url is None or upload.has_arrived(folder, url):
             continue
         try:
-            sent.append(upload.send(folder, target, job.upload_options if job is not None else {}))
+            sent.append(upload.send(folder, url, {}))
         except Exception as error:  # file systems raise anything
             errors.append(f"{folder.name}: {reason_of(error)}")
     return sent, notes, errors

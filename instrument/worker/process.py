@@ -276,17 +276,20 @@ class Exporter:
         if self._death_reported:
             return
         self._death_reported = True
+        is_saved = folder.name.startswith(".")
+        upload = "" if is_saved else f" --upload-to {self._job.upload_to}"
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
             "The exporter ended while it worked on {} ({}). The {} is kept, and `instrument export "
-            "{}` finishes the work. Training goes on, and a new exporter process finishes later "
+            "{}{}` finishes the work. Training goes on, and a new exporter process finishes later "
             "windows.",
             queue.name_of(folder),
             f"it took longer than profiler.export_timeout_s={self._job.timeout_s:g}"
             if status == -signal.SIGALRM
             else how,
-            "raw trace" if folder.name.startswith(".") else "capture",
+            "raw trace" if is_saved else "capture",
             folder.parent,
+            upload,
         )
 
 

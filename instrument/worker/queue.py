@@ -302,8 +302,8 @@ def remove_stale(output_dir: Path) -> None:
         file_lock.remove_if_free(path)
     if left:
         logger.warning(
-            "An earlier run recorded {} but its sinks did not run: `instrument export {}` runs "
-            "these sinks.",
+            "An earlier run recorded {} but has not finished them: `instrument export {}` does, "
+            "with the default sinks.",
             ", ".join(left),
             output_dir,
         )

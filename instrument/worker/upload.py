@@ -154,11 +154,12 @@ class Upload(Sink):
             self._failure_reported = True
             logger.error(
                 "{} cannot be sent to {} ({}) and is kept on disk; later failures are not logged. "
-                "`instrument export {}` sends such captures.",
+                "`instrument export {} --upload-to {}` sends such captures.",
                 folder.name,
                 self.url,
                 reason.rstrip("."),
                 folder.parent,
+                self.url,
             )
 
 
