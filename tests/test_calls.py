@@ -253,6 +253,17 @@ def test_a_session_that_runs_stays_its_owners(tmp_path: Path) -> None:
     assert windows(session) == [[0, 1]]
 
 
+def test_after_its_own_stop_the_program_may_start_the_session_again(tmp_path: Path) -> None:
+    session = Session(active=1, repeat=1, output_dir=tmp_path)
+    function = session.record(lambda: torch.ones(1) + 1)
+    for _ in range(3):
+        function()
+    assert not session.running
+    with session:
+        function()
+    assert [len(capture.steps) for capture in session.captures] == [1, 1]
+
+
 def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) -> None:
     predict = Session("disabled").record(lambda x: x + 1)
     assert [predict(1), predict(2)] == [2, 3]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from instrument.capture import Capture
 from instrument.sinks import Sink
-from instrument.sinks.scalars import scalars
+from instrument.sinks.scalars import known_scalars
 
 
 class Trackers(Sink):
@@ -29,5 +29,5 @@ class Trackers(Sink):
 
     def write(self, capture: Capture, folder: Path) -> None:
         """Log the window's scalars."""
-        values = {f"profiler/{tag}": value for tag, value in scalars(capture)}
+        values = {f"profiler/{tag}": value for tag, value in known_scalars(capture).items()}
         self.accelerator.log(values, step=capture.metadata["window"]["last_step"])

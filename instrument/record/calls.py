@@ -58,6 +58,10 @@ class RecordedCalls:
         self._first = Lock()  # held from the first call on
         self._owns_session = False  # whether the first call started the session
 
+    def restart(self) -> None:
+        """Count calls again, as steps of a session that the program has started."""
+        self.over = self._owns_session = False
+
     def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
         """Wrap a function so that each call is counted as a step and opens a range.
 

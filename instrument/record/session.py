@@ -166,6 +166,7 @@ class Session:
             return self
         one_profiler.watch_others()
         one_profiler.require_idle()
+        self._calls.restart()
         fill_standard_streams()
         self.activities = torch_support.usable_activities(config.activities)
         self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)

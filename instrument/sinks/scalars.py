@@ -19,6 +19,15 @@ _COSTS = {
 }
 
 
+def known_scalars(capture: Capture) -> dict[str, float]:
+    """The scalars of a window by tag: those in its `capture.json`, else computed from its trace.
+
+    The worker process writes them into `capture.json` for sinks in the training process, which
+    would slow training if they read the trace.
+    """
+    return capture.about.scalars or dict(scalars(capture))
+
+
 def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
     """Yield pairs of a tag and a value for a window; unknown quantities are left out.
 

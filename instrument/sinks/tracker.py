@@ -20,7 +20,7 @@ from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.log import logger
 from instrument.sinks import Sink
-from instrument.sinks.scalars import last_step, scalars
+from instrument.sinks.scalars import known_scalars, last_step
 
 # If the end of a run waits for the tracker longer than this, in seconds, the log names the windows
 # that are not sent yet.
@@ -176,10 +176,8 @@ class Tracker(Sink):
         about = capture.about
         rank = about.rank or 0
         prefix = f"profile/rank{rank}/" if rank else "profile/"
-        # If there is a worker process, it has computed the scalars already. Computing them here
-        # reads the trace, and this slows training.
-        known = about.scalars or (dict(scalars(capture)) if self.scalars else {})
-        values = {prefix + tag: value for tag, value in known.items()} if self.scalars else {}
+        known = known_scalars(capture) if self.scalars else {}
+        values = {prefix + tag: value for tag, value in known.items()}
         return Sent(
             capture.name,
             rank,
