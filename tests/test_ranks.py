@@ -24,7 +24,7 @@ from instrument.errors import ConfigError
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching
-from instrument.record.distributed import RankCoordinator, StepProgress, TriggerRequest
+from instrument.record.distributed import Announcements, StepProgress
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request, Step
 from instrument.worker import queue
@@ -172,13 +172,10 @@ class Rank:
     def __init__(self, rank: int, store: Any, folder: Path, trigger: Any, **options: Any) -> None:
         self.config = ProfilerConfig(triggers={"mine": trigger}, active=3, **options)
         self.step, self.began, self.step_ns = 0, {}, 100 * MS
-        coordinator = RankCoordinator(
-            store,
-            RankInfo(rank, 2, rank),
-            self.config,
-            lambda: StepProgress(self.step, self.step_ns),
+        announcements = Announcements(
+            store, rank, self.config, lambda: StepProgress(self.step, self.step_ns)
         )
-        self.watch = TriggerRunner(self.config.triggers, folder, coordinator)
+        self.watch = TriggerRunner(self.config.triggers, folder, announcements)
 
     def goes_on(self, steps: int, *, recorded: bool = False) -> None:
         for number in range(self.step, self.step + steps):
@@ -195,7 +192,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def two(store: Any, tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
-    """Rank 0, which leads, and rank 1, whose trigger fires after step 1."""
+    """Rank 0, and rank 1, whose trigger fires after step 1."""
     pair = Rank(0, store, tmp_path, At(steps=[])), Rank(1, store, tmp_path, At(steps=[1]))
     yield pair
     for each in pair:
@@ -205,51 +202,47 @@ def two(store: Any, tmp_path: Path) -> Iterator[tuple[Rank, Rank]]:
 def test_what_fires_on_one_rank_begins_at_the_same_step_on_all(
     two: tuple[Rank, Rank], log: Log
 ) -> None:
-    leader, other = two
-    other.goes_on(2)
-    leader.goes_on(2)
-    for each in (other, leader, other):
+    first, other = two
+    for each in (other, first):
+        each.goes_on(2)
         each.watch.exchange()
-        each.goes_on(1)
-    other.goes_on(20)
-    leader.goes_on(20)
-    # fifteen steps of 100 ms, the three polls, from the leader's step on
-    assert (
-        leader.began == other.began == {17: ("mine", Request("it is time, on rank 1 after step 1"))}
-    )
+    for each in two:
+        each.goes_on(30)
+    # fifteen steps of 100 ms, the three polls, from the step on at which it is announced
+    asked = {17: ("mine", Request("it is time, on rank 1 after step 1"))}
+    assert first.began == other.began == asked
     assert log.at("WARNING") == []
 
 
 def test_a_rank_past_the_step_leaves_the_window_out_and_says_so(
     two: tuple[Rank, Rank], log: Log
 ) -> None:
-    leader, other = two
+    first, other = two
     other.goes_on(2)
     other.watch.exchange()
-    leader.watch.exchange()
-    other.goes_on(30)
-    other.watch.exchange()
-    other.goes_on(30)
-    leader.goes_on(30)
-    assert leader.began.keys() == {15}
-    assert other.began == {}
+    first.goes_on(32)
+    first.watch.exchange()
+    for each in two:
+        each.goes_on(30)
+    assert other.began.keys() == {17}
+    assert first.began == {}
     assert log.at("WARNING") == [
         "The window that the trigger mine requested (it is time, on rank 1 after step 1) is not recorded on this rank: all "
-        "ranks begin the window with step 15, but this rank is already at step 33."
+        "ranks begin the window with step 17, but this rank is already at step 33."
     ]
 
 
 def test_an_open_window_puts_the_step_off_by_as_much_on_each_rank(two: tuple[Rank, Rank]) -> None:
-    leader, other = two
+    first, other = two
     other.goes_on(2)
-    for each in (other, leader, other):
+    for each in (other, first):
         each.watch.exchange()
-    for each in (leader, other):
-        each.goes_on(13 - each.step)
+    for each in two:
+        each.goes_on(15 - each.step)
         each.goes_on(5, recorded=True)
         each.goes_on(10)
-    # steps 13 to 17 are recorded, and the one after the next begins it, as where a trigger fires behind a window
-    assert leader.began.keys() == other.began.keys() == {19}
+    # steps 15 to 19 are recorded, and the one after the next begins it, as where a trigger fires behind a window
+    assert first.began.keys() == other.began.keys() == {21}
 
 
 def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(
@@ -271,23 +264,44 @@ def test_what_all_ranks_see_at_once_is_one_window_and_counts_once(
 
 
 def test_a_rank_without_a_timed_step_keeps_what_is_asked(two: tuple[Rank, Rank]) -> None:
-    leader, other = two
-    leader.step_ns = None
+    first, other = two
     other.goes_on(2)
-    for each in (other, leader, other):
+    other.step_ns = None
+    for each in (other, first):
         each.watch.exchange()
-    assert not other.watch._announced
-    leader.step_ns = 100 * MS
-    for each in (leader, other):
+    assert not first.watch._announced
+    other.step_ns = 100 * MS
+    for each in (other, first):
         each.watch.exchange()
         each.goes_on(20)
-    assert leader.began.keys() == other.began.keys() == {15}
+    assert first.began.keys() == other.began.keys() == {17}
+
+
+def test_a_request_before_the_end_of_a_window_is_answered_by_it(
+    store: Any, tmp_path: Path, log: Log
+) -> None:
+    pair = [Rank(rank, store, tmp_path, At(steps=[1 + rank])) for rank in range(2)]
+    for each in pair:
+        each.goes_on(3)
+    for each in (*pair, *pair):  # both have announced before they read
+        each.watch.exchange()
+    for each in pair:
+        each.goes_on(40)
+        each.watch.end()
+    assert pair[0].began.keys() == pair[1].began.keys() == {18}
+    assert log.at("WARNING") == []
 
 
 class Gone:
-    """A store whose server has died."""
+    """A store whose server dies after the start."""
+
+    def __init__(self) -> None:
+        self.started = False
 
     def add(self, *_: Any) -> int:
+        if not self.started:
+            self.started = True
+            return 0
         raise dist.DistNetworkError("Connection was likely closed.")
 
 
@@ -306,81 +320,41 @@ def test_without_the_store_a_rank_goes_by_itself_and_says_it_once(
     ]
 
 
-def test_when_the_leader_has_ended_the_others_go_by_themselves(
-    two: tuple[Rank, Rank], log: Log
-) -> None:
-    leader, other = two
-    leader.watch.end()
-    other.watch.exchange()
-    other.goes_on(3)
-    assert other.began.keys() == {2}
-    assert log.at("WARNING") == []
-    assert (
-        "From now on, only rank 1 records the windows that its triggers request: the leading rank has ended its session."
-        in (log.at("INFO"))
-    )
-
-
-def test_a_leader_that_leaves_lets_the_others_go(
-    two: tuple[Rank, Rank], log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader, other = two
-    monkeypatch.setattr(leader.watch, "_exchange", lambda _: 1 / 0)
-    leader.watch.exchange()
-    other.watch.exchange()
-    other.goes_on(3)
-    assert other.began.keys() == {2}
-    assert log.at("WARNING") == [
-        "From now on, only rank 0 records the windows that its triggers request: division by zero."
-    ]
-
-
-def test_a_rank_whose_ask_nobody_hears_records_it_by_itself(
-    two: tuple[Rank, Rank], log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, other = two
-    monkeypatch.setattr(distributed, "_ANSWER_S", -1.0)
+def test_a_trigger_of_one_rank_alone_is_followed_by_all(two: tuple[Rank, Rank]) -> None:
+    first, other = two
+    first.watch._triggers.clear()
     other.goes_on(2)
-    other.watch.exchange()
-    other.goes_on(3)
-    assert other.began == {3: ("mine", Request("it is time"))}
-    assert log.at("WARNING") == [
-        "From now on, only rank 1 records the windows that its triggers request: rank 0, which coordinates the "
-        "recording ranks, has not answered for -1 s."
-    ]
-
-
-def test_a_leader_hears_what_it_does_not_grant(two: tuple[Rank, Rank], log: Log) -> None:
-    leader, other = two
-    leader.watch._triggers[0].windows_left = 0
-    other.goes_on(2)
-    for each in (other, leader, other):
+    for each in (other, first):
         each.watch.exchange()
-    assert other.watch._coordinator is not None
-    assert other.watch._coordinator.unanswered == []
-
-
-def test_a_trigger_that_the_leader_does_not_have_is_granted(two: tuple[Rank, Rank]) -> None:
-    leader, other = two
-    leader.watch._triggers.clear()
-    other.goes_on(2)
-    for each in (other, leader, other):
-        each.watch.exchange()
-    for each in two:
         each.goes_on(20)
-    assert leader.began.keys() == other.began.keys() == {15}
+    assert first.began.keys() == other.began.keys() == {17}
+
+
+def test_a_rank_hears_only_what_is_announced_after_it_has_started(
+    store: Any, tmp_path: Path
+) -> None:
+    """A job that is restarted finds the old announcements in the store."""
+    before = Rank(0, store, tmp_path, At(steps=[1]))
+    before.goes_on(2)
+    before.watch.exchange()
+    restarted = Rank(1, store, tmp_path, At(steps=[]))
+    restarted.watch.exchange()
+    assert len(before.watch._announced) == 1
+    assert restarted.watch._announced == []
+    for each in (before, restarted):
+        each.watch.end()
 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_after_the_step_number_is_set_back_asks_are_heard_again(
     step: int, store: Any, tmp_path: Path
 ) -> None:
-    leader = Rank(0, store, tmp_path, At(steps=[1000, step]))
-    for leader.step in (1000, step):
-        leader.goes_on(1)
-        leader.watch.exchange()
-    assert [call.begin for call in leader.watch._announced] == [1001 + 15, step + 1 + 15]
-    leader.watch.end()
+    rank = Rank(0, store, tmp_path, At(steps=[1000, step]))
+    for rank.step in (1000, step):
+        rank.goes_on(1)
+        rank.watch.exchange()
+    assert [call.begin for call in rank.watch._announced] == [1001 + 15, step + 1 + 15]
+    rank.watch.end()
 
 
 class Exact(Trigger):
@@ -393,42 +367,40 @@ class Exact(Trigger):
 def test_what_a_trigger_asks_for_in_another_kind_of_integer_is_told_too(
     store: Any, tmp_path: Path
 ) -> None:
-    leader = Rank(0, store, tmp_path, Exact())
-    leader.goes_on(2)
-    leader.watch.exchange()
-    leader.goes_on(20)
-    ((_, request),) = leader.began.values()
+    rank = Rank(0, store, tmp_path, Exact())
+    rank.goes_on(2)
+    rank.watch.exchange()
+    rank.goes_on(20)
+    ((_, request),) = rank.began.values()
     assert request == ("why, on rank 0 after step 1", 3)
-    leader.watch.end()
+    rank.watch.end()
 
 
 def test_a_message_that_cannot_be_read_costs_itself_alone(
     two: tuple[Rank, Rank], store: Any
 ) -> None:
-    leader, other = two
-    store.set(f"asks/{store.add('asks', 1)}", "not JSON")
+    first, other = two
+    for text in ("not JSON", "[1]"):
+        store.set(f"windows/{store.add('windows', 1)}", text)
     other.goes_on(2)
-    for each in (other, leader):
+    for each in (other, first):
         each.watch.exchange()
-    assert [call.trigger for call in leader.watch._announced] == ["mine"]
+    assert [call.trigger for call in first.watch._announced] == ["mine"]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A job's store, as torchrun's agent serves it."""
     serving = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(serving.port))
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setattr(distributed, "_started", Counter())
-    yield serving
-    monkeypatch.setattr(distributed, "_JOIN_LIMIT_S", 0.0)
-    nobody_answers()
+    return serving
 
 
 def joined(
     rank: int, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
-) -> tuple[Path, RankCoordinator | None]:
+) -> tuple[Path, Announcements | None]:
     """What a rank of two makes of a session that starts in this folder."""
     folder.mkdir(exist_ok=True)
     monkeypatch.chdir(folder)
@@ -439,51 +411,18 @@ def joined(
 
 
 @pytest.mark.usefixtures("server")
-def test_the_leader_names_the_folder_unless_it_is_given(
+def test_the_first_rank_names_the_folder_unless_it_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    assert joined(0, one, monkeypatch) == (one / "profile", None)
-    assert joined(1, two, monkeypatch) == (one / "profile", None)
+    assert joined(1, one, monkeypatch) == (one / "profile", None)
+    assert joined(0, two, monkeypatch) == (one / "profile", None)
     assert joined(1, two, monkeypatch, output_dir="mine") == (two / "mine", None)
     assert joined(1, two, monkeypatch, ranks=[1]) == (two / "profile", None)
-    joined(0, one, monkeypatch, triggers=["file"])
-    folder, coordinator = joined(1, two, monkeypatch, triggers=["file"])
-    assert (folder, coordinator is not None and coordinator.leads) == (one / "profile", False)
+    folder, announcements = joined(0, two, monkeypatch, triggers=["file"])
+    assert (folder, announcements is not None) == (one / "profile", True)
     assert log == []
-
-
-@pytest.mark.usefixtures("server")
-def test_a_restarted_job_hears_nothing_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
-) -> None:
-    """A node that another one's failure restarts has the same TORCHELASTIC_RESTART_COUNT as before."""
-    _, killed = joined(0, tmp_path / "before", monkeypatch, triggers=["file"])
-    assert killed is not None
-    killed.announce(TriggerRequest("file", "why", None, 1, 3))
-    with monkeypatch.context() as dead:
-        dead.setattr(distributed, "_JOIN_LIMIT_S", 0.0)
-        nobody_answers()
-        dead.setattr(distributed, "_ANSWER_S", 0.05)
-        assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (
-            tmp_path / "two" / "profile",
-            None,
-        )
-    assert log == [
-        "WARNING Rank 1 records by itself, into its own folder: rank 0 has not answered for 0.05 s."
-    ]
-    joined(0, tmp_path / "one", monkeypatch, triggers=["file"])
-    folder, coordinator = joined(1, tmp_path / "two", monkeypatch, triggers=["file"])
-    assert (folder, coordinator is not None and [*coordinator.new_windows()]) == (
-        tmp_path / "one" / "profile",
-        [],
-    )
-
-
-def nobody_answers() -> None:
-    for thread in threading.enumerate():
-        if thread.name == "instrument-ranks":
-            thread.join()
+    assert threads() == [], "no thread is left"
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -495,15 +434,17 @@ def test_a_store_that_accepts_and_is_silent_costs_a_wait_and_no_more(
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(deaf.getsockname()[1]))
         assert joined(rank, tmp_path / "two", monkeypatch) == (tmp_path / "two" / "profile", None)
-    nobody_answers()  # its end wakes the thread
+    for thread in threading.enumerate():
+        if thread.name == "instrument-ranks":
+            thread.join()  # its end wakes the thread
     assert log == [
         f"WARNING Rank {rank} records by itself, into its own folder: the store at MASTER_ADDR:MASTER_PORT has not "
-        "answered for 0.2 s."
+        "answered for 0.4 s."
     ]
 
 
 @pytest.mark.usefixtures("server")
-def test_a_folder_that_cannot_be_made_on_this_machine_is_left_to_the_leader(
+def test_a_folder_that_cannot_be_made_on_this_machine_is_left_to_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Log
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
@@ -573,12 +514,12 @@ def steps_by_rank(folder: Path) -> dict[int, list[int]]:
 def test_all_ranks_record_the_same_steps_into_one_folder(job: tuple[Path, str]) -> None:
     folder, said = job
     profiles = list(folder.glob("node?/?/profile"))
-    assert [profile.parent.name for profile in profiles] == ["0"], said
+    assert len(profiles) == 1, said
     assert steps_by_rank(profiles[0]) == {rank: [1, 2] for rank in range(4)}, said
 
 
 def test_the_communication_of_ddp_is_seen(job: tuple[Path, str]) -> None:
-    found = [Capture.load(path.parent) for path in job[0].glob("node?/0/profile/*/capture.json")]
+    found = [Capture.load(path.parent) for path in job[0].glob("node?/?/profile/*/capture.json")]
     reduced = [
         row.calls for capture in found for row in capture.operators.where(name="gloo:all_reduce")
     ]

@@ -1,14 +1,10 @@
 """Decides which ranks record, into which folder, and at which step a trigger's window begins.
 
-The ranks exchange messages of a few hundred bytes through the job's store: the key-value store of
-torch.distributed, which listens at MASTER_ADDR:MASTER_PORT. Each rank opens its own connection.
-The training thread does not use this connection. No collective is called, and no lock is shared
-with training.
-
-The store outlives a restart of the job, and its entries have no timestamps. To separate new
-messages from old messages, each rank first sends a join message. The lowest recording rank is the
-leading rank: it answers with a new name for the session. All later messages are stored under this
-name.
+The ranks of a job agree through the job's store: the key-value store of torch.distributed, which
+listens at MASTER_ADDR:MASTER_PORT. The first rank that starts the session names the folder. A rank
+whose trigger requests a window announces the step at which all ranks begin it. No rank leads, and
+none waits for another. No collective is called, and no lock is shared with training: each rank
+opens its own connection, which the training thread does not use after the start.
 
 torch's store has two limits. If its server hangs, a thread that uses the store hangs too. If its
 server dies while the interpreter exits, a thread that still uses the store aborts the process.
@@ -16,7 +12,6 @@ server dies while the interpreter exits, a thread that still uses the store abor
 
 from __future__ import annotations
 
-import atexit
 import json
 import math
 import os
@@ -25,17 +20,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, NamedTuple, TypeVar
-from uuid import uuid4
 
 from instrument.config.schema import ProfilerConfig
 from instrument.log import logger
-from instrument.rank_info import RankInfo, lowest_rank
+from instrument.rank_info import RankInfo
+from instrument.triggers import Request
 from instrument.worker import queue
 
 # How long the polling thread pauses before it looks again for messages, files and so on.
@@ -44,11 +37,6 @@ POLL_SECONDS = 0.5
 _POLLS_AHEAD = 3
 _LEAST_STEPS_AHEAD = 2
 _CONNECT_S = 10.0
-# How long the leading rank may take to answer. It may start later than other ranks. While it saves
-# a window, torch holds the GIL.
-_ANSWER_S = 30.0
-# How often the leading rank looks for join messages, and how long it waits for all ranks to join.
-_JOIN_POLL_S, _JOIN_LIMIT_S = 0.1, 600.0
 
 T = TypeVar("T")
 
@@ -82,26 +70,19 @@ def steps_ahead(step_ns: int) -> int:
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
-class TriggerRequest(NamedTuple):
-    """A request for a window, made by a trigger of one rank.
-
-    If `steps` is None, the window has `profiler.active` steps.
-    """
-
-    trigger: str
-    why: str | None
-    steps: int | None
-    rank: int
-    after_step: int
-
-
 class AnnouncedWindow(NamedTuple):
-    """A window that all ranks record; `begin` is the first step of its warm-up."""
+    """A window that all ranks record.
+
+    If `steps` is None, the window has `profiler.active` steps. `after_step` is the step after which
+    the trigger fired. `begin` is the first step of the window's warm-up, `end` its last step.
+    """
 
     trigger: str
     why: str
     steps: int | None
+    after_step: int
     begin: int
+    end: int
 
 
 class StepProgress(NamedTuple):
@@ -114,134 +95,56 @@ class StepProgress(NamedTuple):
     step_ns: int | None
 
 
-class RankCoordinator:
-    """One rank's connection to the other recording ranks.
+class Announcements:
+    """The windows that the ranks of a job announce to each other, in one order for all ranks.
 
-    The lowest recording rank is the leading rank: it decides when a requested window begins. Only
-    the thread that polls the triggers uses this object. If the store or the leading rank no longer
-    answers, the methods raise a TimeoutError, or an exception of the store.
+    Only the thread that polls the triggers uses this object. A rank hears of the windows that are
+    announced after it has started: earlier ones may be those of a job that was restarted. If the
+    store no longer answers, the methods raise its exceptions.
 
     Attributes:
         rank: the number of this rank.
-        leads: whether this rank is the leading rank.
-        ended: whether the leading rank has ended its session.
     """
 
     def __init__(
-        self,
-        store: Any,
-        rank_info: RankInfo,
-        config: ProfilerConfig,
-        progress: Callable[[], StepProgress],
+        self, store: Any, rank: int, config: ProfilerConfig, progress: Callable[[], StepProgress]
     ) -> None:
-        self._leader = lowest_rank(config.ranks)
-        self.rank, self.leads, self.ended = rank_info.rank, rank_info.rank == self._leader, False
+        self.rank = rank
         self._store, self._config, self._progress = store, config, progress
-        self._requests, self._windows = _Messages(store, "requests"), _Messages(store, "windows")
-        # by message number: the request, and when the leading rank must have read this request
-        self._sent: dict[int, tuple[TriggerRequest, float]] = {}
-        # on the leading rank: requests that wait until this rank has timed a step
-        self._waiting: list[TriggerRequest] = []
-        self._announced_at = self._announced_until = -1
+        self._read = int(store.add("windows", 0))
 
-    def send(self, request: TriggerRequest) -> None:
-        """Send a request to the leading rank."""
-        self._sent[self._requests.append(request)] = request, time.monotonic() + _ANSWER_S
+    def announce(self, trigger: str, request: Request, after_step: int) -> bool:
+        """Tell all ranks, including this one, at which step they begin the window.
 
-    @property
-    def unanswered(self) -> list[TriggerRequest]:
-        """The requests of this rank that the leading rank has not read yet."""
-        return [request for request, _ in self._sent.values()]
-
-    def new_requests(self) -> Iterator[TriggerRequest]:
-        """On the leading rank, yield the requests that ranks have sent since the last call.
-
-        Requests wait until this rank has timed a step. A request is skipped if it was made before
-        the end of the last announced window, because that window answers this request too.
+        Returns False, and announces nothing, if this rank has not timed a step yet.
         """
-        if not self.leads:
-            return
-        read_before = self._requests.read
-        self._waiting += [TriggerRequest(*message) for message in self._requests.unread()]
-        if self._requests.read > read_before:
-            self._store.add("read", self._requests.read - read_before)
-        while self._waiting and self._progress().step_ns is not None:
-            request = self._waiting.pop(0)
-            # true if the user has lowered the step number, so that the same numbers come again
-            set_back = self._progress().step < self._announced_at
-            if request.after_step > self._announced_until or set_back:
-                yield request
-
-    def announce(self, request: TriggerRequest) -> None:
-        """Tell all ranks, including this one, at which step they begin the window."""
         step, step_ns = self._progress()
-        begin = step + steps_ahead(step_ns or 0)
+        if step_ns is None:
+            return False
         why = f"{request.why}, " if request.why else ""
-        why += f"on rank {request.rank} after step {request.after_step}"
-        self._windows.append(AnnouncedWindow(request.trigger, why, request.steps, begin))
-        length = self._config.warmup + (request.steps or self._config.active or 1)
-        self._announced_at, self._announced_until = step, begin + length - 1
+        why += f"on rank {self.rank} after step {after_step}"
+        begin = step + steps_ahead(step_ns)
+        end = begin + self._config.warmup + (request.steps or self._config.active or 1) - 1
+        window = AnnouncedWindow(trigger, why, request.steps, after_step, begin, end)
+        number = self._store.add("windows", 1)
+        self._store.set(f"windows/{number}", json.dumps(window))
+        return True
 
-    def new_windows(self) -> Iterator[AnnouncedWindow]:
+    def new(self) -> Iterator[AnnouncedWindow]:
         """Yield the windows that were announced since the last call.
 
-        Raises:
-            TimeoutError: the leading rank does not read this rank's requests.
-        """
-        for message in self._windows.unread():
-            if message is None:
-                self.ended = True
-                return
-            yield AnnouncedWindow(*message)
-        if self._sent:
-            read, now = self._store.add("read", 0), time.monotonic()
-            self._sent = {number: sent for number, sent in self._sent.items() if number > read}
-            if any(now > until for _, until in self._sent.values()):
-                raise TimeoutError(
-                    f"rank {self._leader}, which coordinates the recording ranks, has not answered "
-                    f"for {_ANSWER_S:g} s"
-                )
-
-    def end(self) -> None:
-        """On the leading rank, tell all other ranks that the session has ended."""
-        if self.leads and not self.ended:
-            self._windows.append(None)
-
-
-class _Messages:
-    """A list in the store to which every rank can append.
-
-    Attributes:
-        read: how many messages this object has returned.
-    """
-
-    def __init__(self, store: Any, name: str) -> None:
-        self._store, self._name = store, name
-        self.read = 0
-
-    def append(self, message: Any) -> int:
-        """Append a message and return its number, counted from 1."""
-        text = json.dumps(message)
-        number = int(self._store.add(self._name, 1))
-        self._store.set(f"{self._name}/{number}", text)
-        return number
-
-    def unread(self) -> Iterator[Any]:
-        """Yield the messages that are new since the last call.
-
-        Cost: one request to the store, and one more for each new message.
+        Cost: one request to the store, and one more for each new window.
         """
         from torch.distributed import DistStoreError
 
-        written = self._store.add(self._name, 0)
-        while self.read < written:
-            self.read += 1
-            # `append` takes a number before it stores the text; `get` waits for the text.
+        written = self._store.add("windows", 0)
+        while self._read < written:
+            self._read += 1
+            # a rank takes a number before it stores the text; `get` waits for the text
             try:
-                message = json.loads(self._store.get(f"{self._name}/{self.read}"))
-            except (DistStoreError, ValueError):  # the rank was killed before it stored the text
+                yield AnnouncedWindow(*json.loads(self._store.get(f"windows/{self._read}")))
+            except (DistStoreError, ValueError, TypeError):  # killed before it stored the text
                 continue
-            yield message
 
 
 # How many sessions this process has started, by the value of `profiler.ranks`. All recording ranks
@@ -251,20 +154,18 @@ _started: Counter[str] = Counter()
 
 def join_ranks(
     config: ProfilerConfig, rank_info: RankInfo, progress: Callable[[], StepProgress]
-) -> tuple[Path, RankCoordinator | None]:
+) -> tuple[Path, Announcements | None]:
     """Agree with the other ranks on the folder for captures; connect to them for triggers.
 
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
-    there are no triggers.
+    there are no triggers. A job that is restarted records into the folder of its first start.
 
-    Cost: a connection to the store. All ranks except the leading rank also wait for the leading
-    rank's answer. This takes about 0.1 s, or up to 30 s if the leading rank starts later. If the
-    store cannot be reached, a rank waits 10 s and then records by itself. If the store stops
-    answering after the rank has connected, the rank waits up to 40 s.
+    Cost: a connection to the store. If the store cannot be reached or does not answer, a rank waits
+    10 s and then records by itself.
 
     Returns:
-        The folder, and the coordinator. The coordinator is None if there are no triggers, or if
-        this rank records by itself.
+        The folder, and the announcements of all ranks. The latter are None if there are no
+        triggers, or if this rank records by itself.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -274,18 +175,24 @@ def join_ranks(
         config.output_dir is not None and not config.triggers
     ):
         return queue.writable(own), None
-    coordinator, folder = None, own
+    announcements, folder = None, own
     _started[ranks] += 1
+    session = f"{ranks}/{_started[ranks]}"
+
+    def join() -> tuple[Announcements, Path]:
+        store = _connect(*_store_address(), session)
+        first = store.compare_set("folder", "", str(own)).decode()
+        return Announcements(store, rank_info.rank, config, progress), Path(first)
+
     try:
-        store, leaders_folder = _join(f"{ranks}/{_started[ranks]}", config.ranks, rank_info, own)
-        coordinator = RankCoordinator(store, rank_info, config, progress)
-        folder = queue.writable(leaders_folder) if config.output_dir is None else own
+        announcements, shared = _with_timeout(2 * _CONNECT_S, join)
+        folder = queue.writable(shared) if config.output_dir is None else own
     except Exception as error:  # the store failed, or this machine cannot create the folder
         what = "records into its own folder"
-        if coordinator is None:
+        if announcements is None:
             what = "records by itself, into its own folder"
         logger.warning("Rank {} {}: {}.", rank_info.rank, what, str(error).rstrip("."))
-    return queue.writable(folder), coordinator if config.triggers else None
+    return queue.writable(folder), announcements if config.triggers else None
 
 
 def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
@@ -293,30 +200,6 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
         isinstance(ranks, list)
         and all(rank_info.rank == rank or rank >= rank_info.world_size for rank in ranks)
     )
-
-
-def _join(session: str, ranks: str | list[int], rank_info: RankInfo, own: Path) -> tuple[Any, Path]:
-    """Connect to the store; return the session's part of it, and the folder of the leading rank.
-
-    `own` is this rank's own folder. The leading rank does not wait for other ranks.
-
-    Raises:
-        TimeoutError: the store or the leading rank does not answer in time.
-        ConnectionError: there is no store.
-    """
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # not in all builds
-
-    leader = lowest_rank(ranks)
-    address, port = _store_address()
-    store = _with_timeout(_CONNECT_S, partial(_connect, address, port, session))
-    if rank_info.rank == leader:
-        joining = range(rank_info.world_size)
-        others = sum(isinstance(ranks, str) or rank in ranks for rank in joining) - 1
-        name, folder = _lead(store, others, own), own
-    else:
-        follow = partial(_follow, store, rank_info.rank, leader)
-        name, folder = _with_timeout(_CONNECT_S + _ANSWER_S, follow)
-    return PrefixStore(name, store), folder
 
 
 def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
@@ -338,66 +221,6 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
             f"the store at MASTER_ADDR:MASTER_PORT has not answered for {seconds:g} s"
         )
     return outcome.result()
-
-
-def _lead(store: Any, others: int, own: Path) -> str:
-    """Return a new name for the session; a thread sends the name and the folder to other ranks."""
-    name, over = uuid4().hex, Event()
-    answers = Thread(
-        target=_answer_joins,
-        args=(store, name, own, others, over),
-        name="instrument-ranks",
-        daemon=True,
-    )
-    answers.start()
-    atexit.register(_stop_answering, answers, over)
-    return name
-
-
-def _answer_joins(store: Any, name: str, folder: Path, others: int, over: Event) -> None:
-    """Answer join messages with the session's name and folder, until all ranks have joined.
-
-    Also stop after ten minutes, or when the process ends. Join messages from before a restart of
-    the job are answered too, but no rank reads these answers. A rank has joined when it has read
-    its answer.
-    """
-    joins, began = _Messages(store, "joins"), time.monotonic()
-    with suppress(Exception):  # the store may be gone
-        while (
-            store.add(f"{name}/joined", 0) < others
-            and time.monotonic() - began < _JOIN_LIMIT_S
-            and not over.wait(_JOIN_POLL_S)
-        ):
-            for join in joins.unread():
-                store.set(f"answers/{join}", json.dumps([name, str(folder)]))
-
-
-def _stop_answering(answers: Thread, over: Event) -> None:
-    over.set()
-    answers.join(_CONNECT_S)
-
-
-def _follow(store: Any, rank: int, leader: int) -> tuple[str, Path]:
-    """Send a join message and wait for the leading rank's answer: session name and folder."""
-    join = uuid4().hex
-    _Messages(store, "joins").append(join)
-    began, logged = time.monotonic(), False
-    while not store.check([f"answers/{join}"]):
-        waited = time.monotonic() - began
-        if waited > _ANSWER_S:
-            raise TimeoutError(f"rank {leader} has not answered for {_ANSWER_S:g} s")
-        if waited > 1 and not logged:
-            logger.info(
-                "Rank {} waits up to {:g} s for rank {}, which coordinates the recording ranks.",
-                rank,
-                _ANSWER_S,
-                leader,
-            )
-            logged = True
-        time.sleep(0.02)
-    name, folder = json.loads(store.get(f"answers/{join}"))
-    store.add(f"{name}/joined", 1)
-    return name, Path(folder)
 
 
 def _store_address() -> tuple[str, int]:

@@ -169,7 +169,7 @@ class Session:
         self._calls.restart()
         fill_standard_streams()
         self.activities = torch_support.usable_activities(config.activities)
-        self.output_dir, coordinator = distributed.join_ranks(config, rank, loop.progress)
+        self.output_dir, announcements = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.remove_stale(self.output_dir)
         capture_queue = CaptureQueue(
@@ -196,7 +196,7 @@ class Session:
         _sessions.add(self)
         atexit.register(self._stop, "the interpreter ended")
         triggers = (
-            TriggerRunner(config.triggers, self.output_dir, coordinator)
+            TriggerRunner(config.triggers, self.output_dir, announcements)
             if config.triggers
             else None
         )
@@ -433,5 +433,4 @@ def _leave_to_parent() -> None:
     _sessions.clear()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ from instrument.log import logger
 from instrument.record.distributed import (
     POLL_SECONDS,
     AnnouncedWindow,
-    RankCoordinator,
-    TriggerRequest,
+    Announcements,
 )
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
@@ -67,17 +65,20 @@ class _ActiveTrigger:
 class TriggerRunner:
     """The triggers of one run, from its start to its end.
 
-    With a `coordinator`, all recording ranks record a window if a trigger of one rank requests it.
-    The lowest recording rank is the leading rank: it announces the step at which the window begins.
-    The options `cooldown` and `max_windows` then apply to all recording ranks together.
+    With `announcements`, all recording ranks record a window if a trigger of one rank requests it:
+    this rank announces the step at which all begin it. All ranks read the same announcements in the
+    same order, and decide alike which of them they record. The options `cooldown` and `max_windows`
+    then apply to all recording ranks together.
     """
 
     def __init__(
-        self, triggers: Mapping[str, Any], folder: Path, coordinator: RankCoordinator | None = None
+        self, triggers: Mapping[str, Any], folder: Path, announcements: Announcements | None = None
     ) -> None:
-        self._coordinator = coordinator
-        self._unsent: dict[str, TriggerRequest] = {}  # not yet sent to the leading rank
+        self._announcements = announcements
+        # by trigger: a request of this rank that is not announced yet, and the step after which
+        self._unsent: dict[str, tuple[Request, int]] = {}
         self._announced: list[AnnouncedWindow] = []  # windows of all ranks that have not begun yet
+        self._last: AnnouncedWindow | None = None  # the last of them
         self._triggers: list[_ActiveTrigger] = []
         # by trigger: the last request made by its `poll` or from another thread
         self._pending_requests: dict[str, Request] = {}
@@ -95,12 +96,12 @@ class TriggerRunner:
         self._thread = Thread(
             target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
         )
-        if polled or coordinator is not None:
+        if polled or announcements is not None:
             without = [f"the trigger {each.name} is not polled between steps" for each in polled]
-            if coordinator is not None:
+            if announcements is not None:
                 without.append("only this rank records the windows that its triggers request")
             if not threads.start(self._thread, " and ".join(without)):
-                self._coordinator = None
+                self._announcements = None
 
     def _begin(self, name: str, trigger: Any, folder: Path) -> None:
         begin = getattr(trigger, "begin", None)
@@ -136,9 +137,9 @@ class TriggerRunner:
 
         Returns:
             The name of a trigger and its request; None if no window begins. A window that was
-            announced to all ranks for the next step comes first. Without a coordinator, the next
-            choice is the first new request whose trigger has windows left and no cooldown. With a
-            coordinator, a new request begins no window yet, because it is sent to the leading rank.
+            announced to all ranks for the next step comes first. On a single rank, the next choice
+            is the first new request whose trigger has windows left and no cooldown. With other
+            ranks, a new request begins no window yet, because it is announced first.
         """
         ready, of_step = self._losses.after_step(number, loss)
         # the constructor of a NamedTuple takes twice as long
@@ -158,10 +159,9 @@ class TriggerRunner:
                 and trigger.may_record(number)
             ):
                 first = trigger.name, request
-        coordinator = self._coordinator  # the polling thread may set it to None
-        if first is not None and coordinator is not None:
+        if first is not None and self._announcements is not None:
             name, request = first
-            self._unsent.setdefault(name, TriggerRequest(name, *request, coordinator.rank, number))
+            self._unsent.setdefault(name, (request, number))
             first = None
         elif first is not None:
             self._count_window(first[0], number)
@@ -222,7 +222,7 @@ class TriggerRunner:
         """Stop polling, and let each trigger remove what it installed."""
         self._over.set()
         # wait, because the process aborts if a thread uses the store when the interpreter ends
-        if self._coordinator is not None:
+        if self._announcements is not None:
             self._thread.join(_JOIN_S)
         for trigger in self._triggers:
             if trigger.callbacks.end is not None:
@@ -235,48 +235,41 @@ class TriggerRunner:
                 if poll is not None and not self._call(trigger, poll):
                     polled.remove(trigger)
             self.exchange()
-        if self._coordinator is not None:
-            with suppress(Exception):  # the store may be gone already
-                self._coordinator.end()
 
     def exchange(self) -> None:
-        """Exchange requests and announced windows with the other ranks, through the job's store.
-
-        The store is the key-value store of torch.distributed.
-        """
-        if (coordinator := self._coordinator) is None:
+        """Announce this rank's requests, and read what all ranks have announced."""
+        if (announcements := self._announcements) is None:
             return
         try:
-            self._exchange(coordinator)
+            for name, (request, after_step) in list(self._unsent.items()):
+                if announcements.announce(name, request, after_step):
+                    del self._unsent[name]
+            for window in announcements.new():
+                trigger = self._named(window.trigger)
+                if not self._is_answered(window) and (
+                    trigger is None or trigger.may_record(window.after_step)
+                ):
+                    self._count_window(window.trigger, window.begin - 1)
+                    self._announced.append(window)
+                    self._last = window
         except Exception as error:  # the store raises errors of various types
-            self._coordinator = None
-            logger.log(
-                "INFO" if coordinator.ended else "WARNING",
+            self._announcements = None
+            logger.warning(
                 "From now on, only rank {} records the windows that its triggers request: {}.",
-                coordinator.rank,
+                announcements.rank,
                 str(error).rstrip("."),
             )
-            self._pending_requests |= {
-                each.trigger: Request(each.why, each.steps)
-                for each in [*coordinator.unanswered, *self._unsent.values()]
-            }
+            self._pending_requests |= {name: request for name, (request, _) in self._unsent.items()}
             self._unsent.clear()
-            with suppress(Exception):  # the store may be gone
-                coordinator.end()
 
-    def _exchange(self, coordinator: RankCoordinator) -> None:
-        for name in list(self._unsent):
-            coordinator.send(self._unsent[name])
-            del self._unsent[name]
-        for request in coordinator.new_requests():
-            trigger = self._named(request.trigger)
-            if trigger is None or trigger.may_record(request.after_step):
-                coordinator.announce(request)
-        for window in coordinator.new_windows():
-            self._count_window(window.trigger, window.begin - 1)
-            self._announced.append(window)
-        if coordinator.ended:
-            raise ConnectionError("the leading rank has ended its session")
+    def _is_answered(self, window: AnnouncedWindow) -> bool:
+        """Whether a window was requested before the last announced window ends, which answers it.
+
+        Not if the step number was lowered, so that the same numbers come again.
+        """
+        if (last := self._last) is None:
+            return False
+        return abs(window.after_step - last.after_step) <= last.end - last.after_step
 
     def _call(self, trigger: _ActiveTrigger, act: Callable[[], None]) -> bool:
         """Call a callback of a trigger; return False if the callback raised."""
