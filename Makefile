@@ -4,7 +4,7 @@
 ## make docs    build the documentation into site/; a broken link is an error
 ## make bench   compare costs with those of other tools: ten minutes, 6 GB of memory, 3 GB of disk
 ## make older   run the tests of trainers with an older minor version of each trainer
-## make compat  run the core tests with each installed Python from 3.10 to 3.13 and with other torch
+## make compat  run the core tests with each installed Python from 3.11 to 3.13 and with other torch
 ##              versions: an hour, up to 5 GB of disk
 ## make soak    record ten thousand windows and look for leaks, read a dataset with Spark (needs
 ##              Java): some minutes
@@ -19,7 +19,7 @@
 ## make clean   remove .venv and caches, but no captures
 ##
 ## Each target creates the virtual environment that it needs; a second run installs nothing.
-## PYTHON=python3.12 chooses the Python (3.10 or newer), VENV=/elsewhere the environment's folder.
+## PYTHON=python3.12 chooses the Python (3.11 or newer), VENV=/elsewhere the environment's folder.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -86,7 +86,7 @@ bench: $(VENV)/.installed-bench
 older: $(VENV)-older/.installed
 	$(VENV)-older/bin/python -m pytest tests/integrations
 
-# Not run by CI. ONLY="3.10/2.13.0" selects versions; the environments are created in TMPDIR.
+# Not run by CI. ONLY="3.12/2.13.0" selects versions; the environments are created in TMPDIR.
 compat:
 	$(PYTHON) tests/compat.py $(ONLY)
 
@@ -115,7 +115,7 @@ clean:
 
 # venv installs pip last: if pip is missing, the environment is incomplete.
 $(BIN)/pip:
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=..." if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-demo: $(BUILT_FROM) constraints.txt | $(BIN)/pip

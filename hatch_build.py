@@ -1,6 +1,6 @@
 """Compiles the modules in C, such as the trace reader, while the package is built or installed.
 
-The modules use Python's stable ABI, so that one file serves Python 3.10 and all newer versions.
+The modules use Python's stable ABI, so that one file serves Python 3.11 and all newer versions.
 Without a working C compiler, the package is built without them. It then reads traces more slowly,
 with the same result.
 """
@@ -40,7 +40,7 @@ class CompiledModules(BuildHookInterface[Any]):
                 platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
                 build_data["force_include"][str(compiled)] = name
                 build_data["pure_python"] = False
-                build_data["tag"] = f"cp310-abi3-{platform}"
+                build_data["tag"] = f"cp311-abi3-{platform}"
 
     def finalize(self, *_: Any) -> None:
         """Remove the compiled files."""

@@ -7,15 +7,11 @@ same host name and the same id.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import weakref
 from contextlib import suppress
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 _TRIES = 5
 
@@ -68,10 +64,8 @@ class FileLock:
 
 def is_held(path: Path) -> bool | None:
     """Whether a process holds the lock of a file; None if that cannot be found out."""
-    if fcntl is None:
-        return None
     try:
-        handle = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:
         return False
     except (OSError, ValueError):
@@ -101,10 +95,8 @@ def _locked(path: Path, create: int) -> int | None:
 
     Returns None if another process holds the lock, or after any error.
     """
-    if fcntl is None:
-        return None
     try:
-        handle = os.open(path, os.O_RDWR | create | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        handle = os.open(path, os.O_RDWR | create | os.O_NOFOLLOW, 0o600)
     except OSError:
         return None
     try:
@@ -131,5 +123,4 @@ def _leave_to_parent() -> None:
         lock.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)

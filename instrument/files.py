@@ -25,9 +25,8 @@ CAPTURES_VARIABLE = "INSTRUMENT_DIR"
 MOST_METADATA_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 # Without this flag, opening a pipe that nobody writes to would block.
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)
+_NO_WAIT = os.O_NONBLOCK
 
 
 def is_regular(path: Path) -> bool:
@@ -59,10 +58,10 @@ def open_regular(path: Path) -> BufferedReader:
             a folder.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | _NO_LINK | _NO_WAIT | getattr(os, "O_CLOEXEC", 0))
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | _NO_WAIT | os.O_CLOEXEC)
     except OSError as error:
         raise _sentence(error, path) from None
-    if not stat.S_ISREG(os.fstat(handle).st_mode) or (not _NO_LINK and path.is_symlink()):
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(handle, "rb")
@@ -98,7 +97,7 @@ def replacing(target: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     if _is_special(target):
         raise OSError(errno.EINVAL, "is a pipe, a socket or a device, not a file", str(target))
     beside = target.with_name(f".{secrets.token_hex(6)}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     try:
         with os.fdopen(os.open(beside, flags, mode), "wb") as raw:
             yield raw
@@ -124,7 +123,8 @@ def open_to_append(target: Path, buffering: int = -1) -> IO[bytes]:
         OSError: the file cannot be written, is not a regular file, or has another hard link.
     """
     try:
-        handle = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _NO_WAIT
+        handle = os.open(target, flags, 0o666)
     except OSError as error:
         raise _sentence(error, target) from None
     found = os.fstat(handle)

@@ -2,7 +2,7 @@
 
 `make compat` runs it. Each pair gets an environment of its own, of some 5 GB where torch brings CUDA along, which is
 removed before the next is made; TMPDIR says where. Needs nothing but the standard library. Words like 3.11/2.8.0 choose
-pairs: `make compat ONLY="3.10/2.13.0 3.11/2.8.0"`. Ends with the table for that page.
+pairs: `make compat ONLY="3.12/2.13.0 3.11/2.8.0"`. Ends with the table for that page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parent.parent
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13")
 PINNED = re.findall(r"^torch==([\d.]+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
 OLDEST = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())[0] + ".0"
 BETWEEN, NEWEST = "2.10.0", "2.14.1"

@@ -6,7 +6,6 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 
@@ -124,25 +123,3 @@ def test_what_stays_unloaded(statement: str, absent: set[str]) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert absent.isdisjoint(loaded), absent & set(loaded)
-
-
-def test_every_module_can_be_imported_where_the_system_is_no_unix() -> None:
-    """As on Windows, which nobody has run: without fork, file locks and the signals that POSIX adds."""
-    modules = [
-        f"instrument.{file.relative_to(ROOT).with_suffix('').as_posix().replace('/', '.')}"
-        for file in FILES
-    ]
-    optional = ("integrations", "__main__", "__init__")
-    code = f"""
-        import os, signal, sys, torch, pydantic, hydra, loguru
-        from importlib import import_module
-        del os.register_at_fork, os.fork
-        sys.modules["fcntl"] = sys.modules["resource"] = None
-        for name in set(dir(signal)) & {{"SIGUSR1", "SIGUSR2", "SIGALRM", "SIGHUP", "SIGKILL", "setitimer", "alarm"}}:
-            delattr(signal, name)
-        for name in {[m for m in modules if not any(part in m for part in optional)]}:
-            import_module(name)
-        from instrument import Session
-        session = Session(active=1)
-    """
-    subprocess.run([sys.executable, "-c", dedent(code)], check=True)

@@ -99,7 +99,7 @@ def test_the_modules_in_c_are_compiled_for_this_platform(wheel: Path, python: Pa
     """One file serves all versions of Python; the tests of reading are skipped if it is missing."""
     if "any" in wheel.name:
         pytest.skip("there is no C compiler, or it has no headers of Python")
-    assert "-cp310-abi3-" in wheel.name
+    assert "-cp311-abi3-" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
     modules = ["instrument/links/_loops.abi3.so", "instrument/trace/_scanner.abi3.so"]
     assert sorted(name for name in names if name.endswith(".so")) == modules

@@ -9,8 +9,6 @@ import pytest
 
 from instrument.cli import progress
 
-pytest.importorskip("fcntl")
-
 
 def _names() -> dict[str, progress.OpenFile]:
     return {file.name.rpartition("/")[2]: file for file in progress.files_being_read()}

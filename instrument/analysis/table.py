@@ -19,10 +19,11 @@ from instrument.templates import render
 from instrument.units import count, counted, duration, rate, size
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import pandas
     import polars
     import pyarrow
-    from typing_extensions import Self
 
 # As a number of rows, -1 means all rows, as in torch's `row_limit`.
 ALL = -1

@@ -24,7 +24,7 @@ from instrument.printable import printable
 from instrument.range_names import REGION, whole
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
     from instrument.analysis.breakdown import Work
     from instrument.analysis.coverage import Part

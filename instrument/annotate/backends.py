@@ -164,8 +164,7 @@ def _emit_with(arming: tuple[Backend, ...]) -> None:
 
 
 # A process that is forked within a window has no profiler, so its annotations do nothing.
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=disarm)
+os.register_at_fork(after_in_child=disarm)
 
 
 def mark(moment: str) -> None:

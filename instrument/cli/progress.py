@@ -2,11 +2,11 @@
 
 Commands read a trace from its beginning to its end. A thread asks the operating system for the
 position in each open file, so the code that reads the file does not have to report its progress.
-Without `fcntl`, such as on Windows, there is no bar.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import sys
@@ -76,10 +76,6 @@ def _show_until(done: Event) -> None:
 
 def files_being_read() -> list[OpenFile]:
     """Return the regular files of 1 MiB or more that this process has open for reading only."""
-    try:
-        import fcntl
-    except ImportError:
-        return []
     folder = next((path for path in _FOLDERS_OF_FILES if path.is_dir()), None)
     if folder is None:
         return []

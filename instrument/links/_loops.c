@@ -7,7 +7,7 @@
  * column is compared with the length of the column that it points into.
  */
 
-#define Py_LIMITED_API 0x030A0000
+#define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

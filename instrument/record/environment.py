@@ -245,5 +245,4 @@ def _leave_to_parent() -> None:
             gc.callbacks.remove(callback)
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)

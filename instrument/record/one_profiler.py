@@ -233,5 +233,4 @@ def _leave_to_parent() -> None:
 
 
 # A forked child, such as a worker of a data loader, does not record, even if its parent does.
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from statistics import median
 from threading import RLock
 from typing import Any, TypeVar
@@ -806,7 +806,7 @@ class StepLoop:
                 "trigger_reason": window.trigger_reason,
                 "phase": counter.name,
             },
-            "started_at": datetime.fromtimestamp(recorded.started_at, timezone.utc).isoformat(),
+            "started_at": datetime.fromtimestamp(recorded.started_at, UTC).isoformat(),
             "user_metadata": dict(self.user_metadata),
         }
         if metadata["environment"] is not None and self.loaders.seen:

@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
@@ -397,7 +397,7 @@ class Timings:
         try:
             ranges = self._summaries()
             if ranges:
-                now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+                now = datetime.now(UTC).isoformat(timespec="seconds")
                 line = {"format": FORMAT, "step": self._last_step, "time": now, "ranges": ranges}
                 _append(self.path, json.dumps(line))
                 if self._write_scalars is not None:

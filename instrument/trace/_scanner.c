@@ -22,7 +22,7 @@
  */
 
 #ifndef WITHOUT_PYTHON
-#define Py_LIMITED_API 0x030A0000
+#define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #endif

@@ -124,7 +124,7 @@ def _write(path: Path, request: bytes) -> None:
 
     The request is written with one call, so that no reader sees only a part of it.
     """
-    handle = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
+    handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         os.write(handle, request.rjust(_REQUEST_BYTES))
     finally:

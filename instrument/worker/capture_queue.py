@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from threading import Lock
@@ -106,7 +105,7 @@ class CaptureQueue:
 
         On a network file system, it may differ from the user id of this process.
         """
-        self._job.owner = staging.stat().st_uid if hasattr(os, "getuid") else None
+        self._job.owner = staging.stat().st_uid
 
     def has_room(self, name: str) -> bool:
         """Whether the exporter's queue has room for the next window, which is named `name`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -234,13 +235,8 @@ def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder during the block, so that no other process finishes this folder meanwhile."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     # a file, since NFS cannot lock folders
-    handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
+    handle = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
