@@ -117,10 +117,7 @@ def _is_at(handle: int, path: Path) -> bool:
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()
 
 
-def _leave_to_parent() -> None:
+def leave_to_parent() -> None:
     """Close the handles in a forked child, so that the lock does not outlive its process."""
     for lock in list(_held):
         lock.forget()
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -163,10 +163,6 @@ def _emit_with(arming: tuple[Backend, ...]) -> None:
         call()
 
 
-# A process that is forked within a window has no profiler, so its annotations do nothing.
-os.register_at_fork(after_in_child=disarm)
-
-
 def mark(moment: str) -> None:
     """Record a moment (a point in time with a name) in each tool that `arm` has switched on.
 

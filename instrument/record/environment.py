@@ -238,11 +238,8 @@ def hook_counts() -> dict[str, int | None]:
     }
 
 
-def _leave_to_parent() -> None:
+def leave_to_parent() -> None:
     """Stop counting garbage collections in a forked child, such as a worker of a data loader."""
     for callback in list(gc.callbacks):
         if isinstance(callback, Collections):
             gc.callbacks.remove(callback)
-
-
-os.register_at_fork(after_in_child=_leave_to_parent)

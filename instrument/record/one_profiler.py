@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -224,13 +223,10 @@ def require_idle(*, no_warmup: bool = False) -> None:
         )
 
 
-def _leave_to_parent() -> None:
+def leave_to_parent() -> None:
+    """Forget the parent's recording in a forked child."""
     global lock, abandoned, _owner, _our_thread
     owner = current_owner()
     lock, abandoned, _owner, _our_thread = RLock(), None, None, None
     if owner is not None:
         owner.leave_to_parent()
-
-
-# A forked child, such as a worker of a data loader, does not record, even if its parent does.
-os.register_at_fork(after_in_child=_leave_to_parent)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from torch import nn
 
+from instrument import file_lock
 from instrument.annotate import backends
 from instrument.annotate.modules import forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
@@ -26,7 +27,7 @@ from instrument.files import fill_standard_streams
 from instrument.interrupts import interruptibly
 from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
-from instrument.record import distributed, one_profiler, plan_text, torch_support
+from instrument.record import distributed, environment, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.metadata import run_metadata
 from instrument.record.notebook import log_to_stdout
@@ -428,9 +429,14 @@ _sessions: WeakSet[Session] = WeakSet()
 
 
 def _leave_to_parent() -> None:
+    """Record nothing in a forked child, such as a worker of a data loader: its parent records."""
+    backends.disarm()
+    one_profiler.leave_to_parent()
     for session in _sessions:
-        session.loop.leave_to_parent()
+        session.loop.leave_to_parent()  # drops the recorder, which one_profiler knows weakly
     _sessions.clear()
+    environment.leave_to_parent()
+    file_lock.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
