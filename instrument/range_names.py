@@ -21,6 +21,8 @@ MOMENT = " (mark)"
 
 #: torch's name for the range of a step, without the number of the step.
 STEP_PREFIX = "ProfilerStep#"
+#: The name of the row for whole steps, in timings and in the operator table.
+STEP = "ProfilerStep*"
 
 #: When a trace is read, a range that activation checkpointing runs again gets this suffix.
 RECOMPUTED = " (recomputed)"

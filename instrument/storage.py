@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, TypeGuard, TypeVar
 
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
-from instrument.files import MOST_METADATA_BYTES, is_regular
+from instrument.files import MOST_METADATA_BYTES, is_regular, regular_files
 from instrument.redact import holds_password
 from instrument.units import size
 
@@ -38,6 +38,8 @@ _Content = TypeVar("_Content")
 #: The limit for a trace at a URL. As plain JSON, 60 million events take about this size.
 MOST_TRACE_BYTES = 16 << 30
 
+#: The file that records where a capture was uploaded. The file itself is not uploaded.
+NOTE_FILE = "upload.json"
 # The names of the files that are fetched. The server cannot choose other names.
 _METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
 # If the content of a file changes, these keys of fsspec's file information change; the most
@@ -342,3 +344,18 @@ def _as_capture_error(url: str) -> Iterator[None]:
                 "or AWS_ACCESS_KEY_ID"
             )
         raise CaptureError(f"{url} cannot be read ({str(error).rstrip('.')}): {hint}.") from None
+
+
+def files_of(folder: Path) -> list[str]:
+    """List the files that an upload of a capture sends, with capture.json last.
+
+    So if a capture at a URL has a capture.json, all other files have arrived too. Three kinds of
+    files are left out: hidden files, symbolic links, and the file that records the upload
+    (`NOTE_FILE`).
+    """
+    relative = (file.relative_to(folder) for file in regular_files(folder))
+    found = [
+        each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
+    ]
+    kept = (file for file in found if file != NOTE_FILE)
+    return sorted(kept, key=lambda file: (file == _METADATA, file))

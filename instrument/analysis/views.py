@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from instrument.trace.capture_json import Metadata
     from instrument.trace.events import Events
 
-# The file that records where a capture was uploaded. The file itself is not uploaded.
-NOTE_FILE = "upload.json"
 # The longest name of a capture in bytes. Names of files consist of a prefix, this name and a
 # suffix, so the limit leaves room for both.
 _LONGEST_NAME = 128
@@ -703,20 +701,3 @@ def kind_of(path: Path) -> Literal["folder", "file"] | None:
 def no_capture_at(path: Path) -> CaptureError:
     """Return the error for a path that does not exist."""
     return CaptureError(f"There is no capture at {path}; give a capture folder or a trace file.")
-
-
-def files_of(folder: Path) -> list[str]:
-    """List the files that an upload of a capture sends, with capture.json last.
-
-    So if a capture at a URL has a capture.json, all other files have arrived too. Three kinds of
-    files are left out: hidden files, symbolic links, and the file that records the upload
-    (`NOTE_FILE`).
-    """
-    from instrument.trace.capture_json import METADATA_FILE
-
-    relative = (file.relative_to(folder) for file in files.regular_files(folder))
-    found = [
-        each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
-    ]
-    kept = (file for file in found if file != NOTE_FILE)
-    return sorted(kept, key=lambda file: (file == METADATA_FILE, file))

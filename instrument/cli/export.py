@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
     from instrument.sinks import Sink
-    from instrument.worker.finish import ending_children
     from instrument.worker.leftovers import finish_queued, queued_at
+    from instrument.worker.sink_calls import ending_children
 
     # A class may be in a file of the current folder.
     with importable_here() if "." in arguments.sink else nullcontext():
@@ -128,7 +128,7 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
     Raises:
         ConfigError: the folder cannot be created.
     """
-    from instrument.worker.finish import ending_children
+    from instrument.worker.sink_calls import ending_children
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,10 @@ from instrument.analysis.views import Views
 from instrument.compare.counters import Count, counters
 from instrument.compare.step_parts import compared_steps, ranges_of_steps
 from instrument.errors import CaptureError
+from instrument.range_names import STEP
 from instrument.runs.rank_summary import TRAIN, phase_of
 from instrument.runs.run import captures_below
-from instrument.runs.timings_file import STEP, read_intervals
+from instrument.runs.timings_file import read_intervals
 
 _NO_STEPS = (
     "no window with two steps and no timings file with two lines: train in a Session with "

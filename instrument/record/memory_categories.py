@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch.profiler.profiler import _KinetoProfile
 
-from instrument.analysis.memory_categories import PATTERN, file_of
 from instrument.errors import reason_of
 from instrument.log import logger
 
@@ -20,6 +19,8 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
     these bytes. Call this function while torch still holds the recording. An error is logged, and
     the files are then removed. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
     """
+    from instrument.analysis.memory_categories import PATTERN, file_of
+
     try:
         # imported here, because a later version of torch will not have this module
         from torch.profiler._memory_profiler import MemoryProfileTimeline

@@ -6,11 +6,11 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
 
 from torch import nn
@@ -19,7 +19,6 @@ from instrument import file_lock
 from instrument.annotate import backends
 from instrument.annotate.modules import forget, instrument_models, named_models
 from instrument.annotate.profiled import profiled
-from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError, reraise_signal
@@ -40,6 +39,9 @@ from instrument.trace.capture_json import FORMAT
 from instrument.units import counted
 from instrument.worker import queue
 from instrument.worker.capture_queue import CaptureQueue
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -63,7 +65,6 @@ class Session:
 
     Attributes:
         config: the checked `ProfilerConfig`.
-        captures: the captures of this rank so far, oldest first.
         step_number: the current training step, counted from 0; the trace shows this number. When
             training resumes from a checkpoint, set the number before or after the start. The
             schedule then continues from there. Steps of validation and other phases do not count.
@@ -85,7 +86,8 @@ class Session:
 
     def __init__(self, *config: Any, model: Models = None, **options: Any) -> None:
         self.config: ProfilerConfig = as_config(*config, **options)
-        self.captures: list[Capture] = []
+        self._finished: list[Path] = []
+        self._captures: dict[Path, Capture] = {}
         self.activities: list[str] = []
         self.output_dir: Path | None = None
         self.timings: Timings | None = None
@@ -110,6 +112,17 @@ class Session:
         return self._loop.running
 
     @property
+    def captures(self) -> list[Capture]:
+        """The finished captures of this rank, oldest first, without those that were removed."""
+        from instrument.capture import Capture
+
+        for folder in list(self._finished):
+            if folder not in self._captures:
+                with suppress(CaptureError):  # removed from disk
+                    self._captures[folder] = Capture.load(folder)
+        return [self._captures[folder] for folder in self._finished if folder in self._captures]
+
+    @property
     def loop(self) -> StepLoop:
         """The object that counts the steps of the run, and begins and ends its windows."""
         return self._loop
@@ -119,7 +132,7 @@ class Session:
             plan_text.in_words(self.config, self._loop.train) if self.config.enabled else "disabled"
         )
         at = "at" if self.running else "not running, at"
-        captures = counted(len(self.captures), "capture")
+        captures = counted(len(self._finished), "capture")
         return f"<Session: {plan}; {at} step {self.step_number}, {captures}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -174,7 +187,7 @@ class Session:
         refuse_options(config, self.activities, self.output_dir)
         queue.remove_stale(self.output_dir)
         capture_queue = CaptureQueue(
-            config, self.output_dir, self.captures, rank.rank, rank.world_size
+            config, self.output_dir, self._finished, rank.rank, rank.world_size
         )
         emitting = backends.backend_for(config.emit)
         metadata = interruptibly(_run_metadata, config, self.activities, rank)

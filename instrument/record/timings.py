@@ -20,12 +20,11 @@ from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from instrument.analysis.table import Table
 from instrument.annotate import backends
 from instrument.annotate.modules import ModuleRanges, any_instrumented
 from instrument.config.schema import TimingsConfig
@@ -33,8 +32,11 @@ from instrument.errors import reraise_signal
 from instrument.files import make_folder, open_to_append
 from instrument.log import lines_logger, logger
 from instrument.printable import printable_lines
-from instrument.range_names import from_trace
-from instrument.runs.timings_file import FORMAT, STEP, summary_table
+from instrument.range_names import STEP, from_trace
+from instrument.trace.capture_json import TIMINGS_FORMAT
+
+if TYPE_CHECKING:
+    from instrument.analysis.table import Table
 
 #: After the first `_MOST_NAMES` range names, all further ranges are counted under this name.
 OTHERS = "(other ranges)"
@@ -365,6 +367,8 @@ class Timings:
 
         The table covers the run up to the last write to the file `path`.
         """
+        from instrument.runs.timings_file import summary_table
+
         runs: dict[str, dict[str, int]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -398,7 +402,12 @@ class Timings:
             ranges = self._summaries()
             if ranges:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
-                line = {"format": FORMAT, "step": self._last_step, "time": now, "ranges": ranges}
+                line = {
+                    "format": TIMINGS_FORMAT,
+                    "step": self._last_step,
+                    "time": now,
+                    "ranges": ranges,
+                }
                 _append(self.path, json.dumps(line))
                 if self._write_scalars is not None:
                     since = {name: entry["since"] for name, entry in ranges.items()}

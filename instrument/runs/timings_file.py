@@ -10,7 +10,7 @@ from msgspec import DecodeError, Struct, convert, json
 
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
-from instrument.trace.capture_json import Number
+from instrument.trace.capture_json import TIMINGS_FORMAT, Number
 from instrument.trace.json_stream import forgiving
 
 TIMINGS: Schema = schema(
@@ -29,10 +29,6 @@ TIMINGS: Schema = schema(
     "an error of at most 2 %",
     device_max_ns="the longest time that a call takes in the device's stream",
 )
-# The newest format of a line. A line without the field `format` has format 1.
-FORMAT = 1
-#: The name of the row for whole steps; the operator table uses the same name.
-STEP = "ProfilerStep*"
 # The longest line that is read, in bytes. A line has about 400 bytes for each range.
 _LONGEST_LINE = 64 << 20
 
@@ -46,7 +42,7 @@ class _Line(Struct):
     step: Number | None
     time: str
     ranges: dict[str, _Entry]
-    format: int = FORMAT
+    format: int = TIMINGS_FORMAT
 
 
 _DECODER = json.Decoder(_Line)
@@ -88,10 +84,10 @@ def read_timings(path: Path) -> tuple[Table, list[str]]:
     for last in _lines(path):
         for name, entry in last.ranges.items():
             runs.setdefault(name, {}).update(entry.run)
-    if last is not None and last.format > FORMAT:
+    if last is not None and last.format > TIMINGS_FORMAT:
         raise CaptureError(
             f"The timings {path} have format {last.format}, and this version of torch-instrument "
-            f"reads formats up to {FORMAT}: upgrade torch-instrument."
+            f"reads formats up to {TIMINGS_FORMAT}: upgrade torch-instrument."
         )
     if last is None:
         raise CaptureError(

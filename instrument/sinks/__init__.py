@@ -9,11 +9,13 @@ accepts a sink as an object.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from instrument.capture import Capture
 from instrument.config.options import Options
 from instrument.errors import ConfigError
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 __all__ = ["Sink"]
 

@@ -15,12 +15,12 @@ from typing import ClassVar, Literal, NamedTuple
 from pydantic import Field, PrivateAttr
 
 from instrument import threads
-from instrument.analysis.views import files_of
 from instrument.capture import Capture
 from instrument.errors import CaptureError
 from instrument.log import logger
 from instrument.sinks import Sink
 from instrument.sinks.scalars import known_scalars, last_step
+from instrument.storage import files_of
 
 # If the end of a run waits for the tracker longer than this, in seconds, the log names the windows
 # that are not sent yet.

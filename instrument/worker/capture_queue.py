@@ -9,7 +9,6 @@ from typing import Any
 from uuid import uuid4
 
 from instrument import files
-from instrument.capture import Capture
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import from_signal_handler
 from instrument.file_lock import FileLock
@@ -18,9 +17,9 @@ from instrument.log import logger
 from instrument.rank_info import lowest_rank
 from instrument.sinks import Sink
 from instrument.worker import queue, retention, upload
-from instrument.worker.finish import call_sinks, finish, run_sink
 from instrument.worker.job import Job
 from instrument.worker.process import Exporter
+from instrument.worker.sink_calls import call_sinks, run_sink
 from instrument.worker.upload import SINK_NAME, Upload
 
 # How long each sink may take to close if training failed, in seconds.
@@ -53,7 +52,7 @@ class CaptureQueue:
         self,
         config: ProfilerConfig,
         output_dir: Path,
-        captures: list[Capture],
+        finished: list[Path],
         rank: int,
         world_size: int,
     ) -> None:
@@ -64,7 +63,7 @@ class CaptureQueue:
         self.lock = FileLock(queue.lock_of(output_dir, self.run))
         self.taken = 0
         self._config = config
-        self._captures = captures
+        self._finished = finished
         self._failed: set[str] = set()
         self._dropped: list[str] = []
         self.to_finish: list[Path] = []
@@ -141,11 +140,13 @@ class CaptureQueue:
                     if not from_signal_handler(error):  # otherwise the next call goes on
                         self.to_finish.remove(folder)
                     raise
-            elif files.exists(finished) and finished not in [c.folder for c in self._captures]:
+            elif files.exists(finished) and finished not in self._finished:
                 self._take_capture(finished)  # a signal's exception came right after renaming
             self.to_finish.remove(folder)
 
     def _finish(self, folder: Path, sinks: dict[str, Any]) -> None:
+        from instrument.worker.finish import finish
+
         self._take_capture(finish(folder, sinks, failed=self._failed))
 
     def close(self, reason: str | None) -> None:
@@ -181,7 +182,7 @@ class CaptureQueue:
         if len(self._job.given_up) > 1:
             names = (queue.name_of(Path(name)) for name in self._job.given_up)
             logger.warning("All windows on which an exporter ended: {}", ", ".join(names))
-        if self._captures and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
+        if self._finished and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
     def _release(self, unsent: list[str]) -> None:
@@ -269,22 +270,21 @@ class CaptureQueue:
             logger.error(what, error, self.output_dir)
 
     def _take_capture(self, folder: Path) -> None:
-        """Run this process's sinks on a finished capture; then add the capture to `captures`."""
-        if self.exporter is not None:
+        """Run this process's sinks on a finished capture; then add it to the session's captures."""
+        if self.exporter is not None and self.sinks_here:
+            from instrument.capture import Capture
+
             capture = Capture.load(folder)  # not the one that is kept, which would keep its events
             for name, sink in self.sinks_here.items():
                 run_sink(name, sink, capture, folder, self._failed)
-        self._captures.append(Capture.load(folder))
+        self._finished.append(folder)
         logger.info("Recorded {}", folder)
         self._remove_oldest()
 
     def _unsent(self) -> list[str]:
         """The names of the captures that are not uploaded to `profiler.upload_to`."""
-        folders = (capture.folder for capture in self._captures)
         return sorted(
-            folder.name
-            for folder in folders
-            if folder and self._is_unsent(folder) and folder.exists()
+            folder.name for folder in self._finished if self._is_unsent(folder) and folder.exists()
         )
 
     def _is_unsent(self, folder: Path) -> bool:
@@ -299,9 +299,7 @@ class CaptureQueue:
                 self.output_dir, self.run, self.rank, keep, budget, self._is_needed
             )
             if removed:
-                self._captures[:] = [
-                    capture for capture in self._captures if capture.folder not in removed
-                ]
+                self._finished[:] = [each for each in self._finished if each not in removed]
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture must stay on disk for now.

@@ -46,8 +46,8 @@ from instrument.errors import reason_of, to_trace
 from instrument.file_lock import FileLock, remove_if_free
 from instrument.log import lines_logger, logger
 from instrument.worker import queue, retention, waiting
-from instrument.worker.finish import build_sinks, call_sinks, finish, traceback_of
 from instrument.worker.job import Job, from_line, to_line
+from instrument.worker.sink_calls import build_sinks, call_sinks, traceback_of
 from instrument.worker.upload import SINK_NAME, Upload, has_arrived
 
 _NICENESS = 10
@@ -382,6 +382,8 @@ def _finished(folder: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
     The worker logs an error only for the first folder that fails. Then it adds "exporter" to
     `failed`, and folders that fail later are not logged.
     """
+    from instrument.worker.finish import finish  # not in the trainer, which imports this module
+
     try:
         return finish(folder, sinks, failed=failed)
     except Exception as error:

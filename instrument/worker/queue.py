@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from instrument import file_lock, files
-from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError, InstrumentError
 from instrument.log import logger
+from instrument.trace import capture_json
 from instrument.trace.capture_json import METADATA_FILE
 from instrument.worker.job import Job
 
@@ -265,7 +265,7 @@ def _is_of(folder: Path, job: Job) -> bool:
     try:
         if job.owner is not None and folder.lstat().st_uid != job.owner:
             return False
-        about = Capture.load(folder).metadata
+        about = capture_json.read(folder)
     except (OSError, InstrumentError):
         return False
     return (about.get("run"), about.get("rank")) == (job.run, job.rank)
@@ -295,7 +295,7 @@ def remove_stale(output_dir: Path) -> None:
     left = []
     for folder in queued(output_dir):
         with suppress(CaptureError):
-            writer = Capture.load(folder).metadata.get("run")
+            writer = capture_json.read(folder).get("run")
             if isinstance(writer, str) and _lives(output_dir, writer) is False:
                 left.append(name_of(folder))
     for path in output_dir.glob(".run-*.lock"):

@@ -21,20 +21,21 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from threading import Condition, Thread
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import uuid4
 
 from pydantic import Field, PrivateAttr
 
-from instrument.analysis.views import NOTE_FILE, files_of
-from instrument.capture import Capture
 from instrument.errors import CaptureError, reason_of
 from instrument.files import read_bytes, write
 from instrument.log import logger
 from instrument.redact import without_secrets
 from instrument.sinks import Sink
-from instrument.storage import filesystem
+from instrument.storage import NOTE_FILE, files_of, filesystem
 from instrument.worker import waiting
+
+if TYPE_CHECKING:
+    from instrument.capture import Capture
 
 # The pauses between the attempts to upload one capture, in seconds.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)

@@ -10,7 +10,7 @@ import pytest
 
 from instrument.compare.run_record import read_run
 from instrument.errors import CaptureError
-from instrument.runs.timings_file import STEP
+from instrument.range_names import STEP
 
 
 def written(folder: Path, *lines: dict[str, Any]) -> Path:
