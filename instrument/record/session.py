@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -193,6 +194,8 @@ class Session:
         metadata = interruptibly(_run_metadata, config, self.activities, rank)
         if loop.may_record():
             interruptibly(import_early)
+            if capture_queue.sinks_here or capture_queue.exporter is None:
+                interruptibly(import_module, "instrument.worker.finish")
         metadata |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(
