@@ -673,3 +673,20 @@ def test_a_log_sink_that_raises_costs_no_window_and_its_messages_go_to_stderr(
     expected = {"INFO": "INFO: Profiler records steps", "WARNING": "WARNING: The window of steps"}
     assert expected[level] in printed
     assert "(a log sink failed: the sink is broken)" in printed
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_handler_that_stops_the_session_while_a_sink_runs_costs_nothing(
+    tmp_path: Path, log: Log
+) -> None:
+    class Interrupted(Sink):
+        def write(self, capture: Capture, folder: Path) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    session = Session(active=1, sinks={"own": Interrupted()}, export="inline", output_dir=tmp_path)
+    signal.signal(signal.SIGUSR1, lambda *_: session.stop())
+    with session:
+        work()
+        session.step()
+    assert steps_in(session) == [([0], [0])]
+    assert log.at("ERROR") == []

@@ -5,6 +5,7 @@ import gzip
 import json
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -976,3 +977,14 @@ def test_overloads_are_recorded_where_they_are_asked_for(
         "dim_IntList",
     }
     assert table.where(name="aten::sum")[0].calls == 2
+
+
+def test_a_second_run_into_the_same_folder_gives_its_own_captures(tmp_path: Path) -> None:
+    session = Session(active=1, repeat=1, export="inline", output_dir=tmp_path / "profile")
+    for number in range(2):
+        session.add_metadata("number", number)
+        session.step_number = 0
+        with session:
+            session.step()
+        assert session.captures[-1].metadata["user_metadata"]["number"] == number
+        shutil.rmtree(tmp_path / "profile")

@@ -174,8 +174,8 @@ class ProfilerConfig(BaseModel):
             upload. None means no upload.
         upload_options: options of the URL's file system, such as `endpoint_url`. Put credentials
             into the environment, not here. Only options that cannot be secrets, such as addresses
-            and booleans, are stored on disk. A later upload by `instrument export` uses only the
-            stored options.
+            and booleans, are stored on disk. A later upload by `instrument export` uses none of
+            them: the server's address must then be in the environment.
         preemption_grace_s: seconds from SIGTERM until the process is killed. An open window is
             saved within half of this time. None means that SIGTERM is not handled.
         sinks: a mapping from names to sinks, which write files from each capture. A value is an
@@ -392,7 +392,7 @@ class ProfilerConfig(BaseModel):
         kept = {
             "upload_options": public(self.upload_options),
             "upload_to": self.upload_to,
-        }  # these values hold no secrets, and `instrument export` needs them
+        }  # these values hold no secrets
         plain: dict[str, Any] = redact(options) | kept
         return plain
 

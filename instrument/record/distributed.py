@@ -123,11 +123,12 @@ class Announcements:
             return False
         why = f"{request.why}, " if request.why else ""
         why += f"on rank {self.rank} after step {after_step}"
-        begin = step + steps_ahead(step_ns)
+        begin = int(step) + steps_ahead(step_ns)
         end = begin + self._config.warmup + (request.steps or self._config.active or 1) - 1
-        window = AnnouncedWindow(trigger, why, request.steps, after_step, begin, end)
+        window = AnnouncedWindow(trigger, why, request.steps, int(after_step), begin, end)
+        text = json.dumps(window)  # an error must come before the number is taken
         number = self._store.add("windows", 1)
-        self._store.set(f"windows/{number}", json.dumps(window))
+        self._store.set(f"windows/{number}", text)
         return True
 
     def new(self) -> Iterator[AnnouncedWindow]:
@@ -160,8 +161,8 @@ def join_ranks(
     No connection is needed if only this rank records, or if `profiler.output_dir` is given and
     there are no triggers. A job that is restarted records into the folder of its first start.
 
-    Cost: a connection to the store. If the store cannot be reached or does not answer, a rank waits
-    10 s and then records by itself.
+    Cost: a connection to the store. If the store cannot be reached, a rank waits 10 s, or 20 s if
+    it does not answer, and then records by itself.
 
     Returns:
         The folder, and the announcements of all ranks. The latter are None if there are no
@@ -188,9 +189,9 @@ def join_ranks(
         announcements, shared = _with_timeout(2 * _CONNECT_S, join)
         folder = queue.writable(shared) if config.output_dir is None else own
     except Exception as error:  # the store failed, or this machine cannot create the folder
-        what = "records into its own folder"
-        if announcements is None:
-            what = "records by itself, into its own folder"
+        what = "records by itself" if announcements is None else "records"
+        if config.output_dir is None:
+            what += " into its own folder"
         logger.warning("Rank {} {}: {}.", rank_info.rank, what, str(error).rstrip("."))
     return queue.writable(folder), announcements if config.triggers else None
 

@@ -39,7 +39,7 @@ from instrument.redact import redact
 from instrument.trace.capture_json import FORMAT
 from instrument.units import counted
 from instrument.worker import queue
-from instrument.worker.capture_queue import CaptureQueue
+from instrument.worker.capture_queue import CaptureQueue, FinishedCapture
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -87,8 +87,7 @@ class Session:
 
     def __init__(self, *config: Any, model: Models = None, **options: Any) -> None:
         self.config: ProfilerConfig = as_config(*config, **options)
-        self._finished: list[Path] = []
-        self._captures: dict[Path, Capture] = {}
+        self._finished: list[FinishedCapture] = []
         self.activities: list[str] = []
         self.output_dir: Path | None = None
         self.timings: Timings | None = None
@@ -115,13 +114,11 @@ class Session:
     @property
     def captures(self) -> list[Capture]:
         """The finished captures of this rank, oldest first, without those that were removed."""
-        from instrument.capture import Capture
-
-        for folder in list(self._finished):
-            if folder not in self._captures:
-                with suppress(CaptureError):  # removed from disk
-                    self._captures[folder] = Capture.load(folder)
-        return [self._captures[folder] for folder in self._finished if folder in self._captures]
+        found = []
+        for finished in list(self._finished):
+            with suppress(CaptureError):  # removed from disk
+                found.append(finished.capture)
+        return found
 
     @property
     def loop(self) -> StepLoop:

@@ -141,6 +141,9 @@ class TriggerRunner:
             is the first new request whose trigger has windows left and no cooldown. With other
             ranks, a new request begins no window yet, because it is announced first.
         """
+        if self._unsent and self._announcements is None:
+            self._pending_requests |= {name: request for name, (request, _) in self._unsent.items()}
+            self._unsent = {}
         ready, of_step = self._losses.after_step(number, loss)
         # the constructor of a NamedTuple takes twice as long
         step: Step = tuple.__new__(Step, (number, took_ns, ready, of_step, recorded))
@@ -161,7 +164,10 @@ class TriggerRunner:
                 first = trigger.name, request
         if first is not None and self._announcements is not None:
             name, request = first
-            self._unsent.setdefault(name, (request, number))
+            if not any(
+                window.trigger == name and window.after_step <= number for window in self._announced
+            ):  # otherwise the announced window answers this request too
+                self._unsent.setdefault(name, (request, number))
             first = None
         elif first is not None:
             self._count_window(first[0], number)
@@ -173,13 +179,13 @@ class TriggerRunner:
         While a window is open, the announced window is delayed step by step. The open window is
         open on all ranks, so all ranks delay the announced window by the same number of steps.
         """
-        window = self._announced[0]
+        window = min(self._announced, key=lambda window: window.begin)
         if number + 1 < window.begin:
             return None
         if number + 1 == window.begin and recorded:
-            self._announced[0] = window._replace(begin=number + 2)
+            self._announced[self._announced.index(window)] = window._replace(begin=number + 2)
             return None
-        del self._announced[0]
+        self._announced.remove(window)
         if number + 1 == window.begin:
             return window.trigger, Request(window.why, window.steps)
         logger.warning(
@@ -254,13 +260,11 @@ class TriggerRunner:
                     self._last = window
         except Exception as error:  # the store raises errors of various types
             self._announcements = None
-            logger.warning(
+            logger.info(
                 "From now on, only rank {} records the windows that its triggers request: {}.",
                 announcements.rank,
                 str(error).rstrip("."),
             )
-            self._pending_requests |= {name: request for name, (request, _) in self._unsent.items()}
-            self._unsent.clear()
 
     def _is_answered(self, window: AnnouncedWindow) -> bool:
         """Whether a window was requested before the last announced window ends, which answers it.

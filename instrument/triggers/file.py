@@ -6,7 +6,6 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from pydantic import Field
@@ -51,11 +50,17 @@ class File(Trigger):
         }
 
         def poll() -> None:
+            if lock.handle is None:  # `ask` may have tested the lock at the start
+                lock.hold()
             for why, new_request in watched.items():
                 if (text := new_request()) is not None:
                     ask(Request(why, int(text or 0) or None))
 
-        return TriggerCallbacks(poll=poll, end=partial(lock.release, done=True))
+        def end() -> None:
+            lock.release(done=True)
+            own.unlink(missing_ok=True)  # where files cannot be locked
+
+        return TriggerCallbacks(poll=poll, end=end)
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from instrument import files
@@ -22,8 +23,29 @@ from instrument.worker.process import Exporter
 from instrument.worker.sink_calls import call_sinks, run_sink
 from instrument.worker.upload import SINK_NAME, Upload
 
+if TYPE_CHECKING:
+    from instrument.capture import Capture
+
 # How long each sink may take to close if training failed, in seconds.
 _CLOSING_S = 5.0
+
+
+class FinishedCapture:
+    """The folder of a finished capture, which is read when somebody asks for the capture."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @cached_property
+    def capture(self) -> Capture:
+        """The capture.
+
+        Raises:
+            CaptureError: the folder was removed, or cannot be read.
+        """
+        from instrument.capture import Capture
+
+        return Capture.load(self.folder)
 
 
 class CaptureQueue:
@@ -52,7 +74,7 @@ class CaptureQueue:
         self,
         config: ProfilerConfig,
         output_dir: Path,
-        finished: list[Path],
+        finished: list[FinishedCapture],
         rank: int,
         world_size: int,
     ) -> None:
@@ -67,6 +89,7 @@ class CaptureQueue:
         self._failed: set[str] = set()
         self._dropped: list[str] = []
         self.to_finish: list[Path] = []
+        self._finishing = False
         self._enforcing = Lock()
         by_worker = config.export == "process"
         self.inline = self._choose_inline_sinks() if by_worker else {}
@@ -130,19 +153,28 @@ class CaptureQueue:
         Raises:
             OSError: a trace cannot be compressed; the window stays queued.
         """
-        while self.to_finish:
-            folder = self.to_finish[0]
-            finished = folder.with_name(queue.name_of(folder))
-            if queue.is_queued(folder):
-                try:
-                    interruptibly(self._finish, folder, self.sinks_here)
-                except BaseException as error:
-                    if not from_signal_handler(error):  # otherwise the next call goes on
-                        self.to_finish.remove(folder)
-                    raise
-            elif files.exists(finished) and finished not in self._finished:
-                self._take_capture(finished)  # a signal's exception came right after renaming
-            self.to_finish.remove(folder)
+        if self._finishing:  # a sink or a signal handler stops the session, or another thread
+            return
+        try:
+            self._finishing = True
+            while self.to_finish:
+                self._finish_first()
+        finally:
+            self._finishing = False
+
+    def _finish_first(self) -> None:
+        folder = self.to_finish[0]
+        finished = folder.with_name(queue.name_of(folder))
+        if queue.is_queued(folder):
+            try:
+                interruptibly(self._finish, folder, self.sinks_here)
+            except BaseException as error:
+                if not from_signal_handler(error):  # otherwise the next call goes on
+                    self.to_finish.remove(folder)
+                raise
+        elif files.exists(finished) and finished not in [each.folder for each in self._finished]:
+            self._take_capture(finished)  # a signal's exception came right after renaming
+        self.to_finish.remove(folder)
 
     def _finish(self, folder: Path, sinks: dict[str, Any]) -> None:
         from instrument.worker.finish import finish
@@ -277,14 +309,15 @@ class CaptureQueue:
             capture = Capture.load(folder)  # not the one that is kept, which would keep its events
             for name, sink in self.sinks_here.items():
                 run_sink(name, sink, capture, folder, self._failed)
-        self._finished.append(folder)
+        self._finished.append(FinishedCapture(folder))
         logger.info("Recorded {}", folder)
         self._remove_oldest()
 
     def _unsent(self) -> list[str]:
         """The names of the captures that are not uploaded to `profiler.upload_to`."""
+        folders = (each.folder for each in self._finished)
         return sorted(
-            folder.name for folder in self._finished if self._is_unsent(folder) and folder.exists()
+            folder.name for folder in folders if self._is_unsent(folder) and folder.exists()
         )
 
     def _is_unsent(self, folder: Path) -> bool:
@@ -299,7 +332,7 @@ class CaptureQueue:
                 self.output_dir, self.run, self.rank, keep, budget, self._is_needed
             )
             if removed:
-                self._finished[:] = [each for each in self._finished if each not in removed]
+                self._finished[:] = [each for each in self._finished if each.folder not in removed]
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture must stay on disk for now.

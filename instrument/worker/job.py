@@ -20,7 +20,8 @@ class Job(msgspec.Struct, kw_only=True):
         run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
         rank: the rank that recorded the captures.
         folder: the folder for captures.
-        owner: the user id that owns the run's files; None on systems without user ids.
+        owner: the user id that owns the run's files; None until a window was
+            saved.
         sinks: the config (`_target_` and options) of each sink that the worker runs, in the order
             of the run's config. The keys are the names of the sinks.
         upload_to: the URL to upload captures to; None means that nothing is uploaded.

@@ -155,7 +155,7 @@ def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[st
         except CaptureError:  # the folder is not a capture of instrument
             continue
         wanted = about.get("config", {}).get("upload_to")
-        if url is None and wanted:
+        if url is None and wanted and not upload.has_arrived(folder, wanted):
             notes.append(
                 f"{folder.name} was recorded with upload_to={wanted}, but a URL in a capture is "
                 "not trusted: add --upload-to URL to upload the capture."

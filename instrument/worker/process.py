@@ -277,7 +277,7 @@ class Exporter:
             return
         self._death_reported = True
         is_saved = folder.name.startswith(".")
-        upload = "" if is_saved else f" --upload-to {self._job.upload_to}"
+        upload = f" --upload-to {self._job.upload_to}" if self._job.upload_to else ""
         how = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         logger.error(
             "The exporter ended while it worked on {} ({}). The {} is kept, and `instrument export "

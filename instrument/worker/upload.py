@@ -95,7 +95,7 @@ class Upload(Sink):
     def close(self, timeout_s: float | None = None) -> None:
         """Wait until every capture is uploaded or has failed.
 
-        With a timeout, show the progress, and wait at most `timeout_s` seconds.
+        With a timeout, log the progress, and wait at most `timeout_s` seconds.
         """
         with self._changed:
             self._closed = True
