@@ -31,8 +31,9 @@ class FileLock:
     def hold(self) -> bool:
         """Take the lock unless this process holds it; return whether the process holds it now."""
         for _ in range(_TRIES if self.handle is None else 0):
-            handle = _locked(self.path, os.O_CREAT)
-            if handle is None:
+            try:
+                handle = _locked(self.path, os.O_CREAT)
+            except OSError:
                 break
             if _is_at(handle, self.path):
                 self.handle = handle
@@ -65,45 +66,39 @@ class FileLock:
 def is_held(path: Path) -> bool | None:
     """Whether a process holds the lock of a file; None if that cannot be found out."""
     try:
-        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        os.close(_locked(path))
     except FileNotFoundError:
         return False
-    except (OSError, ValueError):
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except (OSError, ValueError):
         return None
-    else:
-        return False
-    finally:
-        os.close(handle)
+    return False
 
 
 def remove_if_free(path: Path) -> None:
     """Remove the file of a lock if no process holds the lock."""
-    handle = _locked(path, 0)
-    if handle is not None:
-        path.unlink(missing_ok=True)
-        os.close(handle)
+    try:
+        handle = _locked(path)
+    except OSError:
+        return
+    path.unlink(missing_ok=True)
+    os.close(handle)
 
 
-def _locked(path: Path, create: int) -> int | None:
+def _locked(path: Path, create: int = 0) -> int:
     """Lock a file and return its descriptor.
 
-    Returns None if another process holds the lock, or after any error.
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be opened, or files cannot be locked there.
     """
-    try:
-        handle = os.open(path, os.O_RDWR | create | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return None
+    handle = os.open(path, os.O_RDWR | create | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by another process, or no locks on this file system
+    except OSError:
         os.close(handle)
-        return None
+        raise
     return handle
 
 

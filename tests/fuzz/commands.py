@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from builders import is_harmless
+from builders import allocation, annotation, is_harmless, launched, span, step
 
 from fuzz.mutations import Tree, document_of, mutated, packed, unpacked, write
 from instrument.cli import command, open
@@ -142,48 +142,32 @@ def trimmed(content: bytes, most: int = 250) -> bytes:
 
 def shapes(count: int) -> Iterator[tuple[str, Tree]]:
     """Traces of `count` events each on which a loop over one kind of thing would take minutes."""
-
-    def call(number: int, begin: int, length: int = 1, **other: Any) -> dict[str, Any]:
-        each = {"ph": "X", "cat": "cpu_op", "name": "aten::a", "pid": 1, "tid": 1}
-        return each | {"ts": begin, "dur": length} | {k: v(number) for k, v in other.items()}
-
-    def kernel(number: int, **other: Any) -> list[dict[str, Any]]:
-        args = {"args": lambda k: {"correlation": k, "device": 0, "stream": k, "External id": k}}
-        launch = {"cat": lambda _: "cuda_runtime", "name": lambda _: "cudaLaunchKernel"}
-        on_stream = {"cat": lambda _: "kernel", "tid": lambda k: k} | other
-        return [
-            call(number, 10 * number, **launch, **args),
-            call(number, 10 * number + 5, **on_stream, **args),
-        ]
-
-    def freed(number: int, tid: int, change: int) -> dict[str, Any]:
-        args = {"Bytes": change, "Device Type": 0, "Addr": number, "Total Allocated": 8}
-        each = {"ph": "i", "name": "[memory]", "ts": number, "pid": 1, "tid": tid}
-        return each | {"args": args}
-
-    every, named = range(count), {"name": lambda k: f"name {k}"}
-    a_range = {"cat": lambda _: "user_annotation"}
-    nest = [(k, k, 2 * (count - k)) for k in every]
-    made = {
-        "nested calls": [call(*each) for each in nest],
-        "nested ranges": [call(*each, **a_range, **named) for each in nest[: count // 5]],
-        "threads": [call(k, k, tid=lambda k: k) for k in every],
-        "threads with memory": [
-            each for k in every[::2] for each in (call(k, k, tid=lambda k: k), freed(k, k, 8))
-        ],
-        "names": [call(k, 2 * k, **named) for k in every],
-        "ranges": [call(k, 2 * k, **a_range, **named) for k in every],
-        "streams": [each for k in every[1::2] for each in kernel(k)],
-        "kernels": [each for k in every[1::2] for each in kernel(k, tid=lambda _: 7, **named)],
-        "steps": [call(k, 10 * k, 9, **a_range, name=lambda k: f"ProfilerStep#{k}") for k in every],
-        "mistyped": [
-            call(k, k, cat=lambda k: f"category {k}", args=lambda _: {"External id": "x"})
+    every = range(count)
+    made: dict[str, Iterable[Any]] = {
+        "nested calls": (span("aten::a", k, 2 * (count - k)) for k in every),
+        "nested ranges": (annotation(f"r {k}", k, 2 * (count - k)) for k in every[: count // 5]),
+        "threads": (span("aten::a", k, 1, tid=k) for k in every),
+        "threads with memory": (
+            each
             for k in every[::2]
-        ],
-        "processes": [call(k, k, pid=lambda k: k) for k in every],
+            for each in (span("aten::a", k, 1, tid=k), allocation(k, 8, k, 8, tid=k))
+        ),
+        "names": (span(f"name {k}", 2 * k, 1) for k in every),
+        "ranges": (annotation(f"name {k}", 2 * k, 1) for k in every),
+        "streams": (
+            each
+            for k in every[1::2]
+            for each in launched("gemm", 10 * k, 10 * k + 6, 1, k, tid=k, stream=k)
+        ),
+        "kernels": (
+            each for k in every[1::2] for each in launched(f"name {k}", 10 * k, 10 * k + 6, 1, k)
+        ),
+        "steps": (step(k, 10 * k, 9) for k in every),
+        "mistyped": (span("aten::a", k, 1, f"category {k}", External_id="x") for k in every[::2]),
+        "processes": (span("aten::a", k, 1, pid=k) for k in every),
     }
     for shape, events in made.items():
-        content = json.dumps({"traceEvents": events}).encode()
+        content = json.dumps({"traceEvents": [*events]}).encode()
         yield shape, {"run/trace.json.gz": packed(content, b"\x1f\x8b")}
 
 
