@@ -21,6 +21,16 @@ from typing import IO, Any
 #: The environment variable with a folder for captures, which replaces `profiler.output_dir`.
 CAPTURES_VARIABLE = "INSTRUMENT_DIR"
 
+#: The file of a capture that describes the run and the window.
+METADATA_FILE = "capture.json"
+#: The format of capture.json. Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
+FORMAT = 2
+#: The format of a line of a timings file. A line without the field `format` has format 1.
+TIMINGS_FORMAT = 1
+
+#: Matches the names of all files with memory categories.
+MEMORY_CATEGORIES_FILES = "memory_categories_*"
+
 # The limit for a metadata file (capture.json, …). Such files have a few kilobytes.
 MOST_METADATA_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 20
@@ -190,6 +200,14 @@ def encodable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {encodable(key): encodable(item) for key, item in value.items()}
     return [encodable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def memory_categories_file(device: str, *, raw: bool = False) -> str:
+    """The name of the file in a capture that holds a device's memory categories over time.
+
+    With `raw`, the name of the file that holds each allocation and free of the device.
+    """
+    return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
 
 
 def python_running(module: str, *arguments: str) -> list[str]:

@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any, TypeGuard, TypeVar
 
 from instrument.errors import CaptureError, ConfigError, InstrumentError, MissingPackage
-from instrument.files import MOST_METADATA_BYTES, is_regular, regular_files
+from instrument.files import METADATA_FILE, MOST_METADATA_BYTES, is_regular, regular_files
 from instrument.redact import holds_password
 from instrument.units import size
 
@@ -41,7 +41,7 @@ MOST_TRACE_BYTES = 16 << 30
 #: The file that records where a capture was uploaded. The file itself is not uploaded.
 NOTE_FILE = "upload.json"
 # The names of the files that are fetched. The server cannot choose other names.
-_METADATA, _TRACES = "capture.json", ("trace.json.gz", "trace.json")
+_TRACES = ("trace.json.gz", "trace.json")
 # If the content of a file changes, these keys of fsspec's file information change; the most
 # reliable key comes first.
 _STATES = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
@@ -129,12 +129,12 @@ def captures(url: str) -> list[str]:
     with _as_capture_error(url):
         fs, path = filesystem(url)
         found = _listed(fs, path)
-        if path in found or f"{path}/{_METADATA}" in found:
+        if path in found or f"{path}/{METADATA_FILE}" in found:
             return [url]
         below = [
             name
             for name in found
-            if name.endswith(f"/{_METADATA}") and "/." not in name[len(path) :]
+            if name.endswith(f"/{METADATA_FILE}") and "/." not in name[len(path) :]
         ]
         below.sort(key=lambda name: (_first(found[name], _MODIFIED), name))
         if not below:
@@ -142,7 +142,7 @@ def captures(url: str) -> list[str]:
                 f"There is no capture at or below {url}: give the URL of a capture, or of a folder "
                 "of captures."
             )
-        folders = [name[: -len(_METADATA) - 1] for name in below]
+        folders = [name[: -len(METADATA_FILE) - 1] for name in below]
         base = url.rstrip("/")
         if base.endswith(":"):  # the root, such as file:///
             return [fs.unstrip_protocol(folder) for folder in folders]
@@ -166,11 +166,12 @@ def fetch(url: str) -> Path:
         found = _listed(fs, path)
         if path in found:
             names = [path]
-        elif f"{path}/{_METADATA}" in found:
-            names = [name for file in (_METADATA, *_TRACES) if (name := f"{path}/{file}") in found]
-            names = names[:2]  # if there are two traces, only the first is fetched
+        elif f"{path}/{METADATA_FILE}" in found:
+            names = [f"{path}/{file}" for file in (METADATA_FILE, *_TRACES)]
+            # if there are two traces, only the first is fetched
+            names = [name for name in names if name in found][:2]
         else:
-            raise CaptureError(f"There is no capture at {url}: it has no {_METADATA}.")
+            raise CaptureError(f"There is no capture at {url}: it has no {METADATA_FILE}.")
         sizes = {name: found[name].get("size") for name in names}
         state = (url, *((sizes[name], _first(found[name], _STATES)) for name in names))
         if state not in _downloaded:
@@ -256,7 +257,7 @@ def _download(fs: Any, path: str, named: int | None, target: Path) -> None:
         CaptureError: the file is too large for its kind or for the disk, or its size is not
             `named`.
     """
-    most = MOST_METADATA_BYTES if Path(path).name == _METADATA else MOST_TRACE_BYTES
+    most = MOST_METADATA_BYTES if Path(path).name == METADATA_FILE else MOST_TRACE_BYTES
     free = shutil.disk_usage(target.parent).free
     if free < (named or 0) <= most:
         raise CaptureError(
@@ -358,4 +359,4 @@ def files_of(folder: Path) -> list[str]:
         each.as_posix() for each in relative if not any(part.startswith(".") for part in each.parts)
     ]
     kept = (file for file in found if file != NOTE_FILE)
-    return sorted(kept, key=lambda file: (file == _METADATA, file))
+    return sorted(kept, key=lambda file: (file == METADATA_FILE, file))

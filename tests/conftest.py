@@ -15,7 +15,7 @@ from left_on import Before
 from loguru import logger
 
 from instrument import ProfilerConfig
-from instrument.worker import process
+from instrument.record import finisher
 
 # No example fails because the machine is busy.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,7 +32,7 @@ def _ctrl_c() -> None:
 def _patience() -> Iterator[None]:
     """After an exception, training waits two seconds for the exporter: too few on a busy machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process, "_AFTER_FAILURE_S", 120.0)
+        patch.setattr(finisher, "_AFTER_FAILURE_S", 120.0)
         yield
 
 

@@ -45,7 +45,7 @@ TESTS = {
         "tests/test_faults.py::test_an_interpreter_that_ends_without_stop_leaves_one_too",
         "tests/test_notebook_log.py::test_the_log_of_a_session_in_a_notebook_is_on_stdout",
     ],
-    "instrument/worker/queue.py": [
+    "instrument/finish/queue.py": [
         *_top("leftovers", "delivery"),
         "tests/test_exporter.py::test_a_name_that_is_taken_or_on_its_way_is_not_taken_again",
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
@@ -57,14 +57,14 @@ TESTS = {
         "tests/test_hydra.py::test_an_application_that_knows_nothing_of_us",
         "tests/test_session.py::test_a_folder_that_cannot_be_written_is_told_before_the_first_step",
     ],
-    "instrument/worker/retention.py": _top("delivery", "upload"),
-    "instrument/worker/capture_queue.py": [
+    "instrument/finish/retention.py": _top("delivery", "upload"),
+    "instrument/record/finisher.py": [
         *_top("delivery", "upload"),
         "tests/test_exporter.py::test_a_full_queue_drops_windows_and_names_them",
         "tests/test_exporter.py::test_where_no_thread_can_be_started_the_session_finishes_its_windows_itself",
         "tests/sinks/test_trackers.py::test_no_capture_is_removed_before_a_tracker_has_it",
     ],
-    "instrument/worker/finish.py": [
+    "instrument/finish/window.py": [
         *_top("delivery", "upload"),
         "tests/test_across.py::test_a_summary_that_cannot_be_made_costs_nothing_else",
         "tests/test_exporter.py::test_what_a_killed_process_has_half_written_is_not_in_the_capture",
@@ -192,42 +192,41 @@ PLANTED = [
     ),
     Planted(
         "retention removes the newest of those it may",
-        "instrument/worker/retention.py",
+        "instrument/finish/retention.py",
         "for folder in captures[:-1]:",
         "for folder in reversed(captures[:-1]):",
         "tests/test_delivery.py::test_keep_leaves_the_last_captures[inline]",
     ),
     Planted(
         "retention removes the last capture",
-        "instrument/worker/retention.py",
+        "instrument/finish/retention.py",
         "for folder in captures[:-1]:",
         "for folder in captures:",
         "tests/test_delivery.py::test_a_disk_budget_removes_the_oldest_and_never_the_last",
     ),
     Planted(
         "renamed before capture.json is written",
-        "instrument/worker/queue.py",
-        """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
-    folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
+        "instrument/finish/queue.py",
+        """    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name_of(staging)}))
+    staging.rename(folder)
 """,
-        """    folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
-    _write_new(folder / METADATA_FILE, _as_text({**metadata, "name": name}))
+        """    staging.rename(folder)
+    _write_new(folder / METADATA_FILE, _as_text({**metadata, "name": name_of(folder)}))
 """,
         "tests/test_exporter.py::test_a_window_without_its_capture_json_is_not_queued",
     ),
     Planted(
         "the worker reports a capture before its sinks have run",
-        "instrument/worker/process.py",
-        "        _answer(answers, began=str(folder))\n",
-        "        _answer(answers, began=str(folder))\n"
-        "        _answer(answers, done=str(folder), place=str(folder))\n",
+        "instrument/finish/__main__.py",
+        "        _allow(job.timeout_s)\n        place",
+        "        _answer(answers, done=str(window), place=str(window))\n        _allow(job.timeout_s)\n        place",
         "tests/test_exporter.py::test_another_process_makes_each_capture_and_its_words_arrive_in_order",
     ),
     Planted(
         "a capture is published before its sinks have run",
-        "instrument/worker/finish.py",
-        "        _summarize(capture, folder, failed)\n",
-        "        _summarize(capture, folder, failed)\n        folder = publish(folder, about)\n",
+        "instrument/finish/window.py",
+        "    _summarize(capture, folder, failed)\n",
+        "    _summarize(capture, folder, failed)\n    folder = queue.publish(folder, about)\n",
         "tests/test_exporter.py::test_a_capture_has_its_name_only_when_its_sinks_have_run",
     ),
     Planted(
@@ -428,7 +427,7 @@ EQUIVALENT = {
         "item = np.flatnonzero((one >= 0) & (other >= 0) | (common != one) & (common != other))",
     ): "an item with one path at or above the other has no groups on one side, so it adds nothing",
     (
-        "instrument/worker/finish.py",
+        "instrument/finish/window.py",
         "(folder / _LOCK_FILE).unlink(missing_ok=True)",
         "(folder / _LOCK_FILE).unlink(missing_ok=False)",
     ): "the file is missing on Windows alone, which has no such lock",
@@ -493,7 +492,7 @@ EQUIVALENT = {
         "_UNKNOWN = -2",
     ): "any number below 0 says that a value is unknown",
     (
-        "instrument/worker/queue.py",
+        "instrument/finish/queue.py",
         "text = json.dumps(metadata, indent=2, default=repr)",
         "text = json.dumps(metadata, indent=3, default=repr)",
     ): "only the look of the file",

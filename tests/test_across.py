@@ -13,9 +13,9 @@ from collected import Log
 
 from instrument.capture import Capture
 from instrument.cli.command import main
+from instrument.finish.window import finish
 from instrument.report.ranks import as_text
 from instrument.runs.run import Run
-from instrument.worker.finish import finish
 
 DDP = """
 import os, sys, time

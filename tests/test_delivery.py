@@ -24,13 +24,13 @@ from instrument.capture import Capture
 from instrument.config.schema import as_config
 from instrument.errors import ConfigError
 from instrument.file_lock import FileLock, is_held
-from instrument.record import step_loop
+from instrument.finish import queue
+from instrument.record import finisher, step_loop
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.report.text import render
 from instrument.sinks.scalars import scalars
 from instrument.triggers import Step, TriggerCallbacks
 from instrument.units import duration, size
-from instrument.worker import process, queue
 
 
 def record(folder: Path, windows: int, **options: Any) -> Session:
@@ -117,7 +117,7 @@ def test_an_exporter_that_cannot_start_is_told_once(
     def fails(*_: Any) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(process.Exporter, "submit", fails)
+    monkeypatch.setattr(finisher.Finisher, "_start", fails)
     log.errors_expected = True
     assert not record(tmp_path, 2, export="process").captures
     (error,) = log.at("ERROR")

@@ -25,9 +25,10 @@ from instrument import Session, Sink
 from instrument.capture import Capture
 from instrument.cli.command import main
 from instrument.config.schema import as_config
-from instrument.worker import process, queue
-from instrument.worker.finish import _locked, finish
-from instrument.worker.sink_calls import build_sinks
+from instrument.finish import queue, window
+from instrument.finish.sink_calls import build_sinks
+from instrument.finish.window import finish
+from instrument.record import finisher
 
 SINKS = """
     import os, signal, sys, time
@@ -218,8 +219,7 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_lat
     assert error.startswith(
         f"The exporter ended while it worked on {ALL[1]} (SIGKILL). The raw trace is kept"
     )
-    queued = output / f".{ALL[1]}.queued"
-    assert queue.queued(output) == [queued]
+    assert queue.left_busy(output) == [output / f".{ALL[1]}.busy"]
 
     assert main(["export", str(output)]) == 0
     out = capsys.readouterr().out
@@ -263,7 +263,9 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
     assert session.captures == []
     assert len(log.at("ERROR")) == 1
     if python == "/bin/false":
-        assert f"All windows on which an exporter ended: {', '.join(ALL)}" in log.at("WARNING")
+        assert log.at("WARNING")[-1].startswith(
+            f"These windows are saved but not finished: {', '.join(ALL)}. "
+        )
     assert main(["export", profiler["output_dir"]]) == 0
     assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == ALL
 
@@ -288,7 +290,7 @@ def test_a_full_queue_drops_windows_and_names_them(
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     profiler: dict[str, Any], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.finish.waiting._SILENT_S", 0.0)
     gate = tmp_path / "gate"
     sinks = {"waits": {"_target_": "their_sinks.WaitsFor", "file": str(gate)}}
     session = run(profiler | {"export_timeout_s": 1.0}, steps=2, sinks=sinks)
@@ -312,13 +314,14 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
 def test_two_processes_do_not_finish_the_same_window(
     profiler: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = Path(profiler["output_dir"])
+    output, take = Path(profiler["output_dir"]), queue.take
     folder = queue.queue(queue.stage(output, "w"), {"config": {"sinks": {}}})
     (folder / "trace.json").write_text('{"traceEvents": []}')
-    with _locked(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window.queue, "take", lambda given: (take(given), take(given))[1])
         assert main(["export", str(output)]) == 2
     assert "Another process is finishing " in capsys.readouterr().err
-    assert main(["export", str(folder)]) == 0
+    assert main(["export", str(output)]) == 0, "the other process has died"
 
 
 def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -> None:
@@ -404,7 +407,7 @@ def test_a_capture_has_its_name_only_when_its_sinks_have_run(tmp_path: Path) -> 
     queued = queue.queue(queue.stage(tmp_path, "w"), {})
     (queued / "trace.json").write_text('{"traceEvents": []}')
     assert finish(queued, {"first": Looks(), "second": Looks()}, failed=set()) == tmp_path / "w"
-    assert found == [[".w.queued"]] * 2
+    assert found == [[".w.busy"]] * 2
 
 
 def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
@@ -476,7 +479,7 @@ def lingers(
 def test_where_every_capture_is_whole_stop_does_not_wait_for_what_a_sink_left(
     lingers: dict[str, Any], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_CLOSING_S", 0.1)
+    monkeypatch.setattr(finisher, "_CLOSING_S", 0.1)
     lingers["sinks"]["lingers"]["how"] = how
     session = Session(lingers, export_timeout_s=100_000).start()
     session.step()
@@ -506,14 +509,13 @@ def test_the_worker_ends_in_its_time_whatever_a_sink_left(
 
 def worker_of(session: Session) -> subprocess.Popen[str] | None:
     assert session.loop.run is not None
-    assert session.loop.run.capture_queue.exporter is not None
-    return session.loop.run.capture_queue.exporter._process
+    return session.loop.run.finisher._process
 
 
 def test_an_exception_in_training_does_not_wait_for_the_exporter(
     lingers: dict[str, Any], log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_AFTER_FAILURE_S", 0.05)
+    monkeypatch.setattr(finisher, "_AFTER_FAILURE_S", 0.05)
     lingers["sinks"]["lingers"]["how"] = "write"
     session = Session(lingers, export_timeout_s=100_000)
     with pytest.raises(ZeroDivisionError), session:  # noqa: PT012
@@ -539,17 +541,17 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
     profiler: dict[str, Any],
 ) -> None:
     """The worker looks for itself whenever it is told of any window."""
-    submit = process.Exporter.submit
+    tell = finisher.Finisher._tell_worker
 
-    def late(self: process.Exporter, folder: Path) -> None:
+    def late(self: finisher.Finisher, folder: Path) -> bool:
         if self._process is not None:
-            process._write(self._process, "")
+            finisher._write(self._process, "")
             while folder.exists():
                 time.sleep(0.01)
-        submit(self, folder)
+        return tell(self, folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(process.Exporter, "submit", late)
+        patch.setattr(finisher.Finisher, "_tell_worker", late)
         session = run(profiler)
     assert names(session) == ALL
 

@@ -18,7 +18,7 @@ import pytest
 import warm
 
 from instrument.capture import Capture
-from instrument.worker import queue
+from instrument.finish import queue
 
 HEAD = """
     import os, signal, sys, time
@@ -70,7 +70,7 @@ class Trainer:
 
     def captures(self) -> list[Capture]:
         """Its captures, once its exporter has finished them."""
-        until(lambda: not list(self.out.glob(".*.queued")))
+        until(lambda: not [*self.out.glob(".*.queued"), *self.out.glob(".*.busy")])
         return self.captures_so_far()
 
     def on_disk(self) -> list[str]:
@@ -379,7 +379,7 @@ def test_a_killed_trainer_whose_exporter_lives_loses_nothing(tmp_path: Path) -> 
     until((tmp_path / "at the gate").exists)
     trainer.process.kill()
     trainer.process.wait()
-    assert trainer.on_disk() == [".steps_000000-000000_rank0.queued"]
+    assert trainer.on_disk() == [".steps_000000-000000_rank0.busy"]
     (tmp_path / "open").touch()
     (capture,) = trainer.captures()
     assert (capture.name, len(capture.steps)) == ("steps_000000-000000_rank0", 1)
@@ -395,7 +395,9 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
     for process in (*_children_of(trainer.process.pid), trainer.process.pid):
         os.kill(process, signal.SIGKILL)
     trainer.ended()
-    (queued,) = queue.queued(trainer.out)
+    assert [queue.name_of(each) for each in queue.left_busy(trainer.out)] == [
+        "steps_000000-000000_rank0"
+    ]
     (tmp_path / "open").touch()
     following = Trainer(
         tmp_path, "with Session(output_dir=str(out), wait=9, active=1): pass"
@@ -405,7 +407,7 @@ def test_killing_trainer_and_exporter_leaves_a_queued_window_and_the_next_run_sa
         "`instrument ex" in following
     )
     done = subprocess.run(
-        [sys.executable, "-m", "instrument", "export", str(queued)],
+        [sys.executable, "-m", "instrument", "export", str(trainer.out)],
         cwd=tmp_path,
         capture_output=True,
         text=True,

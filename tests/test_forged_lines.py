@@ -503,7 +503,7 @@ def test_only_one_module_writes_to_the_log() -> None:
         str(path)
         for path, text in sources.items()
         if "from loguru" in text or "import loguru" in text
-    } == {"log.py", "record/notebook.py", "worker/process.py"}
+    } == {"log.py", "record/notebook.py", "finish/__main__.py"}
     printing = {
         str(path) for path, text in sources.items() if re.search(r"^\s+print\(", text, re.MULTILINE)
     }
@@ -511,7 +511,7 @@ def test_only_one_module_writes_to_the_log() -> None:
         "cli/output.py",
         "log.py",
         "cli/open.py",
-        "worker/waiting.py",
+        "finish/waiting.py",
         "record/notebook.py",
         "fx/profiler.py",
     }

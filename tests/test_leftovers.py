@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,7 @@ from collected import Log
 
 from instrument import Capture, Session, files
 from instrument.cli.command import main
-from instrument.worker import queue
-from instrument.worker.job import Job
+from instrument.finish import queue
 
 TRACE = {"traceEvents": [span("aten::add", 1, 5)]}
 WINDOW = "steps_000001-000002_rank0"
@@ -134,23 +134,25 @@ def test_a_capture_is_not_sent_where_it_says(
     )
 
 
-def test_a_token_from_a_download_claims_nothing_that_stands_at_the_url(tmp_path: Path) -> None:
+def test_a_download_overwrites_nothing_that_stands_at_the_url(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     there = f"file://{tmp_path}/there"
     own = download(tmp_path / "own", name=WINDOW)
     assert main(["export", str(own), "--upload-to", there]) == 0
     before = {path: path.read_bytes() for path in files.regular_files(tmp_path / "there")}
     theirs = download(tmp_path / "theirs", name=WINDOW, evil=True)
-    token = json.loads((tmp_path / "there" / WINDOW / "upload.json").read_text())["token"]
-    (theirs / "upload.json").write_text(json.dumps({"token": token}))
-    assert main(["export", str(theirs), "--upload-to", there]) == 0
-    assert {path: path.read_bytes() for path in before} == before
-    assert (tmp_path / "there" / f"{WINDOW}-2" / "capture.json").exists()
+    shutil.copy(own / "upload.json", theirs)
+    assert main(["export", str(theirs), "--upload-to", there]) == 2
+    assert f"there is already a capture at {there}/{WINDOW}-ffffffff" in capsys.readouterr().err
+    after = {path: path.read_bytes() for path in files.regular_files(tmp_path / "there")}
+    assert after == before
 
 
 def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    linked = "table.txt stacks.txt memory.html summary.json .lock trace.json.gz"
+    linked = "table.txt stacks.txt memory.html summary.json trace.json.gz"
     names = linked.split()
     folder = download(tmp_path / "download", config={"with_stack": True, "profile_memory": True})
     for name in names:
@@ -159,8 +161,6 @@ def test_no_sink_writes_through_a_link(tmp_path: Path, log: Log) -> None:
     (tmp_path / "download" / "parquet").symlink_to(elsewhere)
     (tmp_path / "download" / "tensorboard").symlink_to(elsewhere)
     log.errors_expected = True
-    main(["export", str(tmp_path / "download")])
-    (folder / ".lock").unlink()
     main(["export", str(tmp_path / "download")])
     for sink in ("parquet", "tensorboard"):
         assert main(["export", str(tmp_path / "download" / WINDOW), "--sink", sink]) == 2
@@ -215,9 +215,9 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     )
     out = tmp_path / "out"
     code = (
-        "import os, signal, sys, torch; from instrument import Session; from instrument.worker "
-        "import process\n"
-        "process.Exporter.submit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys, torch; from instrument import Session; from instrument.record "
+        "import finisher\n"
+        "finisher.Finisher._tell_worker = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"with Session(active=1, output_dir={str(out)!r}, **{options!r}) as session:\n"
         "    torch.ones(2) + 1\n"
         "    session.step()\n"
@@ -242,24 +242,24 @@ def test_what_a_killed_run_has_left_is_finished_with_the_default_sinks(
     assert f"{name} was recorded with upload_to={there}, but a URL in a capture is" in words
     assert (out / name / "table.txt").exists()
     assert main(["export", str(out), "--upload-to", there]) == 0
-    assert told(capsys) == f"Sent {there}/{name}.\n"
-    assert (tmp_path / "there" / name / "table.txt").exists()
+    run = json.loads((out / name / "capture.json").read_text())["run"]
+    assert told(capsys) == f"Sent {there}/{name}-{run[:8]}.\n"
+    assert (tmp_path / "there" / f"{name}-{run[:8]}" / "table.txt").exists()
 
 
 def test_a_worker_takes_what_its_own_run_has_queued_and_nothing_else(tmp_path: Path) -> None:
-    job = Job(run="a" * 32, rank=0, folder=str(tmp_path), owner=os.getuid())
-    own = download(tmp_path, name=".own.queued", run=job.run)
+    run = "a" * 32
+    own = download(tmp_path, name=".own.queued", run=run)
     download(tmp_path, name=".other_run.queued")
-    download(tmp_path, name=".other_rank.queued", run=job.run, rank=1)
-    download(tmp_path, name=".no_rank.queued", run=job.run, rank=None)
+    download(tmp_path, name=".other_rank.queued", run=run, rank=1)
+    download(tmp_path, name=".no_rank.queued", run=run, rank=None)
     (tmp_path / ".damaged.queued").mkdir()
     (tmp_path / ".damaged.queued" / "capture.json").write_text("{")
     (tmp_path / "elsewhere").mkdir()
-    linked = download(tmp_path / "elsewhere", name=".linked.queued", run=job.run)
+    linked = download(tmp_path / "elsewhere", name=".linked.queued", run=run)
     (tmp_path / ".linked.queued").symlink_to(linked)
-    assert queue.queued_of(job) == [own]
-    job.owner = os.getuid() + 1
-    assert queue.queued_of(job) == [], (
+    assert queue.queued_of(tmp_path, run, 0, os.getuid()) == [own]
+    assert queue.queued_of(tmp_path, run, 0, os.getuid() + 1) == [], (
         "whoever may write into the folder cannot have the worker read for him"
     )
 

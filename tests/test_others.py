@@ -26,12 +26,12 @@ from instrument import Capture, Session
 from instrument.annotate import backends
 from instrument.config.step_actions import StepActions
 from instrument.errors import ConfigError, from_signal_handler
+from instrument.finish import window
 from instrument.interrupts import uninterrupted
 from instrument.record import timings
 from instrument.record.recorder import Recorder
 from instrument.sinks import Sink
 from instrument.triggers import Step
-from instrument.worker import finish
 
 CPU = [ProfilerActivity.CPU]
 
@@ -335,7 +335,7 @@ class AtLine:
     [
         (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "interrupts.py"), 149),
         (KeyboardInterrupt, signal.SIGINT, ("step_loop.py", "recorder.py", "interrupts.py"), 149),
-        (KeyboardInterrupt, signal.SIGINT, ("finish.py",), 3),
+        (KeyboardInterrupt, signal.SIGINT, ("window.py", "finisher.py"), 3),
     ],
 )
 def test_wherever_in_a_step_a_signal_arrives_its_exception_goes_through_and_windows_are_whole(
@@ -446,7 +446,7 @@ def test_what_a_handler_raises_goes_through_even_if_a_sink_catches_it(tmp_path: 
 def test_a_window_whose_finishing_a_signal_interrupts_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finish, "rewrite", interrupting(finish.rewrite))
+    monkeypatch.setattr(window, "rewrite", interrupting(window.rewrite))
     signal.signal(signal.SIGUSR1, raising)
     with Session(active=1, export="inline", output_dir=str(tmp_path)) as session:
         with pytest.raises(TooLateError):

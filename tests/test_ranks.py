@@ -21,13 +21,13 @@ from torch import distributed as dist
 from instrument import Capture, ProfilerConfig, Session, Trigger
 from instrument.cli.command import main
 from instrument.errors import ConfigError
+from instrument.finish import queue
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed
 from instrument.record import trigger_runner as watching
 from instrument.record.distributed import Announcements, StepProgress
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request, Step
-from instrument.worker import queue
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 MS = 1_000_000

@@ -25,8 +25,7 @@ from instrument import ProfilerConfig, Session, Sink, profiled
 from instrument.annotate import backends
 from instrument.capture import Capture
 from instrument.errors import CaptureError, ConfigError
-from instrument.record import recorder
-from instrument.worker import capture_queue
+from instrument.record import finisher, recorder
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -475,7 +474,7 @@ def test_a_failing_sink_stops_neither_the_others_nor_the_training(
             train_step(net, batch)
     assert session.step_number == len(LOADER)
     assert [folder.name for folder in collects.seen] == [
-        f".{capture.name}.queued" for capture in session.captures
+        f".{capture.name}.busy" for capture in session.captures
     ]
     assert len(session.captures) == 2
     (error,) = log.at("ERROR")
@@ -783,7 +782,7 @@ def test_a_second_interrupt_loses_nothing_and_hides_no_traceback(
     first: type[BaseException],
 ) -> None:
     log.errors_expected = True
-    owner = {"stop_trace": recorder._KinetoProfile, "close": capture_queue.CaptureQueue}[where]
+    owner = {"stop_trace": recorder._KinetoProfile, "close": finisher.Finisher}[where]
     right, calls = getattr(owner, where), []
 
     def interrupted(self: Any, *given: Any) -> None:

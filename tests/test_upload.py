@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import shutil
 import socket
 import sys
 import threading
@@ -20,6 +22,7 @@ import pytest
 import s3fs
 import torch
 from collected import Log
+from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 from moto.server import ThreadedMotoServer
 from own_sinks import Posts
@@ -27,8 +30,8 @@ from own_sinks import Posts
 from instrument import Capture, ProfilerConfig, Session, storage
 from instrument.cli import command
 from instrument.errors import CaptureError, ConfigError, MissingPackage
+from instrument.finish import upload, waiting
 from instrument.redact import public, redact
-from instrument.worker import upload, waiting
 
 # botocore calls datetime.utcnow, and moto's server is closed by another thread than began it
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
@@ -125,13 +128,36 @@ def local(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "upload.json"}
 
 
+def remote_name(folder: Path | None, name: str = "") -> str:
+    """The name at a URL of a capture here, or of the capture `name` of the same run."""
+    assert folder is not None
+    run = json.loads((folder / "capture.json").read_text())["run"]
+    return f"{name or folder.name}-{run[:8]}"
+
+
 def sent(objects: dict[str, bytes], name: str) -> dict[str, bytes]:
+    """The files of a folder in the bucket."""
     prefix = f"runs/{name}/"
-    found = {
+    return {
         key.removeprefix(prefix): body for key, body in objects.items() if key.startswith(prefix)
     }
-    assert list(json.loads(found.pop("upload.json"))) == ["token"]
-    return found
+
+
+def contents(url: str, options: dict[str, Any]) -> dict[str, bytes]:
+    """The files at a URL, by their paths below it."""
+    fs, path = storage.filesystem(url, options)
+    return {file.removeprefix(f"{path}/"): fs.cat_file(file) for file in fs.find(path)}
+
+
+@pytest.fixture(params=["s3", "file", "memory"])
+def place(
+    request: pytest.FixtureRequest, server: Server, tmp_path: Path
+) -> tuple[str, dict[str, Any]]:
+    """A URL of each kind, with nothing there, and its options."""
+    if request.param == "s3":
+        name = re.sub("[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")
+        return server.bucket(name), server.options
+    return f"{request.param}://{tmp_path}/there", {}
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -162,15 +188,16 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
     objects = server.objects("by-the-exporter")
     for capture in session.captures:
         assert capture.folder is not None
-        assert sent(objects, capture.name) == local(capture.folder)
+        place = f"{url}/{remote_name(capture.folder)}"
+        assert sent(objects, remote_name(capture.folder)) == local(capture.folder)
         assert set(local(capture.folder)) == {
             "capture.json",
             "summary.json",
             "table.txt",
             "trace.json.gz",
         }
-        assert f"exporter: Sent {capture.name} to {url}/{capture.name}" in log.at("INFO")
-        there = Capture.load(f"{url}/{capture.name}")
+        assert f"exporter: Sent {capture.name} to {place}" in log.at("INFO")
+        there = Capture.load(place)
         assert list(there.operators) == list(capture.operators)
         assert there.metadata == capture.metadata
     assert session.captures[0].metadata["config"]["upload_options"] == {"endpoint_url": server.url}
@@ -184,14 +211,15 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
 
     assert command.main(["show", str(session.captures[1].folder), "--ops"]) == 0
     here, _ = capsys.readouterr()
-    for place in (f"{url}/{ALL[1]}", url):  # below a folder the newest
+    older, newest = (f"{url}/{remote_name(capture.folder)}" for capture in session.captures)
+    for place in (newest, url):  # below a folder the newest
         assert command.main(["show", place, "--ops"]) == 0
         there_too, told = capsys.readouterr()
         assert there_too.splitlines()[2:] == here.splitlines()[2:]
     assert told == (
-        f"Showing the newest of 2 captures, {url}/{ALL[1]}; the others are:\n  {url}/{ALL[0]}\n"
+        f"Showing the newest of 2 captures, {newest}; the others are:\n  {older}\n"
     )  # of the folder
-    assert command.main(["show", f"{url}/{ALL[1]}/trace.json.gz", "--ops"]) == 0
+    assert command.main(["show", f"{newest}/trace.json.gz", "--ops"]) == 0
     timings = (
         tmp_path / "timings_rank0.jsonl"
     ).read_bytes()  # of the run, and not sent with a capture
@@ -199,8 +227,9 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
     assert command.main(["show", "s3://by-the-exporter/timings.jsonl"]) == 0
     assert "ProfilerStep" in capsys.readouterr().out
     assert command.main(["export", url, "--sink", "table", "--to", str(tmp_path / "tables")]) == 0
-    assert names(tmp_path / "tables") == ALL[:2]
-    assert names(tmp_path / "tables" / ALL[0]) == ["table.txt"]
+    folders = [remote_name(capture.folder) for capture in session.captures]
+    assert names(tmp_path / "tables") == folders
+    assert names(tmp_path / "tables" / folders[0]) == ["table.txt"]
 
 
 def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_removed_here(
@@ -221,10 +250,11 @@ def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_remove
     assert names(output) == ALL[2:]
     objects = server.objects("comes-back")
     assert all(
-        set(sent(objects, name)) == {"capture.json", "summary.json", "trace.json.gz"}
+        set(sent(objects, remote_name(output / ALL[2], name)))
+        == {"capture.json", "summary.json", "trace.json.gz"}
         for name in ALL
     )
-    assert sent(objects, ALL[2]) == local(output / ALL[2])
+    assert sent(objects, remote_name(output / ALL[2])) == local(output / ALL[2])
 
 
 def test_a_server_that_is_away_is_said_once_and_export_sends_later(
@@ -266,10 +296,10 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     server.start()
     assert command.main(["export", str(tmp_path), "--upload-to", url]) == 0
     assert sorted(capsys.readouterr().out.removeprefix("Sent ").rstrip(".\n").split(", ")) == [
-        f"{url}/{n}" for n in ALL
+        f"{url}/{remote_name(output / name)}" for name in ALL
     ]
     objects = server.objects("away")
-    assert all(sent(objects, name) == local(output / name) for name in ALL)
+    assert all(sent(objects, remote_name(output / name)) == local(output / name) for name in ALL)
     assert command.main(["export", str(tmp_path), "--upload-to", url]) == 0
     assert capsys.readouterr().out.startswith("No capture in ")
 
@@ -277,32 +307,39 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
 def test_captures_are_sent_elsewhere_by_hand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, second = (f"file://{tmp_path / name}" for name in ("first", "second"))
+    first, second, above = (f"file://{tmp_path}{name}" for name in ("/first", "/second", ""))
     session = record(tmp_path / "out", first)
-    (capture,) = session.captures
-    for _ in range(2):
-        assert command.main(["export", str(tmp_path / "out"), "--upload-to", second]) == 0
+    folder = session.captures[0].folder
+    assert folder is not None
+    name = remote_name(folder)
+    for url in (second, second, above):
+        assert command.main(["export", str(tmp_path / "out"), "--upload-to", url]) == 0
     assert capsys.readouterr().out == (
-        f"Sent {second}/{capture.name}.\n"
+        f"Sent {second}/{name}.\n"
         f"No capture in {tmp_path / 'out'} waits for export; to run a sink on captures, add "
         "--sink NAME.\n"
+        f"Sent {above}/{name}.\n"
     )
-    assert capture.folder
-    assert {file.name for file in (tmp_path / "second" / capture.name).iterdir()} - {
-        "upload.json"
-    } == set(local(capture.folder))
+    for there in (tmp_path / "first", tmp_path / "second", tmp_path):
+        assert local(there / name) == local(folder)
+        assert names(there / name) == sorted(local(folder)), "no upload.json"
 
 
 def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_rest(
     server: Server, tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = server.bucket("dies")
-    put, files = upload._put, []
+    put, calls = upload._put, []
 
-    def put_and_die(fs: Any, file: Path, there: str) -> None:
-        put(fs, file, there)
-        files.append(file.name)
+    def put_and_die(fs: Any, folder: Path, path: str, files: list[str]) -> None:
+        calls.append(files)
+        put(fs, folder, path, files[:1])
         server.stop()
+        put(fs, folder, path, files[1:])
+
+    def put_and_note(fs: Any, folder: Path, path: str, files: list[str]) -> None:
+        calls.append(files)
+        put(fs, folder, path, files)
 
     log.errors_expected = True
     with monkeypatch.context() as patch:
@@ -310,28 +347,29 @@ def test_a_server_that_dies_in_the_middle_shows_no_capture_and_later_gets_the_re
         session = record(
             tmp_path / "profile", url, upload_options=server.options, sinks={"table": {}}
         )
-    assert files == ["summary.json"]
+    assert calls == [["summary.json", "table.txt", "trace.json.gz"]]
+    folder = session.captures[0].folder
+    assert folder is not None
+    name = remote_name(folder)
     server.start()
-    assert [key.rpartition("/")[2] for key in server.objects("dies")] == [
-        "summary.json",
-        "upload.json",
-    ]
+    assert list(server.objects("dies")) == [f"runs/{name}/summary.json"]
+    assert not upload.has_arrived(folder, url)
     with pytest.raises(
         CaptureError, match=r"There is no capture at s3://dies/runs/.*: it has no capture\.json"
     ):
-        Capture.load(f"{url}/{ALL[0]}")
+        Capture.load(f"{url}/{name}")
 
-    monkeypatch.setattr(
-        upload, "_put", lambda fs, file, there: (put(fs, file, there), files.append(file.name))
-    )
+    calls.clear()
+    monkeypatch.setattr(upload, "_put", put_and_note)
     assert command.main(["export", str(tmp_path), "--upload-to", url]) == 0
-    assert files == ["summary.json", "table.txt", "trace.json.gz", "capture.json"], (
-        "each once, capture.json last"
+    assert calls == [["table.txt", "trace.json.gz"], ["capture.json"]], (
+        "only what is missing, capture.json last"
     )
-    assert sent(server.objects("dies"), ALL[0]) == local(session.captures[0].folder or Path())
+    assert sent(server.objects("dies"), name) == local(folder)
+    assert upload.has_arrived(folder, url)
 
 
-def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_later(
+def test_a_hanging_upload_delays_no_window_and_after_a_killed_exporter_another_sends_all(
     server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = server.bucket("killed")
@@ -346,7 +384,7 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     }
     with Session(active=1, repeat=2, **given) as session:
         assert session.loop.run is not None
-        exporter = session.loop.run.capture_queue.exporter
+        exporter = session.loop.run.finisher
         assert exporter is not None
         with socket.create_server(("127.0.0.1", server.port)) as deaf:
             session.step()
@@ -359,24 +397,45 @@ def test_a_hanging_upload_delays_no_window_and_a_killed_exporter_leaves_one_for_
     asking.close()
     (error,) = log.at("ERROR")
     assert error.startswith(
-        f"The exporter ended while it worked on {ALL[0]} (SIGKILL). The capture is kept, and "
-        f"`instrument export {output} --upload-to {url}` "
+        f"The exporter ended while it worked on {ALL[0]}, {ALL[1]} (SIGKILL). The captures are "
+        f"kept, and `instrument export {output} --upload-to {url}` finishes the work. "
     )
-    assert log.at("WARNING") == [
-        f"These captures are not sent to {url} yet and are kept on disk: {ALL[0]}. `instrument "
-        f"export {output} --upload-to {url}` sends captures that have not arrived."
-    ], "another exporter has sent the second"
-    assert sent(server.objects("killed"), ALL[1]) == local(output / ALL[1])
+    assert log.at("WARNING") == [], "another exporter has sent both"
+    objects = server.objects("killed")
+    assert len({key.split("/")[1] for key in objects}) == 2
+    for name in ALL[:2]:
+        assert sent(objects, remote_name(output / name)) == local(output / name)
     assert command.main(["export", str(output), "--upload-to", url]) == 0
-    assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
-    assert sent(server.objects("killed"), ALL[0]) == local(output / ALL[0])
+    assert capsys.readouterr().out.startswith(f"No capture in {output} waits for export; ")
+
+
+def test_what_the_exporter_cannot_send_is_named_at_the_end_and_sent_by_hand(
+    server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "s3://made-later/runs"
+    log.errors_expected = True
+    output = tmp_path / "profile"
+    record(output, url, 2, export="process", upload_options=server.options)
+    (error,) = log.at("ERROR")
+    assert error.startswith(f"exporter: {ALL[0]} cannot be sent to {url} (")
+    assert log.at("WARNING") == [
+        f"These captures are not sent to {url} yet and are kept on disk: {ALL[0]}, {ALL[1]}. "
+        f"`instrument export {output} --upload-to {url}` sends captures that have not arrived."
+    ]
+    server.bucket("made-later")
+    assert command.main(["export", str(output), "--upload-to", url]) == 0
+    places = [f"{url}/{remote_name(output / name)}" for name in ALL[:2]]
+    assert sorted(capsys.readouterr().out.removeprefix("Sent ").rstrip(".\n").split(", ")) == places
+    for name in ALL[:2]:
+        there = sent(server.objects("made-later"), remote_name(output / name))
+        assert there == local(output / name)
 
 
 def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, send = threading.Event(), upload.send
-    monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
+    monkeypatch.setattr("instrument.finish.waiting._SILENT_S", 0.0)
     monkeypatch.setattr(upload, "send", lambda *about: (gate.wait(), send(*about))[1])
     url = f"file://{tmp_path}/there"
     session = record(tmp_path / "here", url, 2, export_timeout_s=0.2)
@@ -392,23 +451,63 @@ def test_stop_says_what_it_waits_for_and_gives_up_in_time(
     for thread in threading.enumerate():
         if thread.name == "instrument upload":
             thread.join()
-    assert names(tmp_path / "there") == [capture.name for capture in session.captures]
+    assert names(tmp_path / "there") == [remote_name(each.folder) for each in session.captures]
+
+
+@pytest.fixture
+def hanging() -> Iterator[threading.Thread]:
+    """A thread that runs until the test ends."""
+    gate = threading.Event()
+    thread = threading.Thread(target=gate.wait)
+    thread.start()
+    yield thread
+    gate.set()
+    thread.join()
 
 
 def test_left_ones_that_come_back_are_counted_again(
-    monkeypatch: pytest.MonkeyPatch, log: Log
+    monkeypatch: pytest.MonkeyPatch, log: Log, hanging: threading.Thread
 ) -> None:
-    monkeypatch.setattr("instrument.worker.waiting._SILENT_S", 0.0)
-    monkeypatch.setattr("instrument.worker.waiting._LOG_EVERY_S", 0.0)
-    left = iter([["d"], ["d"], ["a", "b", "c"], []])
-    changed = threading.Condition()
-    with changed:
-        waiting.wait(changed, lambda: next(left), 60, "upload")
-    told = [line.partition(": ")[2] for line in log.at("INFO")]
-    assert told == [
-        "1 of 1 windows are left (current: d)",
-        "3 of 3 windows are left (current: a)",
+    for pause in ("_SILENT_S", "_LOG_EVERY_S", "_LOOK_EVERY_S"):
+        monkeypatch.setattr(waiting, pause, 0.0)
+    left = iter([["d"], ["a", "b", "c"], ["b", "c"], []])
+    waiting.wait_for(hanging, lambda: next(left), 60, 0, "upload")
+    assert log.at("INFO") == [
+        "Waiting for the upload, at most 60 s: 1 of 1 windows are left (current: d)",
+        "Waiting for the upload, at most 60 s: 3 of 3 windows are left (current: a)",
+        "Waiting for the upload, at most 60 s: 2 of 3 windows are left (current: b)",
     ]
+    assert list(left) == []
+
+
+def test_a_wait_is_quiet_at_first_and_says_the_same_seldom(
+    monkeypatch: pytest.MonkeyPatch, log: Log, hanging: threading.Thread
+) -> None:
+    monkeypatch.setattr(waiting, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(waiting, "_SILENT_S", 60.0)
+    looks: list[int] = []
+
+    def left() -> list[str]:
+        looks.append(len(log.at("INFO")))
+        return ["a"] * (len(looks) % 50)
+
+    waiting.wait_for(hanging, left, 60, 0, "exporter")
+    monkeypatch.setattr(waiting, "_SILENT_S", 0.0)
+    waiting.wait_for(hanging, left, 60, 0, "exporter")
+    assert looks == [0] * 51 + [1] * 49
+
+
+def test_no_wait_is_longer_than_allowed_or_than_the_thread_runs(hanging: threading.Thread) -> None:
+    began = time.monotonic()
+    waiting.wait_for(hanging, lambda: ["a"], 0.2, 60, "upload")
+    waiting.wait_for(hanging, list, 0.2, 60, "upload")  # nothing is left, but the thread runs
+    waiting.wait_for(hanging, list, 60, 0.2, "upload")
+    assert 0.5 < time.monotonic() - began < 30
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    waiting.wait_for(ended, lambda: ["a"], 60, 60, "upload")
+    assert time.monotonic() - began < 30
 
 
 def test_where_training_fails_uploads_are_not_waited_for(
@@ -439,7 +538,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
         f"export {here} --upload-to {url}` sends captures that have not arrived."
     ]
     assert command.main(["export", str(here), "--upload-to", url]) == 0
-    assert capsys.readouterr().out == f"Sent {url}/{ALL[0]}.\n"
+    assert capsys.readouterr().out == f"Sent {url}/{remote_name(here / ALL[0])}.\n"
     gate.set()
 
 
@@ -448,6 +547,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
     [
         FileNotFoundError("The specified bucket does not exist"),
         PermissionError("Access Denied"),
+        FileExistsError("there is already a capture at memory://there/x"),
         RuntimeError("cannot schedule new futures after interpreter shutdown"),
     ],
 )
@@ -478,94 +578,111 @@ def test_a_bucket_that_is_missing_is_told_by_the_first_try(
     assert not [line for line in log.at("DEBUG") if "not sent yet" in line]
 
 
-def test_what_arrived_short_or_changed_counts_as_not_arrived(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_arrived_short_is_sent_again(
+    place: tuple[str, dict[str, Any]], tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = server.bucket("short")
-    folder = record(tmp_path, url, upload_options=server.options).captures[0].folder
+    url, options = place
+    log.errors_expected = True
+    put, calls = upload._put, []
+    short = "1 of the capture's files did not arrive completely, such as trace.json.gz"
+
+    def put_short(fs: Any, folder: Path, path: str, files: list[str]) -> None:
+        put(fs, folder, path, files)
+        if "trace.json.gz" in files:
+            fs.pipe_file(f"{path}/trace.json.gz", b"short")
+
+    def put_and_note(fs: Any, folder: Path, path: str, files: list[str]) -> None:
+        calls.append(files)
+        put(fs, folder, path, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "_put", put_short)
+        folder = record(tmp_path / "here", url, upload_options=options).captures[0].folder
     assert folder is not None
-    trace = f"runs/{folder.name}/trace.json.gz"
-    for damaged in (b"short", bytes(len(local(folder)["trace.json.gz"]))):
-        server.client.put_object(Bucket="short", Key=trace, Body=damaged)
+    assert short in log.at("ERROR")[0]
+    assert not upload.has_arrived(folder, url)
+    fs, path = storage.filesystem(f"{url}/{remote_name(folder)}", options)
+    for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(upload, "_put", lambda *_: None)
-            with pytest.raises(
-                CaptureError,
-                match=r"1 of the capture's files did not arrive completely, such as trace\.json\.gz",
-            ):
-                upload.send(folder, url, server.options)
-        assert not upload.has_arrived(folder, url)
-        upload.send(folder, url, server.options)
-        assert sent(server.objects("short"), folder.name) == local(folder)
+            with pytest.raises(CaptureError, match=re.escape(short)):
+                upload.send(folder, url, options)
+            patch.setattr(upload, "_put", put_and_note)
+            assert upload.send(folder, url, options) == f"{url}/{remote_name(folder)}"
         assert upload.has_arrived(folder, url)
+        assert contents(f"{url}/{remote_name(folder)}", options) == local(folder)
+        fs.pipe_file(f"{path}/trace.json.gz", b"changed at the server")
+    assert calls == [["trace.json.gz"], []] * 2, "and nothing else"
 
 
-def test_without_sums_the_sizes_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"file://{tmp_path}/there"
+def test_runs_whose_captures_have_the_same_name_get_a_folder_each(
+    place: tuple[str, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, options = place
+    sessions = [
+        record(tmp_path / str(number), f"{url}/", upload_options=options) for number in range(3)
+    ]
+    captures = [session.captures[0] for session in sessions]
+    assert {capture.name for capture in captures} == {ALL[0]}
+    assert {file.partition("/")[0] for file in contents(url, options)} == {
+        remote_name(capture.folder) for capture in captures
+    }
+    for capture in captures:
+        assert capture.folder is not None
+        there = Capture.load(f"{url}/{remote_name(capture.folder)}")
+        assert there.metadata == capture.metadata
+        assert list(there.operators) == list(capture.operators)
+        assert contents(f"{url}/{remote_name(capture.folder)}", options) == local(capture.folder)
+    assert command.main(["show", url]) == 0
+    assert "newest of 3 captures" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("theirs", ["a capture", "a file"])
+def test_what_another_has_put_at_the_place_stays_as_it_is(
+    place: tuple[str, dict[str, Any]],
+    tmp_path: Path,
+    theirs: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, options = place
+    own = record(tmp_path / "own", url, upload_options=options).captures[0].folder
+    assert own is not None
+    there = f"{url}/{remote_name(own)}"
+    fs, path = storage.filesystem(there, options)
+    if theirs == "a file":
+        fs.rm(path, recursive=True)
+        fs.makedirs(path, exist_ok=True) if not fs.async_impl else None
+        fs.pipe_file(f"{path}/notes.txt", b"by hand")
+    before = contents(url, options)
+    copy = tmp_path / "copy" / own.name
+    shutil.copytree(own, copy)  # with the upload.json, which is the other folder's
+    (copy / "trace.json.gz").write_bytes(b"changed")
+    (copy / "more.txt").write_text("more")
+    for _ in range(2):
+        with pytest.raises(FileExistsError, match=f"^there is already a capture at {there}$"):
+            upload.send(copy, url, options)
+        assert not upload.has_arrived(copy, url)
+    assert command.main(["export", str(copy), "--upload-to", url]) == 2
+    assert f"there is already a capture at {there}" in capsys.readouterr().err
+    assert contents(url, options) == before
+    (own / "more.txt").write_text("more")
+    upload.send(own, url, options)
+    assert contents(there, options).items() >= local(own).items(), "its own folder may go on"
+
+
+def test_a_file_system_that_takes_one_file_at_a_time_gets_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(
+        self: MemoryFileSystem, lpath: str, rpath: str
+    ) -> None:  # as SFTP has it in older fsspec
+        self.pipe_file(rpath, Path(lpath).read_bytes())
+
+    monkeypatch.setattr(MemoryFileSystem, "put", put)
+    url = f"memory://{tmp_path}"
     folder = record(tmp_path / "here", url).captures[0].folder
     assert folder is not None
-    (tmp_path / "there" / folder.name / "trace.json.gz").write_bytes(b"short")
-    with monkeypatch.context() as patch:
-        patch.setattr(upload, "_put", lambda *_: None)
-        with pytest.raises(
-            CaptureError,
-            match=r"1 of the capture's files did not arrive completely, such as trace\.json\.gz",
-        ):
-            upload.send(folder, url, {})
-    upload.send(folder, url, {})
-    assert local(tmp_path / "there" / folder.name) == local(folder)
-
-
-@pytest.mark.parametrize("kind", ["s3", "file", "memory"])
-def test_another_runs_capture_of_the_name_stays_as_it_is(
-    server: Server, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = {
-        "s3": "s3://earlier/runs",
-        "file": f"file://{tmp_path}/there",
-        "memory": f"memory://{tmp_path}",
-    }[kind]
-    if kind == "s3":
-        server.bucket("earlier")
-    options = server.options if kind == "s3" else {}
-    sessions = [
-        record(tmp_path / str(number), f"{url}/", 1, upload_options=options) for number in range(3)
-    ]
-    for number, session in enumerate(sessions):
-        there = Capture.load(url + "/" + ALL[0] + ("" if number == 0 else f"-{number + 1}"))
-        assert there.metadata["started_at"] == session.captures[0].metadata["started_at"]
-        assert list(there.operators) == list(session.captures[0].operators)
-    fs, path = storage.filesystem(url, options)
-    fs.pipe_file(f"{path}/{ALL[0]}-4/notes.txt", b"by hand") if kind != "file" else None
-    record(tmp_path / "again", url, 1, upload_options=options)
-    assert fs.exists(f"{path}/{ALL[0]}-{'4' if kind == 'file' else '5'}/capture.json")
-    assert command.main(["show", url]) == 0
-    assert "newest of 4 captures" in capsys.readouterr().err
-
-
-def test_two_that_claim_a_folder_at_once_do_not_both_get_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.bucket("claims")
-    fs, _ = storage.filesystem("s3://claims", server.options)
-    monkeypatch.setattr(fs, "find", lambda *_, **__: [])  # both have looked before either wrote
-    assert [upload._claim_folder(fs, "claims/a", token) for token in ("one", "other", "one")] == [
-        True,
-        False,
-        True,
-    ]
-
-
-def test_a_large_file_in_place_of_a_claim_is_not_downloaded(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.bucket("claims")
-    server.client.put_object(Bucket="claims", Key="b/upload.json", Body=bytes(10_000))
-    fs, _ = storage.filesystem("s3://claims", server.options)
-    read: list[str] = []
-    monkeypatch.setattr(fs, "cat_file", read.append)
-    assert upload._claim_folder(fs, "claims/b", "token") is False
-    assert read == []
+    assert contents(f"{url}/{remote_name(folder)}", {}) == local(folder)
 
 
 def test_a_capture_that_fails_by_itself_holds_up_no_other(
@@ -589,7 +706,7 @@ def test_a_capture_that_fails_by_itself_holds_up_no_other(
         upload_options={"token": SECRET, "keys": [SECRET]},
     )
     assert tried == [*ALL[:2], ALL[0]], "tried again when another had arrived"
-    assert names(tmp_path / "there") == ALL[:2]
+    assert names(tmp_path / "there") == [remote_name(each.folder) for each in session.captures]
     assert "(*** was refused)" in log.at("ERROR")[0]
     assert log.at("WARNING") == []
     assert len(session.captures) == 2
@@ -604,12 +721,11 @@ def test_a_sink_of_this_process_has_run_before_the_capture_is_sent(tmp_path: Pat
     session = record(tmp_path / "here", url, export="process", sinks={"here": Here(), "table": {}})
     run = session.loop.run
     assert run is not None
-    assert run.capture_queue.exporter is not None
-    assert run.capture_queue.exporter._job.upload_to is None, "the worker sends nothing"
-    assert run.capture_queue.exporter._job.owner == os.getuid(), (
-        "and takes only folders of this user"
-    )
-    assert {"here.txt", "table.txt", "capture.json"} <= set(names(tmp_path / "there" / ALL[0]))
+    assert run.finisher is not None
+    assert run.finisher._job.upload_to is None, "the worker sends nothing"
+    assert run.finisher._job.owner == os.getuid(), "and takes only folders of this user"
+    there = tmp_path / "there" / remote_name(tmp_path / "here" / ALL[0])
+    assert {"here.txt", "table.txt", "capture.json"} <= set(names(there))
 
 
 @pytest.mark.parametrize(
@@ -706,6 +822,19 @@ def test_no_file_and_no_log_tells_the_password_in_a_sinks_address(
 def test_of_a_url_user_password_and_query_are_left_out(url: str, told: str) -> None:
     assert redact({"a": [url]}) == {"a": [told]}
     assert SECRET not in str(public({"endpoint_url": url}))
+
+
+@pytest.mark.parametrize("root", ["memory://", "memory:///"])
+def test_captures_are_sent_to_the_root_of_a_file_system(tmp_path: Path, root: str) -> None:
+    folder = record(tmp_path, root).captures[0].folder
+    assert folder is not None
+    there = f"memory:///{remote_name(folder)}"
+    try:
+        assert upload.has_arrived(folder, root)
+        assert contents(there, {}) == local(folder)
+        assert Capture.load(there).name == folder.name
+    finally:
+        fsspec.filesystem("memory").rm(f"/{remote_name(folder)}", recursive=True)
 
 
 def test_captures_below_the_root_of_a_file_system_have_urls_that_can_be_read() -> None:

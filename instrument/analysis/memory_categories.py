@@ -31,8 +31,7 @@ CATEGORIES = (
     "parameter", "optimizer state", "input", "temporary", "activation", "gradient",
     "autograd detail", UNCLASSIFIED,
 )  # fmt: skip
-# `PATTERN` matches all files that `file_of` names. `_FILE` does not match the files that are raw.
-PATTERN = "memory_categories_*"
+# `_FILE` does not match the files that are raw.
 _FILE = re.compile(r"memory_categories_([a-z]+(?:-\d+)?)\.json")
 
 _Number = Annotated[int, Meta(ge=-(2**53), le=2**53)]
@@ -70,14 +69,6 @@ class Categories:
         return Plot(self.device, self.time_ns[kept].tolist(), None, series)
 
 
-def file_of(device: str, *, raw: bool = False) -> str:
-    """The name of the file in a capture that holds a device's categories over time.
-
-    With `raw`, the name of the file that holds each allocation and free of the device.
-    """
-    return f"memory_categories_{device.replace(':', '-')}{'.raw.json.gz' if raw else '.json'}"
-
-
 def read(folder: Path, base_ns: int) -> list[Categories]:
     """Read the categories of each device of a capture, the CPU last.
 
@@ -87,7 +78,8 @@ def read(folder: Path, base_ns: int) -> list[Categories]:
     Raises:
         CaptureError: a file has the wrong content, or is larger than 64 MB.
     """
-    named = [(path, _FILE.fullmatch(path.name)) for path in sorted(folder.glob(PATTERN))]
+    paths = sorted(folder.glob(files.MEMORY_CATEGORIES_FILES))
+    named = [(path, _FILE.fullmatch(path.name)) for path in paths]
     found = [_read(path, name[1].replace("-", ":"), base_ns) for path, name in named if name]
     return sorted(found, key=lambda each: each.device == "cpu")
 

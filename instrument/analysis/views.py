@@ -402,7 +402,7 @@ class Views:
         """The URL of the capture, or its folder under its final name, or else the trace file.
 
         While sinks write the capture's files, the folder has a temporary name that begins with a
-        dot. Only sinks with `needs_final_folder` run after the folder has its final name.
+        dot.
         """
         if self.url is not None:
             return self.url

@@ -65,15 +65,15 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 f"{arguments.options[0]} is an option of a sink: add --sink NAME, or remove the "
                 "option."
             )
-        from instrument.worker.leftovers import finish_all
+        from instrument.finish.leftovers import finish_all
 
         return [finish_all(arguments.path, arguments.upload_to)]
     from instrument.capture import Capture
     from instrument.config.instantiate import parse_options, sink_of_class
     from instrument.files import importable_here
+    from instrument.finish.leftovers import finish_queued, queued_at
+    from instrument.finish.sink_calls import ending_children
     from instrument.sinks import Sink
-    from instrument.worker.leftovers import finish_queued, queued_at
-    from instrument.worker.sink_calls import ending_children
 
     # A class may be in a file of the current folder.
     with importable_here() if "." in arguments.sink else nullcontext():
@@ -128,7 +128,7 @@ def _write(sink: Any, capture: Capture, folder: Path) -> None:
     Raises:
         ConfigError: the folder cannot be created.
     """
-    from instrument.worker.sink_calls import ending_children
+    from instrument.finish.sink_calls import ending_children
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

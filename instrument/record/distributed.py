@@ -28,8 +28,8 @@ from typing import Any, NamedTuple, TypeVar
 from instrument.config.schema import ProfilerConfig
 from instrument.log import logger
 from instrument.rank_info import RankInfo
+from instrument.record.output_folder import output_dir, writable
 from instrument.triggers import Request
-from instrument.worker import queue
 
 # How long the polling thread pauses before it looks again for messages, files and so on.
 POLL_SECONDS = 0.5
@@ -171,11 +171,11 @@ def join_ranks(
     Raises:
         ConfigError: the folder cannot be written.
     """
-    own, ranks = queue.output_dir(config), str(config.ranks)
+    own, ranks = output_dir(config), str(config.ranks)
     if _is_alone(config.ranks, rank_info) or (
         config.output_dir is not None and not config.triggers
     ):
-        return queue.writable(own), None
+        return writable(own), None
     announcements, folder = None, own
     _started[ranks] += 1
     session = f"{ranks}/{_started[ranks]}"
@@ -187,13 +187,13 @@ def join_ranks(
 
     try:
         announcements, shared = _with_timeout(2 * _CONNECT_S, join)
-        folder = queue.writable(shared) if config.output_dir is None else own
+        folder = writable(shared) if config.output_dir is None else own
     except Exception as error:  # the store failed, or this machine cannot create the folder
         what = "records by itself" if announcements is None else "records"
         if config.output_dir is None:
             what += " into its own folder"
         logger.warning("Rank {} {}: {}.", rank_info.rank, what, str(error).rstrip("."))
-    return queue.writable(folder), announcements if config.triggers else None
+    return writable(folder), announcements if config.triggers else None
 
 
 def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:

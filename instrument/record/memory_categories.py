@@ -9,6 +9,7 @@ from pathlib import Path
 from torch.profiler.profiler import _KinetoProfile
 
 from instrument.errors import reason_of
+from instrument.files import MEMORY_CATEGORIES_FILES, memory_categories_file
 from instrument.log import logger
 
 
@@ -19,22 +20,20 @@ def write(profile: _KinetoProfile, folder: Path) -> None:
     these bytes. Call this function while torch still holds the recording. An error is logged, and
     the files are then removed. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
     """
-    from instrument.analysis.memory_categories import PATTERN, file_of
-
     try:
         # imported here, because a later version of torch will not have this module
         from torch.profiler._memory_profiler import MemoryProfileTimeline
 
         timeline = MemoryProfileTimeline(profile._memory_profile())
         for device in sorted({str(key.device) for _, _, (key, _), _ in timeline.timeline}):
-            timeline.export_memory_timeline(str(folder / file_of(device)), device)
-            plain, packed = folder / ".raw.json", folder / file_of(device, raw=True)
+            timeline.export_memory_timeline(str(folder / memory_categories_file(device)), device)
+            plain, packed = folder / ".raw.json", folder / memory_categories_file(device, raw=True)
             timeline.export_memory_timeline_raw(str(plain), device)
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target)
             plain.unlink()
     except Exception as error:  # torch documents that it cannot classify all recordings
-        for half in (*folder.glob(PATTERN), folder / ".raw.json"):
+        for half in (*folder.glob(MEMORY_CATEGORIES_FILES), folder / ".raw.json"):
             half.unlink(missing_ok=True)
         logger.warning(
             "torch cannot classify the window's memory: {}. The rest of the capture is kept.",

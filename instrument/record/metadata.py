@@ -16,10 +16,10 @@ import torch
 from instrument import __version__
 from instrument.annotate import backends
 from instrument.config.schema import ProfilerConfig
+from instrument.files import FORMAT
 from instrument.rank_info import RankInfo
+from instrument.record.output_folder import hydra_run
 from instrument.redact import redact_words
-from instrument.trace.capture_json import FORMAT
-from instrument.worker import queue
 
 # How long a run waits for git at its start.
 _GIT_S = 2.0
@@ -68,7 +68,7 @@ def provenance() -> dict[str, Any]:
 
     The repository is read only once in a process.
     """
-    hydra = queue.hydra_run()
+    hydra = hydra_run()
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     return {
         "command": redact_words(sys.argv),

@@ -23,12 +23,14 @@ from instrument.annotate.profiled import profiled
 from instrument.config.schema import ProfilerConfig, as_config
 from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError, reraise_signal
-from instrument.files import fill_standard_streams
+from instrument.files import FORMAT, fill_standard_streams
+from instrument.finish import queue
 from instrument.interrupts import interruptibly
 from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, environment, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
+from instrument.record.finisher import Finisher
 from instrument.record.metadata import run_metadata
 from instrument.record.notebook import log_to_stdout
 from instrument.record.recorder import import_early, refuse_options
@@ -36,10 +38,7 @@ from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import redact
-from instrument.trace.capture_json import FORMAT
 from instrument.units import counted
-from instrument.worker import queue
-from instrument.worker.capture_queue import CaptureQueue, FinishedCapture
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
@@ -87,7 +86,8 @@ class Session:
 
     def __init__(self, *config: Any, model: Models = None, **options: Any) -> None:
         self.config: ProfilerConfig = as_config(*config, **options)
-        self._finished: list[FinishedCapture] = []
+        self._finishers: list[Finisher] = []  # one for each run
+        self._captures: dict[tuple[str, Path], Capture] = {}  # those that were loaded
         self.activities: list[str] = []
         self.output_dir: Path | None = None
         self.timings: Timings | None = None
@@ -114,11 +114,21 @@ class Session:
     @property
     def captures(self) -> list[Capture]:
         """The finished captures of this rank, oldest first, without those that were removed."""
-        found = []
-        for finished in list(self._finished):
-            with suppress(CaptureError):  # removed from disk
-                found.append(finished.capture)
-        return found
+        from instrument.capture import Capture
+
+        loaded, self._captures = self._captures, {}
+        for place in self._capture_folders():
+            with suppress(CaptureError):  # removed from disk meanwhile
+                self._captures[place] = loaded.get(place) or Capture.load(place[1])
+        return list(self._captures.values())
+
+    def _capture_folders(self) -> list[tuple[str, Path]]:
+        """The run and folder of each finished capture."""
+        return [
+            (each.run, folder)
+            for each in self._finishers
+            for folder in queue.captures_of(each.output_dir, each.run, each.rank)
+        ]
 
     @property
     def loop(self) -> StepLoop:
@@ -130,7 +140,7 @@ class Session:
             plan_text.in_words(self.config, self._loop.train) if self.config.enabled else "disabled"
         )
         at = "at" if self.running else "not running, at"
-        captures = counted(len(self._finished), "capture")
+        captures = counted(len(self._capture_folders()), "capture")
         return f"<Session: {plan}; {at} step {self.step_number}, {captures}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -184,16 +194,14 @@ class Session:
         self.output_dir, announcements = distributed.join_ranks(config, rank, loop.progress)
         refuse_options(config, self.activities, self.output_dir)
         queue.remove_stale(self.output_dir)
-        capture_queue = CaptureQueue(
-            config, self.output_dir, self._finished, rank.rank, rank.world_size
-        )
+        finisher = Finisher(config, self.output_dir, rank.rank, rank.world_size)
         emitting = backends.backend_for(config.emit)
         metadata = interruptibly(_run_metadata, config, self.activities, rank)
         if loop.may_record():
             interruptibly(import_early)
-            if capture_queue.sinks_here or capture_queue.exporter is None:
-                interruptibly(import_module, "instrument.worker.finish")
-        metadata |= {"run": capture_queue.run, "sinks_inline": list(capture_queue.inline)}
+            if finisher.sinks_here or config.export == "inline":
+                interruptibly(import_module, "instrument.finish.window")
+        metadata |= {"run": finisher.run, "sinks_inline": finisher.inline}
         if config.memory_snapshot and "cuda" not in self.activities:
             logger.warning(
                 "profiler.memory_snapshot does nothing here: it needs CUDA's allocator, and there "
@@ -214,7 +222,8 @@ class Session:
             if config.triggers
             else None
         )
-        run = Run(self.activities, emitting, capture_queue, metadata, triggers, self.timings)
+        run = Run(self.activities, emitting, finisher, metadata, triggers, self.timings)
+        self._finishers.append(finisher)
         loop.exclusively(loop.begin, run, total_steps)  # other threads take no step meanwhile
         return self
 

@@ -18,10 +18,12 @@ from instrument.config import schedule
 from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import reason_of, reraise_signal, to_trace
+from instrument.finish import queue
 from instrument.interrupts import Interrupts, uninterrupted
 from instrument.log import logger
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
+from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
 from instrument.record.loaders import Loaders
 from instrument.record.recorder import RecordedWindow, Recorder
@@ -29,8 +31,6 @@ from instrument.record.signals import Preemption
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.triggers import Request
-from instrument.worker import queue
-from instrument.worker.capture_queue import CaptureQueue
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ class Run:
     Attributes:
         activities: what is recorded, such as cpu and cuda.
         emitting: the functions that record the program's ranges in windows (torch, NVTX, ITT).
-        capture_queue: receives the saved windows.
+        finisher: has the saved windows finished.
         metadata: the part of `capture.json` that all windows of the run share.
         triggers: the object that calls the triggers; None if the config has no triggers.
         timings: measures how long the ranges and steps of the whole run take; None if the config
@@ -229,7 +229,7 @@ class Run:
 
     activities: list[str]
     emitting: backends.Backend
-    capture_queue: CaptureQueue
+    finisher: Finisher
     metadata: dict[str, Any]
     triggers: TriggerRunner | None
     timings: Timings | None
@@ -401,7 +401,7 @@ class StepLoop:
                 self._guarded(self._finish, reason, f"the phase {counter.name} ended")
             self.current = before
             before.overhead.exclude(elapsed_ns)
-        self._finish_inline()
+        self._finish_here()
 
     def go_to(self, number: int) -> None:
         """Set the number of the current training step.
@@ -418,7 +418,7 @@ class StepLoop:
             if counter.began_at == counter.step_number:
                 counter.began_at = number
             counter.step_number, counter.next_event_step = number, number + 1
-        self._finish_inline()
+        self._finish_here()
 
     def end(self, reason: str | None) -> None:
         """End the run; `reason` says why it ends early, or is None. Call `deliver` afterwards."""
@@ -429,7 +429,7 @@ class StepLoop:
         if not self.running or run is None:
             return
         with uninterrupted():
-            if not run.capture_queue.taken and not self._has_recorded_steps(reason):
+            if not run.finisher.saved and not self._has_recorded_steps(reason):
                 entered = [
                     self._counters[each] for each in self.config.phases if each in self._counters
                 ]
@@ -441,7 +441,7 @@ class StepLoop:
             self._guarded(self._finish, reason, "the run ended")
             if still_on := self._guarded(one_profiler.stop_abandoned):
                 logger.warning("{}", still_on)
-        self._finish_inline()
+        self._finish_here()
         if run.triggers is not None:
             run.triggers.end()
         if run.timings is not None:
@@ -459,15 +459,15 @@ class StepLoop:
         after an early end, the wait is shorter.
         """
         if self.run is not None:
-            self._logging_errors(self.run.capture_queue.close, reason)
+            self._logging_errors(self.run.finisher.close, reason)
 
     def save_window(self) -> None:
         """End and save the open window because SIGTERM arrived."""
         if self.recording and self.run is not None:
             with uninterrupted():  # so that a signal's handler runs after the last log message
                 self._guarded(self._finish, "SIGTERM", "")
-                self._finish_inline()
-                self.run.capture_queue.warn_of_unfinished()
+                self._finish_here()
+                self.run.finisher.warn_of_unfinished()
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave the run, its window and its signal handler to the parent."""
@@ -528,10 +528,10 @@ class StepLoop:
             self._report(f"Recording failed and training goes on: {reason_of(error)}.", error)
             return None
 
-    def _finish_inline(self) -> None:
+    def _finish_here(self) -> None:
         """Finish the saved windows that no exporter finishes."""
-        if self.run is not None and self.run.capture_queue.to_finish:
-            self._logging_errors(self.run.capture_queue.finish_inline)
+        if self.run is not None and self.run.finisher.to_finish:
+            self._logging_errors(self.run.finisher.finish_here)
 
     def _report(self, sentence: str, error: Exception) -> None:
         """Log an error once in a run."""
@@ -548,7 +548,7 @@ class StepLoop:
         for note in self.config.notes:
             logger.info(note)
         what, where = plan_text.in_words(self.config, self.train), " and ".join(run.activities)
-        logger.info("Profiler {} on {}, into {}", what, where, run.capture_queue.output_dir)
+        logger.info("Profiler {} on {}, into {}", what, where, run.finisher.output_dir)
         if sentence := plan_text.unreachable_window(self.config, self.train, self.total_steps):
             logger.warning("{}", sentence)
 
@@ -571,8 +571,8 @@ class StepLoop:
         self._guarded(self._end_step, counter)
         requested = None
         try:
-            if run.capture_queue.to_finish:
-                interrupts.let_through(self._finish_inline)
+            if run.finisher.to_finish:
+                interrupts.let_through(self._finish_here)
             if run.triggers is not None and counter is self.train:
                 number, busy = counter.step_number - 1, recorder is not None
                 requested = interrupts.let_through(
@@ -651,9 +651,9 @@ class StepLoop:
 
     def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
         assert self.run is not None
-        capture_queue = self.run.capture_queue
-        if self.recorder is None and not capture_queue.has_room(
-            counter.folder_name(window.first, window.last, capture_queue.rank)
+        finisher = self.run.finisher
+        if self.recorder is None and not finisher.has_room(
+            counter.folder_name(window.first, window.last, finisher.rank)
         ):
             counter.advance()
             return
@@ -671,13 +671,13 @@ class StepLoop:
             counter.look_ahead()
             counter.overhead.begin_window()
             self.owner = counter
-            run.capture_queue.lock.hold()
+            run.finisher.lock.hold()
             self.recorder = Recorder(
                 self._config_of(window),
                 run.activities,
                 run.emitting,
-                run.capture_queue.output_dir,
-                run.capture_queue.run,
+                run.finisher.output_dir,
+                run.finisher.run,
                 self._end_for_other_profiler,
             )
             with counter.overhead.pausing("start"):
@@ -741,15 +741,15 @@ class StepLoop:
         Raises:
             CaptureError, OSError: the trace cannot be saved.
         """
-        capture_queue, first = run.capture_queue, window.first
-        if capture_queue.sinks_here:
-            capture_queue.notice()
+        finisher, first = run.finisher, window.first
+        if finisher.sinks_here:
+            finisher.notice()
         ended = counter.step_number
         if window.last is not None:
             ended = min(ended, window.last + 1)
-        name = counter.folder_name(first, max(first, ended - 1), capture_queue.rank)
-        run_id = capture_queue.run if capture_queue.lock.handle is not None else ""
-        staging = queue.stage(capture_queue.output_dir, name, run_id)
+        name = counter.folder_name(first, max(first, ended - 1), finisher.rank)
+        run_id = finisher.run if finisher.lock.handle is not None else ""
+        staging = queue.stage(finisher.output_dir, name, run_id)
         try:
             quickly = reason is not None and reason.startswith(_PROCESS_ENDS)
             with counter.overhead.pausing("save"):
@@ -766,21 +766,11 @@ class StepLoop:
             metadata["cost"] = counter.overhead.window_cost() | {
                 "trace_bytes": (staging / queue.RAW).stat().st_size
             }
-            if not capture_queue.taken:
-                capture_queue.note_owner(staging)
-            folder = queue.queue(staging, metadata)
+            finisher.save(staging, metadata)
         except Exception:
             # remove the incomplete trace, because a full disk may be the cause
             shutil.rmtree(staging, ignore_errors=True)
             raise
-        capture_queue.taken += 1
-        if capture_queue.exporter is None:
-            capture_queue.to_finish.append(folder)
-            return
-        try:
-            capture_queue.exporter.submit(folder)
-        except (OSError, RuntimeError) as error:
-            capture_queue.finish_without_exporter(folder, error)
 
     def _window_metadata(
         self,
@@ -831,7 +821,7 @@ class StepLoop:
         with self.lock:
             if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
                 self._guarded(self._end_window, reason)
-                self._finish_inline()
+                self._finish_here()
 
     @uninterrupted()
     def _end_for_other_profiler(self) -> None:

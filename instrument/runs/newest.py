@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from instrument.errors import CaptureError
+from instrument.files import METADATA_FILE
 from instrument.runs.run import TOGETHER_S
 from instrument.storage import contents, is_url
 from instrument.trace.capture_json import (
-    METADATA_FILE,
     Metadata,
     decoded,
     read,

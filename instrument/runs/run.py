@@ -17,11 +17,12 @@ from instrument import files, storage
 from instrument.analysis.table import Schema, Table
 from instrument.analysis.views import kind_of
 from instrument.errors import CaptureError
+from instrument.files import METADATA_FILE
 from instrument.printable import printable
 from instrument.runs import clock_skew, collective_comparison, rank_comparison, rank_summary
 from instrument.runs.matched_collectives import MatchedCollectives, match
 from instrument.runs.rank_summary import RankSummary
-from instrument.trace.capture_json import METADATA_FILE, unix_time
+from instrument.trace.capture_json import unix_time
 from instrument.units import few
 
 # Captures are searched at most this many levels below a folder. Hydra's folders

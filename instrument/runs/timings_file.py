@@ -10,7 +10,8 @@ from msgspec import DecodeError, Struct, convert, json
 
 from instrument.analysis.table import Schema, Table, names_of, schema
 from instrument.errors import CaptureError
-from instrument.trace.capture_json import TIMINGS_FORMAT, Number
+from instrument.files import TIMINGS_FORMAT
+from instrument.trace.capture_json import Number
 from instrument.trace.json_stream import forgiving
 
 TIMINGS: Schema = schema(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from instrument.analysis.section import plain
 from instrument.capture import Capture
 from instrument.errors import need_package
-from instrument.files import make_folder, open_to_append, replacing
+from instrument.event_file import event_file_name, write_event
+from instrument.files import make_folder, replacing
 from instrument.prose import code
 from instrument.report.step_split import COLOURS, bar_png, step_split
 from instrument.report.text import capture_parts
@@ -111,11 +112,11 @@ def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
     host, pid = _process(capture)
     target = into / event_file_name(started_s, host, pid, capture.name)
     with replacing(target) as raw:
-        _write_event(raw, started_s, file_version="brain.Event:2")
+        write_event(raw, started_s, file_version="brain.Event:2")
         step = last_step(capture)
-        _write_event(raw, started_s, step=step, scalars=scalars(capture))
+        write_event(raw, started_s, step=step, scalars=scalars(capture))
         if report:
-            _write_event(raw, started_s, step=step, report=_report(capture))
+            write_event(raw, started_s, step=step, report=_report(capture))
     return target
 
 
@@ -147,54 +148,6 @@ def _text(tag: str, markdown: str) -> Any:
     plugin = SummaryMetadata.PluginData(plugin_name="text")
     tensor = TensorProto(dtype=DT_STRING, string_val=[markdown.encode("utf-8", "replace")])
     return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
-
-
-def append_scalars(
-    target: Path, wall_time_s: float, step: int, values: Iterable[tuple[str, float]]
-) -> None:
-    """Append scalars to an event file; create the file if it is missing.
-
-    If writing fails with an OSError, the file is cut back to its earlier size.
-    """
-    with open_to_append(target) as raw:
-        size = raw.seek(0, os.SEEK_END)
-        try:
-            if size == 0:
-                _write_event(raw, wall_time_s, file_version="brain.Event:2")
-            _write_event(raw, wall_time_s, step=step, scalars=values)
-            raw.flush()
-        except OSError:
-            os.truncate(target, size)
-            raise
-
-
-def event_file_name(started_s: float, host: str, pid: int, name: str) -> str:
-    """The name of an event file, in TensorBoard's form.
-
-    TensorBoard reads the event files of a folder once, in the order of their names. So a name
-    begins with the start time. TensorBoard's own EventFileWriter is not used, because it writes on
-    a thread, and because its file names end in a counter: the name of file 10 sorts before 9.
-    """
-    return f"events.out.tfevents.{int(started_s):010d}.{host}.{pid}.{name}"
-
-
-def _write_event(
-    raw: IO[bytes],
-    wall_time_s: float,
-    *,
-    scalars: Iterable[tuple[str, float]] = (),
-    report: Iterable[Any] = (),
-    **fields: Any,
-) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer import record_writer  # type: ignore[import-untyped]
-
-    values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
-    values += report
-    summary = {"summary": Summary(value=values)} if values else {}
-    event = Event(wall_time=wall_time_s, **fields, **summary)
-    record_writer.RecordWriter(raw).write(event.SerializeToString())
 
 
 def _process(capture: Capture) -> tuple[str, int]:

@@ -16,13 +16,9 @@ from msgspec import Meta, Struct, field
 
 from instrument import files
 from instrument.errors import CaptureError
+from instrument.files import FORMAT, METADATA_FILE
 
-METADATA_FILE = "capture.json"
 TRACE_FILES = ("trace.json.gz", "trace.json")
-# Format 2 has `compiled_ranges`, which format 1 calls `swallowed`.
-FORMAT = 2
-# The newest format of a line of a timings file. A line without the field `format` has format 1.
-TIMINGS_FORMAT = 1
 # No job has more ranks than this. A larger number means that the file is damaged.
 MOST_RANKS = 1_000_000
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -24,8 +24,8 @@ from instrument.compare.revisions import worktrees
 from instrument.compare.run_record import RunRecord, read_run
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
+from instrument.record.output_folder import output_dir
 from instrument.report.ab import parts
-from instrument.worker.queue import output_dir
 
 QUIET = MachineState(None, None, None, None, None)
 # A program whose steps take as many µs as its last argument says, with 1 % noise from run to run.

@@ -43,9 +43,9 @@ from instrument.errors import (
     MissingPackage,
     TraceError,
 )
+from instrument.finish.window import finish
 from instrument.sinks import Sink
 from instrument.sinks.tracker import Sent, Tracker
-from instrument.worker.finish import finish
 
 GROUP = files("instrument") / "conf" / "profiler" / "sinks"
 SHIPPED = shipped("sinks")

@@ -21,10 +21,10 @@ from loguru import logger
 from instrument import Session
 from instrument.capture import Capture
 from instrument.errors import CaptureError
+from instrument.record import finisher
 from instrument.sinks import tracker
 from instrument.sinks.scalars import scalars
 from instrument.sinks.tracker import Sent, Tracker
-from instrument.worker import capture_queue, process
 
 Write = Callable[..., Capture]
 FIRST, SECOND = "steps_000002-000003_rank0", "steps_000006-000007_rank0"
@@ -375,8 +375,8 @@ def test_where_training_fails_a_tracker_is_not_waited_for(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.errors_expected = True
-    monkeypatch.setattr(capture_queue, "_CLOSING_S", 0.01)
-    monkeypatch.setattr(process, "_AFTER_FAILURE_S", 60)  # a busy machine starts the worker late
+    monkeypatch.setattr(finisher, "_CLOSING_HERE_S", 0.01)
+    monkeypatch.setattr(finisher, "_AFTER_FAILURE_S", 60)  # a busy machine starts the worker late
     sink = Remembers(timeout_s=10_000)
     sink._free.clear()
     with (

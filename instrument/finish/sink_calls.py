@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from textwrap import indent
 from traceback import format_exception, print_exception
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from instrument.config.instantiate import sink_of_class
+from instrument.config.options import Options
 from instrument.errors import InstrumentError, from_signal_handler, reason_of
+from instrument.finish.queue import name_of
 from instrument.log import lines_logger, logger
 from instrument.printable import printable
-from instrument.sinks import Sink
-from instrument.worker.queue import name_of
 
 if TYPE_CHECKING:
     from instrument.capture import Capture
+    from instrument.sinks import Sink
 
 
 def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[str]) -> None:
@@ -45,6 +46,11 @@ def run_sink(name: str, sink: Any, capture: Capture, folder: Path, failed: set[s
         )
 
 
+def is_sink(sink: Any) -> TypeGuard[Sink]:
+    """Whether a sink is a `Sink`, and not just an object that has `write`."""
+    return isinstance(sink, Options)
+
+
 def call_sinks(
     sinks: Mapping[str, Any],
     what: Literal["notice", "close"],
@@ -63,7 +69,7 @@ def call_sinks(
     """
     for name, sink in sinks.items():
         try:
-            if not isinstance(sink, Sink):  # `close` of a user's own class may mean anything
+            if not is_sink(sink):  # `close` of a user's own class may mean anything
                 continue
             with ending_children():
                 if what == "notice":

@@ -1,101 +1,46 @@
-"""Manages the folder of each window, from the raw trace to the finished capture.
+"""The folder of a window, from the raw trace to the finished capture: it is the only queue.
 
-A folder's name shows its state:
+The name of a folder is its state, and each change of the state is one rename:
 
 - `.NAME.partial`: torch writes the trace.
 - `.NAME.queued`: the trace and capture.json are complete.
-- `NAME`: the sinks have run, except the sinks that need the final name.
+- `.NAME.busy`: a process compresses the trace and runs the sinks.
+- `NAME`: the capture is complete.
 
-Each change of the state is one rename. So every folder without a leading dot is a complete capture.
-If a process is killed, `instrument export` finishes the queued folders that the process leaves.
+If a process is killed, it leaves at most one busy folder, from which the work can begin again. The
+next process of the run leaves that folder alone, because it may be the cause; `instrument export`
+finishes it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, count, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from instrument import file_lock, files
-from instrument.errors import CaptureError, ConfigError, InstrumentError
+from instrument.errors import CaptureError
+from instrument.files import METADATA_FILE
 from instrument.log import logger
-from instrument.trace import capture_json
-from instrument.trace.capture_json import METADATA_FILE
-from instrument.worker.job import Job
-
-if TYPE_CHECKING:
-    # Only for type checks: at run time it would take a third of this module's import time.
-    from instrument.config.schema import ProfilerConfig
 
 RAW, PACKED = "trace.json", "trace.json.gz"
-_PARTIAL, _QUEUED = ".partial", ".queued"
+_PARTIAL, _QUEUED, _BUSY = ".partial", ".queued", ".busy"
 _OWNER_FILE = "owner"
 _LONGEST_WITHOUT_OWNER_S = 86_400
+_RUN = re.compile(r"[0-9a-f]{32}")
 
 
-def output_dir(config: ProfilerConfig) -> Path:
-    """The folder for captures.
-
-    The environment variable `INSTRUMENT_DIR`, if it is set, replaces `profiler.output_dir`. The
-    default is the folder `profile` in Hydra's run folder, or in the current folder without Hydra.
-    """
-    given = os.environ.get(files.CAPTURES_VARIABLE) or config.output_dir
-    if given is not None:
-        try:
-            return Path(given).expanduser().absolute()
-        except RuntimeError as error:  # an unknown user after ~
-            raise ConfigError(f"{_folder_option()} is {str(given)!r}: {error}") from None
-    hydra = hydra_run()
-    return (
-        Path("profile").absolute() if hydra is None else Path(hydra.runtime.output_dir) / "profile"
-    )
-
-
-def _folder_option() -> str:
-    """For error messages: the name of the variable or option that sets the folder for captures."""
-    variable = files.CAPTURES_VARIABLE
-    return (
-        f"The environment variable {variable}" if variable in os.environ else "profiler.output_dir"
-    )
-
-
-def hydra_run() -> Any:
-    """The `HydraConfig` of the running application; it holds the application's output folder.
-
-    None if the application does not use Hydra.
-    """
-    module = sys.modules.get("hydra.core.hydra_config")  # loaded if Hydra runs
-    return (
-        module.HydraConfig.get()
-        if module is not None and module.HydraConfig.initialized()
-        else None
-    )
-
-
-def writable(folder: Path) -> Path:
-    """Return the folder; create it if it is missing, and check that files can be written to it.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(
-            f"{_folder_option()} is {str(folder)!r}, which cannot be written ({reason}): choose "
-            "another folder."
-        ) from None
+class TakenError(CaptureError):
+    """Another process finishes a window, or has finished it."""
 
 
 def stage(output_dir: Path, name: str, run: str = "") -> Path:
@@ -119,9 +64,8 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
         except FileNotFoundError:
             _make_again(staging)
         # Checked in the order of the states, so that a rename between two checks is noticed.
-        if os.path.lexists(output_dir / f".{capture}{_QUEUED}") or os.path.lexists(
-            output_dir / capture
-        ):
+        later = (queued_path(staging), busy_path(staging), output_dir / capture)
+        if any(map(os.path.lexists, later)):
             staging.rmdir()
             continue
         try:
@@ -175,17 +119,20 @@ def _as_text(metadata: Mapping[str, Any]) -> str:
 
 
 def name_of(folder: Path) -> str:
-    """The final name of a partial or queued folder."""
-    return folder.name.removeprefix(".").removesuffix(_PARTIAL).removesuffix(_QUEUED)
+    """The final name of a partial, queued or busy folder."""
+    name = folder.name.removeprefix(".")
+    for state in (_PARTIAL, _QUEUED, _BUSY):
+        name = name.removesuffix(state)
+    return name
 
 
 def is_queued(folder: Path) -> bool:
-    """Whether a folder is queued: its trace is complete, and it has no final name yet."""
-    return (
-        folder.name.endswith(_QUEUED)
-        and files.is_folder(folder)
-        and files.is_regular(folder / METADATA_FILE)
-    )
+    """Whether a folder waits to be finished."""
+    return folder.name.endswith(_QUEUED) and _is_saved(folder)
+
+
+def _is_saved(folder: Path) -> bool:
+    return files.is_folder(folder) and files.is_regular(folder / METADATA_FILE)
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
@@ -193,16 +140,43 @@ def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
 
     Write capture.json, and rename the folder from `.NAME.partial` to `.NAME.queued`.
     """
-    name = name_of(staging)
-    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name}))
-    folder = staging.rename(staging.with_name(f".{name}{_QUEUED}"))
+    folder = queued_path(staging)
+    _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name_of(staging)}))
+    staging.rename(folder)
     with suppress(OSError):
         (folder / _OWNER_FILE).unlink()
     return folder
 
 
+def queued_path(folder: Path) -> Path:
+    """The path of a window's folder while the folder is queued."""
+    return folder.with_name(f".{name_of(folder)}{_QUEUED}")
+
+
+def busy_path(folder: Path) -> Path:
+    """The path of a window's folder while a process finishes it."""
+    return folder.with_name(f".{name_of(folder)}{_BUSY}")
+
+
+def take(folder: Path) -> Path:
+    """Rename a queued folder to a busy folder; return the new path. Only one process succeeds.
+
+    Raises:
+        TakenError: another process has taken or removed the folder.
+    """
+    try:
+        return folder.rename(busy_path(folder))
+    except FileNotFoundError:
+        raise TakenError(f"Another process is finishing {folder}: wait until it is done.") from None
+
+
+def put_back(folder: Path) -> Path:
+    """Rename a busy folder to a queued folder; return the new path."""
+    return folder.rename(queued_path(folder))
+
+
 def publish(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Rename a queued folder to its capture's name; return the new path.
+    """Rename a busy folder to its capture's name; return the new path.
 
     If the name is taken, a number is added.
     """
@@ -229,11 +203,24 @@ def remove(folder: Path) -> None:
 
 def queued(output_dir: Path, depth: int = 1) -> list[Path]:
     """The queued folders below `output_dir`, down to `depth` levels, oldest first; skips links."""
+    return _found(output_dir, depth, _QUEUED)
+
+
+def left_busy(output_dir: Path, depth: int = 1) -> list[Path]:
+    """The folders that a process was finishing when it was killed; found as `queued` finds folders.
+
+    On a file system without locks, a process may still be finishing one of them.
+    """
+    found = _found(output_dir, depth, _BUSY)
+    return [each for each in found if not _lives(each.parent, origin(each).run)]
+
+
+def _found(output_dir: Path, depth: int, state: str) -> list[Path]:
     found = [
-        f
-        for folder in _folders(output_dir, depth)
-        for f in folder.glob(f".*{_QUEUED}")
-        if is_queued(f)
+        folder
+        for above in _folders(output_dir, depth)
+        for folder in above.glob(f".*{state}")
+        if _is_saved(folder)
     ]
     return sorted(found, key=_described_at)
 
@@ -248,27 +235,51 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
                     yield from _folders(subfolder, depth - 1)
 
 
-def queued_of(job: Job) -> list[Path]:
-    """The queued folders that belong to a job, oldest first.
+class Origin(msgspec.Struct, frozen=True):
+    """Where a window comes from, according to its capture.json, which anybody may have written.
 
-    A job is the settings of a worker process. A folder belongs to it if both have the same run, the
-    same rank and the same owner (a user id).
+    Attributes:
+        run: the id of the run.
+        rank: the rank; None if unknown.
+        started_at: when the window began, in ISO format.
     """
-    return [folder for folder in queued(Path(job.folder)) if _is_of(folder, job)]
+
+    run: str = ""
+    rank: int | None = None
+    started_at: str = ""
 
 
-def _is_of(folder: Path, job: Job) -> bool:
-    """Whether a queued folder belongs to a job (the settings of a worker process).
-
-    Both must have the same run, the same rank and the same owner (a user id).
-    """
+def origin(folder: Path) -> Origin:
+    """The origin of a window; all fields have their defaults if capture.json cannot be read."""
     try:
-        if job.owner is not None and folder.lstat().st_uid != job.owner:
-            return False
-        about = capture_json.read(folder)
-    except (OSError, InstrumentError):
-        return False
-    return (about.get("run"), about.get("rank")) == (job.run, job.rank)
+        return msgspec.json.decode(files.read_bytes(folder / METADATA_FILE), type=Origin)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Origin()
+
+
+def queued_of(output_dir: Path, run: str, rank: int, owner: int | None) -> list[Path]:
+    """The queued folders of one rank of a run, oldest first.
+
+    Folders of another `owner`, a user id, are left out: whoever may write into `output_dir` could
+    otherwise make the run read files for him. None means any owner.
+    """
+    found = [each for each in queued(output_dir) if owner in (None, each.lstat().st_uid)]
+    origins = ((folder, origin(folder)) for folder in found)
+    return [folder for folder, its in origins if (its.run, its.rank) == (run, rank)]
+
+
+def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
+    """The finished captures of a run on one rank, oldest first; links are skipped.
+
+    Cost: about 0.1 ms for each capture of this rank in the folder.
+    """
+    found = list[tuple[str, Path]]()
+    # the second pattern finds captures whose names end with a number that `publish` added
+    for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
+        for folder in output_dir.glob(pattern):
+            if files.is_folder(folder) and (about := origin(folder)).run == run:
+                found.append((about.started_at, folder))
+    return [folder for _, folder in sorted(found)]
 
 
 def _described_at(folder: Path) -> int:
@@ -292,30 +303,30 @@ def remove_stale(output_dir: Path) -> None:
         with suppress(OSError):
             if _lives(output_dir, run) is False:
                 half_written.unlink()
-    left = []
-    for folder in queued(output_dir):
-        with suppress(CaptureError):
-            writer = capture_json.read(folder).get("run")
-            if isinstance(writer, str) and _lives(output_dir, writer) is False:
-                left.append(name_of(folder))
+    left = [
+        folder
+        for folder in (*_found(output_dir, 1, _BUSY), *queued(output_dir))
+        if _lives(output_dir, origin(folder).run) is False
+    ]
     for path in output_dir.glob(".run-*.lock"):
         file_lock.remove_if_free(path)
     if left:
         logger.warning(
             "An earlier run recorded {} but has not finished them: `instrument export {}` does, "
             "with the default sinks.",
-            ", ".join(left),
+            ", ".join(map(name_of, left)),
             output_dir,
         )
 
 
 def lock_of(folder: Path, run: str) -> Path:
     """The file whose lock a run holds: the trainer, and the worker, which inherits the handle."""
-    return folder / f".run-{run}.lock"
+    return folder / f".run-{run if _RUN.fullmatch(run) else ''}.lock"
 
 
 def _lives(folder: Path, run: str) -> bool | None:
-    return file_lock.is_held(lock_of(folder, run)) if run else None
+    """Whether a run lives; None if that cannot be known."""
+    return file_lock.is_held(lock_of(folder, run)) if _RUN.fullmatch(run) else None
 
 
 def _is_stale(staging: Path) -> bool:

@@ -9,6 +9,7 @@ that they need was recorded. The default sinks write only into the capture's fol
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +17,12 @@ from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
+from instrument.file_lock import FileLock
+from instrument.files import METADATA_FILE
+from instrument.finish import queue, upload
+from instrument.finish.window import finish
 from instrument.interrupts import interruptibly
 from instrument.runs.run import DEPTH, captures_below
-from instrument.trace.capture_json import METADATA_FILE
-from instrument.worker import queue, upload
-from instrument.worker.finish import finish
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 
@@ -71,8 +73,16 @@ def finish_all(path: Path | str, url: str | None) -> list[str]:
 
 
 def queued_at(path: Path) -> list[Path]:
-    """The queued folder at a path, or the queued folders below the path."""
-    return [path] if queue.is_queued(path) else queue.queued(path, DEPTH)
+    """The queued folder at a path, or the queued folders below the path.
+
+    Folders that a killed process has left busy are queued again.
+    """
+    if queue.is_queued(path):
+        return [path]
+    for folder in queue.left_busy(path, DEPTH):
+        with suppress(OSError):
+            queue.put_back(folder)
+    return queue.queued(path, DEPTH)
 
 
 class Outcome(NamedTuple):
@@ -100,7 +110,13 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
         try:
             about = Capture.load(folder).metadata
             chosen = _defaults(about.get("config", {})) if sinks is None else sinks
-            done.append(interruptibly(finish, folder, chosen, failed=failed))
+            lock = FileLock(queue.lock_of(folder.parent, str(about.get("run"))))
+            is_ours = lock.hold()  # so that no other process takes the folder for a leftover
+            try:
+                done.append(interruptibly(finish, folder, chosen, failed=failed))
+            finally:
+                if is_ours:
+                    lock.release(done=True)
             if sinks is None:
                 notes += _left_out(done[-1], about, chosen)
         except (InstrumentError, OSError) as error:

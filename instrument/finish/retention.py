@@ -1,27 +1,13 @@
-"""Removes the oldest captures of a run, as `profiler.keep` and `profiler.disk_budget` say.
-
-There is no separate list of captures: the output folder is listed each time.
-"""
+"""Removes the oldest captures of a run, as `profiler.keep` and `profiler.disk_budget` say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
 from instrument import files
+from instrument.finish import queue
 from instrument.log import logger
-from instrument.trace.capture_json import BAD_JSON, METADATA_FILE
-from instrument.worker import queue
-
-
-class _Origin(msgspec.Struct, frozen=True):
-    """The fields of `capture.json` that say to which run a capture belongs, and when it began."""
-
-    run: str = ""
-    started_at: str = ""
 
 
 def enforce(
@@ -52,7 +38,7 @@ def enforce(
     """
     if keep is None and budget is None:
         return []
-    captures, removed = captures_of(output_dir, run, rank), list[Path]()
+    captures, removed = queue.captures_of(output_dir, run, rank), list[Path]()
     sizes = {folder: files.folder_bytes(folder) for folder in captures if budget is not None}
     total_bytes = sum(sizes.values())
     for folder in captures[:-1]:
@@ -65,18 +51,3 @@ def enforce(
             total_bytes -= sizes.get(folder, 0)
             logger.info("Removed {}, because of profiler.keep or profiler.disk_budget", folder)
     return removed
-
-
-def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
-    """The finished captures of a run on one rank, oldest first; links are skipped."""
-    found = list[tuple[str, Path]]()
-    # the second pattern finds captures whose names end with a number that `queue` added
-    for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
-        for folder in output_dir.glob(pattern):
-            with suppress(OSError, *BAD_JSON):
-                if files.is_folder(folder):
-                    about = files.read_bytes(folder / METADATA_FILE)
-                    origin = msgspec.json.decode(about, type=_Origin)
-                    if origin.run == run:
-                        found.append((origin.started_at, folder))
-    return [folder for _, folder in sorted(found)]

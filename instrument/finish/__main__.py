@@ -1,0 +1,149 @@
+"""The worker: `python -m instrument.finish FOLDER` finishes the queued windows of a run.
+
+Options call the worker the export process, and log messages call it the exporter. The trainer (the
+training process) starts it with the first window, and writes to its standard input: the job (see
+`instrument.finish.job`), then a line for each new window. After each line, the worker looks for
+queued folders of its run and rank in FOLDER, and finishes them one after the other, at low
+priority. `end`, or the end of the input, means that no more windows come: the worker then closes
+the sinks, waits for uploads, and ends.
+
+Its standard output has one JSON object per line: a log message (`text`, `level`), or a window that
+the worker has done with (`done`, the queued folder, and `place`, the capture; null if it failed).
+
+The worker loads no torch. It ignores Ctrl-C and SIGTERM, because launchers often send these signals
+to all processes. If the trainer ends, the worker continues until its queue is empty. A timer kills
+the worker if a capture, or closing the sinks, takes longer than the job's time limit.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, TextIO
+
+import loguru
+
+from instrument.errors import reason_of
+from instrument.file_lock import remove_if_free
+from instrument.finish import queue
+from instrument.finish.job import Job, from_line
+from instrument.finish.sink_calls import build_sinks, call_sinks, traceback_of
+from instrument.finish.upload import Uploads, has_arrived
+from instrument.finish.window import finish
+from instrument.log import logger
+
+_NICENESS = 10
+_GRACE_S = 1.0
+_answering = Lock()
+
+
+def main() -> None:
+    """Finish queued windows. The arguments are the folder, and the handle of the run's lock."""
+    folder, *lock = sys.argv[1:]
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # prints of sinks go to stderr
+    os.nice(_NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    loguru.logger.remove()
+    loguru.logger.add(
+        lambda message: _answer(answers, level=message.record["level"].name, text=_text(message)),
+        level=0,
+    )
+    job = from_line(sys.stdin.readline())
+    try:
+        _finish_all(Path(folder), job, answers)
+    except MemoryError as error:
+        logger.error("The exporter has ended: {}.", reason_of(error))
+        sys.exit(1)
+    for handle in lock:
+        os.close(int(handle))
+        remove_if_free(queue.lock_of(Path(folder), job.run))
+
+
+def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
+    failed = set[str]()
+    sinks = build_sinks(job.sinks, failed)
+    uploads = Uploads(job.upload_to, job.upload_options) if job.upload_to else None
+    if uploads is not None:  # an earlier worker may have died before it sent all captures
+        captures = queue.captures_of(folder, job.run, job.rank)
+        uploads.add(*(each for each in captures if not has_arrived(each, str(job.upload_to))))
+    for window in _queued(folder, job):
+        _allow(job.timeout_s)
+        place = _finished(window, sinks, failed)
+        _allow(0)
+        if place is not None and uploads is not None:
+            uploads.add(place)
+        _answer(answers, done=str(window), place=str(place) if place else None)
+    _allow(job.timeout_s)  # not cancelled: threads of a sink may delay the end of the process
+    call_sinks(sinks, "close", failed)
+    if uploads is not None:
+        uploads.close()
+
+
+def _queued(folder: Path, job: Job) -> Iterator[Path]:
+    """Yield the folders to finish, each once, until the end of the input."""
+    seen, line = set[str](), "\n"
+    while line:
+        line = sys.stdin.readline()
+        if line.strip() == "end":
+            line = ""
+        for window in queue.queued_of(folder, job.run, job.rank, job.owner):
+            if window.name not in seen:
+                seen.add(window.name)
+                yield window
+
+
+def _finished(window: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
+    """Finish a queued folder, and return the folder of the capture; None if the folder fails.
+
+    Only the first failure is logged; `failed` then holds "exporter".
+    """
+    try:
+        return finish(window, sinks, failed=failed)
+    except Exception as error:
+        if "exporter" not in failed and not isinstance(error, queue.TakenError):
+            failed.add("exporter")
+            logger.error(
+                "{} cannot be finished ({}); failures of later windows are not logged. The raw "
+                "traces are kept: `instrument export {}` tries again.",
+                queue.name_of(window),
+                reason_of(error),
+                window.parent,
+            )
+        return None
+
+
+def _allow(seconds: float) -> None:
+    """Kill this process after `seconds`; 0 cancels the timer."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.cancel_dump_traceback_later()
+    if seconds:  # a second timer, in case a sink blocks the signal; it also writes the traceback
+        faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
+
+
+def _text(message: Any) -> str:
+    """The text of a log message, followed by the traceback of its exception if it has one."""
+    text, error = message.record["message"], message.record["exception"]
+    return (
+        str(text)
+        if error is None or error.value is None
+        else f"{text}\n{traceback_of(error.value)}"
+    )
+
+
+def _answer(answers: TextIO, **answer: Any) -> None:
+    with _answering, suppress(OSError):  # the trainer may have ended; the worker goes on
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

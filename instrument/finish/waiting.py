@@ -1,0 +1,43 @@
+"""Waits with log messages, while the worker finishes windows or a thread uploads them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Thread
+
+from instrument.log import logger
+
+# Seconds before the first message, between two messages, and between two looks at what is left.
+_SILENT_S, _LOG_EVERY_S, _LOOK_EVERY_S = 2.0, 60.0, 0.1
+
+
+def wait_for(
+    thread: Thread, left: Callable[[], list[str]], timeout_s: float, closing_s: float, whom: str
+) -> None:
+    """Wait until a thread ends, and log what is left.
+
+    Args:
+        thread: the thread that does the work, or hears of it.
+        left: a function that returns the names of the unfinished windows, in order.
+        timeout_s: the longest wait, in seconds.
+        closing_s: the longest wait once nothing is left.
+        whom: what the caller waits for, in the words of the messages: "exporter" or "upload".
+    """
+    began, total, due_s = time.monotonic(), 0, _SILENT_S
+    while thread.is_alive() and (waited := time.monotonic() - began) < timeout_s:
+        if not (names := left()):
+            thread.join(min(closing_s, timeout_s - waited))
+            return
+        total = max(total, len(names))  # failed uploads may be tried again
+        if waited >= due_s:
+            due_s = waited + _LOG_EVERY_S
+            logger.info(
+                "Waiting for the {}, at most {:g} s: {} of {} windows are left (current: {})",
+                whom,
+                round(timeout_s, 1),
+                len(names),
+                total,
+                names[0],
+            )
+        thread.join(min(_LOOK_EVERY_S, timeout_s - waited))

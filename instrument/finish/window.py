@@ -1,0 +1,101 @@
+"""Finishes one saved window: compresses the trace, writes a summary, runs the sinks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from instrument import files
+from instrument.capture import Capture
+from instrument.errors import CaptureError, InstrumentError, reason_of
+from instrument.finish import queue
+from instrument.finish.queue import PACKED, RAW
+from instrument.finish.sink_calls import run_sink
+from instrument.log import logger
+from instrument.runs import rank_summary as of_rank
+from instrument.sinks.scalars import scalars
+from instrument.trace.rewrite import rewrite
+
+
+def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
+    """Turn a queued folder into a finished capture, and return the capture's folder.
+
+    While this function runs, the folder is busy. After an exception, it is queued again.
+
+    Args:
+        folder: the queued folder.
+        sinks: the sinks, by name.
+        failed: the names of the sinks that have already failed in this run; this function adds the
+            sinks that fail now. Only the first error of a sink is logged.
+
+    Raises:
+        TakenError: another process is finishing the folder.
+        CaptureError: the trace is not a regular file.
+        OSError: the trace cannot be compressed, for example because the disk is full.
+    """
+    try:
+        busy = queue.take(folder)
+        return queue.publish(busy, _work_on(busy, sinks, failed))
+    except queue.TakenError:
+        raise
+    except BaseException:  # also what a signal's handler raises before or after the two renames
+        with suppress(OSError):
+            queue.put_back(queue.busy_path(folder))
+        raise
+
+
+def _work_on(folder: Path, sinks: Mapping[str, Any], failed: set[str]) -> dict[str, Any]:
+    """Do all the work on a busy folder; return the new content of its capture.json."""
+    began = time.perf_counter_ns()
+    for half_written in folder.glob(".*.tmp"):  # by a process that was killed
+        half_written.unlink()
+    about = dict(Capture.load(folder).metadata)  # a copy: sinks may change it
+    _compress(folder, about.get("user_metadata", {}))
+    cost = about["cost"] = {
+        **about.get("cost", {}),
+        "packed_bytes": (folder / PACKED).stat().st_size,
+    }
+    capture = Capture.load(folder)
+    capture.metadata["cost"] = cost
+    _summarize(capture, folder, failed)
+    # a stable sort: sinks without `last` come first, otherwise the config's order stays
+    for name in sorted(sinks, key=lambda name: bool(getattr(sinks[name], "last", False))):
+        cost["export_ns"] = time.perf_counter_ns() - began  # the time so far: sinks report it
+        run_sink(name, sinks[name], capture, folder, failed)
+    cost["export_ns"] = time.perf_counter_ns() - began
+    with suppress(InstrumentError):
+        if about.get("sinks_inline"):  # so that inline sinks need not read the trace
+            about["scalars"] = dict(scalars(capture))
+    queue.describe(folder, about)
+    return about
+
+
+def _compress(folder: Path, metadata: Mapping[str, Any]) -> None:
+    raw = folder / RAW
+    if not files.exists(raw):  # a process that was killed had compressed it
+        return
+    if not files.is_regular(raw):
+        raise CaptureError(
+            f"{raw} is not a regular file (links are not followed): replace it with the trace file."
+        )
+    # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
+    rewrite(raw, folder / PACKED, metadata)
+    raw.unlink()
+
+
+def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
+    """Write the summary of a capture, for comparisons of ranks."""
+    try:
+        of_rank.write(capture, folder)
+    except Exception as error:
+        if of_rank.SUMMARY_FILE not in failed:
+            failed.add(of_rank.SUMMARY_FILE)
+            logger.warning(
+                "{}: the file {}, which is needed to compare ranks, cannot be written ({}).",
+                queue.name_of(folder),
+                of_rank.SUMMARY_FILE,
+                reason_of(error),
+            )

@@ -1,0 +1,498 @@
+"""`Finisher` has the saved windows of a run finished, and uploads and removes their captures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import RLock, Thread
+from typing import Any
+from uuid import uuid4
+
+from instrument import files
+from instrument.config.schema import ProfilerConfig
+from instrument.errors import from_signal_handler, reason_of, to_trace
+from instrument.file_lock import FileLock
+from instrument.finish import queue, retention, waiting
+from instrument.finish.job import Job, to_line
+from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
+from instrument.finish.upload import Uploads, has_arrived
+from instrument.interrupts import interruptibly
+from instrument.log import lines_logger, logger
+from instrument.rank_info import lowest_rank
+
+# How long the end of a run waits, in seconds: for the worker, if training failed; once all windows
+# are finished, for the sinks in the worker; for each sink in this process, if training failed.
+_AFTER_FAILURE_S, _CLOSING_S, _CLOSING_HERE_S = 2.0, 5.0, 5.0
+
+
+class Finisher:
+    """Has the saved windows of a run finished, uploads their captures, and removes old captures.
+
+    To finish a window means to compress its trace and to run the sinks. With
+    `profiler.export=process`, the worker does this (see `instrument.finish.__main__`), and a thread
+    of this process then runs the sinks that only this process can run. With
+    `profiler.export=inline`, or if no thread can be started, the thread that steps does it.
+
+    The first window starts the worker. If the worker dies, it leaves the window that it was working
+    on busy (see `queue`); the next window, or the end of the run, starts another worker for the
+    rest. An error is logged for the first worker that dies.
+
+    Cost for the training loop: about 2 ms to start the worker; for each window, the time to write a
+    line to a pipe.
+
+    Attributes:
+        output_dir: the folder for captures.
+        run: the id of the run on this rank, which is in each `capture.json`.
+        rank: the rank of this process.
+        lock: shows other processes that the run is alive; this process holds the lock from the
+            first window on, and the worker inherits it.
+        saved: how many windows have been saved so far.
+        to_finish: queued folders that this process must finish itself.
+        inline: the names of the sinks that run in this process although there is a worker.
+    """
+
+    def __init__(
+        self, config: ProfilerConfig, output_dir: Path, rank: int, world_size: int
+    ) -> None:
+        self.output_dir = output_dir
+        self.run = uuid4().hex
+        self.rank = rank
+        self.lock = FileLock(queue.lock_of(output_dir, self.run))
+        self.saved = 0
+        self.to_finish: list[Path] = []
+        self._config, self._world_size = config, world_size
+        self._by_worker = config.export == "process"
+        self._after = _sinks_after_the_worker(config) if self._by_worker else {}
+        self.inline = list(self._after)
+        uploads_here = not self._by_worker or bool(self._after)
+        self._uploads = (
+            Uploads(config.upload_to, config.upload_options)
+            if config.upload_to and uploads_here
+            else None
+        )
+        self._job = Job(
+            run=self.run,
+            rank=rank,
+            sinks={
+                name: about
+                for name, about in config.sinks_for_worker.items()
+                if name not in self._after
+            },
+            upload_to=None if uploads_here else config.upload_to,
+            upload_options={} if uploads_here else config.upload_options,
+            timeout_s=config.export_timeout_s,
+        )
+        self._pending: list[Path] = []  # queued for the worker, which has not done with them
+        self._taken: list[Path] = []  # the captures that are finished
+        self._given_up: list[str] = []  # the names of the windows on which a worker died
+        self._dropped: list[str] = []
+        self._failed: set[str] = set()  # whose first failure is logged
+        self._finishing = False
+        # Held while a window is queued, and while the worker starts, answers or ends.
+        self._changing = RLock()
+        self._process: subprocess.Popen[str] | None = None
+        self._listener: Thread | None = None
+        self._over = False  # whether no more windows come
+        self._may_restart = False  # whether another worker could do more than the last one
+        interruptibly(self.notice)
+
+    @property
+    def sinks_here(self) -> Mapping[str, Any]:
+        """The sinks that this process runs."""
+        return self._after if self._by_worker else self._config.sinks
+
+    def notice(self) -> None:
+        """Let each sink that runs in this process read state of the training thread.
+
+        Call this on the training thread; see `Sink.notice`.
+        """
+        call_sinks(self.sinks_here, "notice", self._failed)
+
+    def has_room(self, name: str) -> bool:
+        """Whether the worker's queue has room for the next window, which is named `name`.
+
+        If there is no room, the window is dropped. A warning is logged for the first such window.
+        """
+        if len(self._pending) < self._config.export_queue:
+            return True
+        if not self._dropped:
+            logger.warning(
+                "The exporter is {} windows behind (profiler.export_queue): {} is dropped, and so "
+                "are later windows until the exporter has finished a window. Record less often, or "
+                "give the exporter a CPU core of its own.",
+                self._config.export_queue,
+                name,
+            )
+        self._dropped.append(name)
+        return False
+
+    def save(self, staging: Path, metadata: Mapping[str, Any]) -> None:
+        """Queue the partial folder of a window whose trace is complete, and have it finished.
+
+        Raises:
+            OSError: the folder cannot be queued.
+        """
+        if not self.saved:  # on a network file system, it may differ from the process's user id
+            self._job.owner = staging.stat().st_uid
+        with self._changing:
+            folder = queue.queue(staging, metadata)
+            self.saved += 1
+            if self._by_worker and self._tell_worker(folder):
+                return
+        self.to_finish.append(folder)
+
+    # In this process.
+
+    def finish_here(self) -> None:
+        """Finish the windows in `to_finish` on this thread.
+
+        Raises:
+            OSError: a trace cannot be compressed; the window stays queued.
+        """
+        if self._finishing:  # a sink or a signal handler stops the session, or another thread
+            return
+        try:
+            self._finishing = True
+            while self.to_finish:
+                self._finish_first()
+        finally:
+            self._finishing = False
+
+    def _finish_first(self) -> None:
+        folder = self.to_finish[0]
+        finished = folder.with_name(queue.name_of(folder))
+        if queue.is_queued(folder):
+            try:
+                interruptibly(self._finish, folder)
+            except BaseException as error:
+                if not from_signal_handler(error):  # otherwise the next call goes on
+                    self.to_finish.remove(folder)
+                raise
+        elif files.exists(finished) and finished not in self._taken:
+            self._take(finished)  # a signal's exception came right after renaming
+        self.to_finish.remove(folder)
+
+    def _finish(self, folder: Path) -> None:
+        from instrument.finish.window import finish
+
+        sinks = {n: sink for n, sink in self._config.sinks.items() if n not in self._after}
+        self._take(finish(folder, sinks, failed=self._failed))
+
+    def _take(self, folder: Path) -> None:
+        """Run this process's sinks on a capture that the worker has finished, and upload it."""
+        if self._after:
+            from instrument.capture import Capture
+
+            capture = Capture.load(folder)
+            for name, sink in self._after.items():
+                run_sink(name, sink, capture, folder, self._failed)
+        if self._uploads is not None:
+            self._uploads.add(folder)
+        self._taken.append(folder)
+        logger.info("Recorded {}", folder)
+        self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        keep, budget = self._config.keep, self._config.disk_budget
+        retention.enforce(self.output_dir, self.run, self.rank, keep, budget, self._is_needed)
+
+    def _is_needed(self, folder: Path) -> bool:
+        """Whether a capture must stay: it is not taken or uploaded yet, or a sink needs it."""
+        if folder.name in map(queue.name_of, self._pending) or self._is_unsent(folder):
+            return True
+        return any(sink.busy_with(folder) for sink in filter(is_sink, self.sinks_here.values()))
+
+    def _is_unsent(self, folder: Path) -> bool:
+        url = self._config.upload_to
+        return url is not None and not has_arrived(folder, url)
+
+    def _unsent(self) -> list[str]:
+        """The names of the captures that are not uploaded to `profiler.upload_to`."""
+        return [each.name for each in self._taken if self._is_unsent(each) and each.exists()]
+
+    # The worker.
+
+    def _tell_worker(self, folder: Path) -> bool:
+        """Tell the worker of a queued folder; return False if no thread can hear its answers."""
+        self._pending.append(folder)
+        try:
+            if self._process is None:
+                self._start()
+            else:
+                _write(self._process, "")
+        except RuntimeError as error:
+            self._pending.remove(folder)
+            if "shutdown" not in str(error) and "thread" not in self._failed:
+                self._failed.add("thread")
+                logger.warning(
+                    "No thread can be started ({}), so training waits while windows are finished.",
+                    error,
+                )
+            return False
+        except OSError as error:
+            self._pending.remove(folder)
+            if "exporter" not in self._failed:
+                self._failed.add("exporter")
+                logger.error(
+                    "The exporter cannot be started ({}): `instrument export {}` finishes the "
+                    "captures.",
+                    error,
+                    self.output_dir,
+                )
+        return True
+
+    def _start(self) -> None:
+        """Start the worker, and the thread that hears its answers.
+
+        Raises:
+            OSError: the process cannot be started.
+            RuntimeError: no thread can be started, for example because the interpreter shuts down.
+        """
+        handle = self.lock.handle
+        files.fill_standard_streams()
+        self._process = process = subprocess.Popen(
+            files.python_running(
+                "instrument.finish.__main__",
+                str(self.output_dir),
+                *([] if handle is None else [str(handle)]),
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # not inheritable: stderr was closed, and the number now belongs to another file
+            stderr=None if os.get_inheritable(2) else subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path),
+            },
+            start_new_session=True,  # against Ctrl-C in the trainer's terminal
+            # the run counts as alive until the worker ends
+            pass_fds=() if handle is None else (handle,),
+        )
+        self._may_restart = False
+        try:
+            self._listener = Thread(
+                target=self._listen, args=(process,), name="instrument exporter", daemon=True
+            )
+            self._listener.start()
+        except RuntimeError:
+            self._process = self._listener = None
+            process.kill()
+            with suppress(OSError), process:  # closes the pipes and waits
+                raise
+        _write(process, to_line(self._job) + ("end" if self._over else ""))
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        """Handle the answers of a worker until it ends."""
+        # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
+        # closing raises BrokenPipeError
+        with suppress(BrokenPipeError), process:
+            for line in process.stdout or ():
+                try:
+                    self._hear(json.loads(line))
+                except Exception as error:
+                    logger.error(
+                        "A message from the exporter cannot be used ({}): {}",
+                        reason_of(error),
+                        line.strip(),
+                        exception=to_trace(error),
+                    )
+        with self._changing:
+            self._process = None
+            finished = self._note_end(process.returncode)
+        for folder in finished:
+            self._take(folder)
+
+    def _hear(self, answer: Mapping[str, Any]) -> None:
+        if "text" in answer:
+            lines_logger.log(answer["level"], "exporter: {}", answer["text"])
+            return
+        try:
+            if answer["place"] is not None:
+                self._take(Path(answer["place"]))
+        finally:
+            self._may_restart = True
+            with self._changing, suppress(ValueError):  # found by itself, after an earlier failure
+                self._pending.remove(Path(answer["done"]))
+
+    def _note_end(self, status: int) -> list[Path]:
+        """Sort the pending windows after the end of a worker: only queued ones stay pending.
+
+        Returns the captures that the worker finished without an answer, because it was killed.
+        """
+        finished, busy, lost = list[Path](), list[str](), list[str]()
+        for folder in list(self._pending):
+            name = queue.name_of(folder)
+            capture = folder.with_name(name)
+            if queue.is_queued(folder):
+                continue
+            self._pending.remove(folder)
+            if files.is_folder(queue.busy_path(folder)):
+                busy.append(name)
+            elif queue.origin(capture).run == self.run:
+                finished.append(capture)
+            else:
+                lost.append(name)
+        if lost:
+            logger.error(
+                "The exporter cannot find or read {} in {}: was it removed?",
+                ", ".join(lost),
+                self.output_dir,
+            )
+        self._may_restart = status != 0 and (self._may_restart or bool(busy or finished))
+        self._given_up += busy
+        saved = busy or list(map(queue.name_of, self._pending))
+        if status != 0 and "death" not in self._failed and (saved or self._unsent()):
+            self._failed.add("death")
+            self._report_death(status, saved)
+        return finished
+
+    def _report_death(self, status: int, saved: list[str]) -> None:
+        kept = "The raw trace is kept" if saved else "The captures are kept"
+        why = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+        if status == -signal.SIGALRM:
+            why = f"it took longer than profiler.export_timeout_s={self._job.timeout_s:g}"
+        logger.error(
+            "The exporter ended while it worked on {} ({}). {}, and `instrument export {}{}` "
+            "finishes the work. Training goes on, and a new exporter process finishes later "
+            "windows.",
+            ", ".join(saved or self._unsent()),
+            why,
+            kept,
+            self.output_dir,
+            f" --upload-to {self._job.upload_to}" if self._job.upload_to else "",
+        )
+
+    # The end of the run.
+
+    def close(self, reason: str | None) -> None:
+        """Finish all windows; wait for the worker and for uploads as long as the config allows.
+
+        If the run ended early, this method does not wait for uploads by this process; `instrument
+        export` can upload the captures later. After an exception, other ranks may hang in a
+        collective until this process ends. So this method then waits at most two seconds for the
+        worker, and the worker continues by itself.
+
+        Args:
+            reason: why the run ended early; None after a normal end.
+        """
+        began, timeout_s = time.monotonic(), self._config.export_timeout_s
+        try:
+            self.finish_here()
+            self._end_worker(raised=reason is not None and reason.startswith("exception "))
+            if self._uploads is not None and reason is None:
+                self._uploads.close(max(0.1, began + timeout_s - time.monotonic()))
+            longest_s = None if reason is None else _CLOSING_HERE_S
+            interruptibly(call_sinks, self.sinks_here, "close", self._failed, longest_s)
+            if self._process is None:  # otherwise its thread does so
+                self._remove_oldest()
+        finally:  # also if Ctrl-C or another signal ends the wait
+            left = self.warn_of_unfinished()
+            self.lock.release(done=not left)
+        if len(self._dropped) > 1:
+            logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
+        if len(self._given_up) > 1:
+            logger.warning("All windows on which an exporter ended: {}", ", ".join(self._given_up))
+        if self._taken and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
+            logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
+
+    def _end_worker(self, *, raised: bool) -> None:
+        """Wait until the worker has ended, as `close` says. The log shows the wait.
+
+        If the worker dies before its work is done, another one goes on, unless the worker died
+        before it had done with a window.
+        """
+        began, timeout_s = time.monotonic(), self._config.export_timeout_s
+        if raised:
+            timeout_s = min(_AFTER_FAILURE_S, timeout_s)
+
+        def left() -> list[str]:
+            unsent = [] if raised or self._job.upload_to is None else self._unsent()
+            return [*map(queue.name_of, self._pending), *(f"sending {name}" for name in unsent)]
+
+        self._over = True
+        if self._process is not None:
+            # Closing the pipe is not enough: forked data loaders hold it open too.
+            _write(self._process, "end")
+        while (left_s := timeout_s - (time.monotonic() - began)) > 0:
+            with self._changing, suppress(OSError, RuntimeError):
+                if self._process is None and self._may_restart and left():
+                    self._start()
+            if self._process is None or self._listener is None:
+                return
+            closing_s = 0 if raised and self._unsent() else _CLOSING_S
+            waiting.wait_for(self._listener, left, left_s, closing_s, "exporter")
+            if self._process is not None:  # it goes on by itself
+                return
+
+    def warn_of_unfinished(self) -> bool:
+        """Warn about windows that are not finished, and about captures that are not uploaded.
+
+        Returns whether there are any.
+        """
+        waits = self._process is not None
+        stuck = [*self.to_finish, *([] if waits else self._pending)]
+        if stuck:
+            logger.warning(
+                "These windows are saved but not finished: {}. `instrument export {}` finishes "
+                "them.",
+                ", ".join(map(queue.name_of, stuck)),
+                self.output_dir,
+            )
+        if waits and self._pending:
+            logger.warning(
+                "The exporter continues by itself, and these windows are not finished yet: {}. If "
+                "the exporter ends before it has finished them, `instrument export {}` finishes "
+                "the rest.",
+                ", ".join(map(queue.name_of, self._pending)),
+                self.output_dir,
+            )
+        unsent = self._unsent()
+        if unsent:
+            logger.warning(
+                "These captures are not sent to {} yet and are kept on disk: {}. {}`instrument "
+                "export {} --upload-to {}` sends captures that have not arrived.",
+                self._config.upload_to,
+                ", ".join(unsent),
+                "The exporter continues to send them. After it has ended, "
+                if waits and self._job.upload_to
+                else "",
+                self.output_dir,
+                self._config.upload_to,
+            )
+        return bool(stuck or self._pending or unsent or self._given_up)
+
+
+def _sinks_after_the_worker(config: ProfilerConfig) -> dict[str, Any]:
+    """The sinks that this process must run, although there is a worker.
+
+    This process must run the sinks that no other process can build. If there are such sinks, the
+    sinks that set `last` run here too, because they must run after all other sinks.
+    """
+    names = config.inline_sinks
+    if not names:
+        return {}
+    logger.info(
+        "Only the training process can run these sinks: {}. They run on a separate thread.",
+        ", ".join(names),
+    )
+    last = [name for name, sink in config.sinks.items() if getattr(sink, "last", False)]
+    return {
+        name: config.sinks[name] for name in sorted({*names, *last}, key=lambda name: name in last)
+    }
+
+
+def _write(process: subprocess.Popen[str], line: str) -> None:
+    """Write a line to the worker; do nothing if it has ended, because `_listen` handles its end."""
+    with suppress(OSError, ValueError):  # ValueError: the listener has closed the pipe
+        assert process.stdin is not None
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
