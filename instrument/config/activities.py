@@ -8,13 +8,13 @@ on Kineto's version. torch checks these names when a session starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias
+
+from pydantic import BeforeValidator
 
 from instrument.errors import ConfigError
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
-
-Activities: TypeAlias = list[str | dict[str, list[str]]]
 
 # For each option: the experimental option that conflicts with it, and the type of cpu events that
 # it needs.
@@ -31,7 +31,7 @@ class Config(Protocol):
     experimental_config: dict[str, Any]
 
 
-def checked(given: Any) -> Activities:
+def checked(given: Any) -> list[str | dict[str, list[str]]]:
     """Check the value of the option `activities`; return it with one entry for each activity.
 
     An entry is the name of the activity in lower case, such as "cuda". If types of the activity's
@@ -61,6 +61,9 @@ def checked(given: Any) -> Activities:
             "use profiler=disabled."
         )
     return [name if types is None else {name: types} for name, types in chosen.items()]
+
+
+Activities: TypeAlias = Annotated[list[str | dict[str, list[str]]], BeforeValidator(checked)]
 
 
 def names(activities: Activities) -> list[str]:

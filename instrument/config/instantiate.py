@@ -27,6 +27,27 @@ _METHODS = {
 }
 
 
+def by_name(group: str, given: Any) -> Any:
+    """Turn a list of names into a mapping; in a mapping, remove entries with the value null.
+
+    Raises:
+        ConfigError: the list holds something other than names.
+    """
+    if isinstance(given, Mapping):
+        return {name: each for name, each in given.items() if each is not None}
+    if isinstance(given, str | BaseModel) or not isinstance(given, Iterable):
+        return given
+    names = list(given)
+    for each in names:
+        if not isinstance(each, str):
+            raise ConfigError(
+                f"profiler.{group} is a list that holds {each!r}, but a list may hold only names "
+                f"of built-in {group}: give a mapping instead, whose keys are names that you "
+                "choose."
+            )
+    return {name: {} for name in names}
+
+
 def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
     """Build the sink or trigger that `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
 

@@ -9,10 +9,6 @@ from typing import Any
 
 from instrument.errors import ConfigError, suggestion
 
-NO_GRAPH = (
-    "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
-)
-
 _PRESETS = files("instrument") / "conf" / "profiler"
 
 
@@ -31,8 +27,6 @@ def preset(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such preset.
     """
-    if name == "graph":
-        raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
         raise ConfigError(
             f"{name!r} is none of the presets ({', '.join(presets())})"
