@@ -8,11 +8,14 @@ on Kineto's version. torch checks these names when a session starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
 from instrument.errors import ConfigError
+
+if TYPE_CHECKING:
+    from instrument.config.schema import ProfilerConfig
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
@@ -24,24 +27,15 @@ _CONFLICTS = (
 )
 
 
-class Config(Protocol):
-    """The options that `conflict` reads, besides the options that `_CONFLICTS` names."""
-
-    activities: Activities | None
-    experimental_config: dict[str, Any]
-
-
 def checked(given: Any) -> list[str | dict[str, list[str]]]:
     """Check the value of the option `activities`; return it with one entry for each activity.
 
-    An entry is the name of the activity in lower case, such as "cuda". If types of the activity's
-    events are selected, the entry is a mapping such as `{"cuda": ["GPU_MEMCPY"]}`. The names of the
-    event types are not checked.
+    An entry is a name in lower case, such as "cuda"; if types are selected, a mapping such as
+    `{"cuda": ["GPU_MEMCPY"]}`. The names of the types are not checked.
 
     Raises:
-        ConfigError: the value is not a list of activities, is empty, names an unknown activity,
-            selects event types without a list, or names an activity twice with different event
-            types.
+        ConfigError: the value is not a list of activities, is empty, or names an activity twice
+            with different types.
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(
@@ -72,10 +66,7 @@ def names(activities: Activities) -> list[str]:
 
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
-    """A mapping from each activity to its selected types.
-
-    Activities without selected types are left out: torch records all their types.
-    """
+    """A mapping from each activity of which types are selected to these types."""
     return {
         name: types
         for each in activities or ()
@@ -84,7 +75,7 @@ def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
     }
 
 
-def conflict(config: Config) -> str | None:
+def conflict(config: ProfilerConfig) -> str | None:
     """A sentence about two options that conflict; None if no options conflict."""
     cpu_types = chosen_types(config.activities).get("cpu")
     for option, flag, cpu_type in _CONFLICTS:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from instrument.errors import ConfigError, suggestion
 
@@ -37,6 +36,8 @@ def preset(name: str) -> dict[str, Any]:
 
 def _composed(path: str) -> dict[str, Any]:
     """The options of a config file, merged with the options of the files in its defaults list."""
+    from omegaconf import OmegaConf  # see `_yaml`
+
     options = _yaml(path)
     merged: dict[str, Any] = {}
     for entry in options.pop("defaults", []):
@@ -51,31 +52,20 @@ def _composed(path: str) -> dict[str, Any]:
                     for each in names
                     for key, value in _yaml(f"{group}/{each}.yaml").items()
                 }
-    return _merged(merged, options)
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
+    composed = OmegaConf.to_container(OmegaConf.merge(merged, options))
+    return cast("dict[str, Any]", composed)
 
 
 def _yaml(path: str) -> dict[str, Any]:
     # Imported here, because the export process does not need OmegaConf, whose import takes 0.2 s.
     from omegaconf import OmegaConf
 
-    loaded = OmegaConf.create((_PRESETS.joinpath(*path.split("/"))).read_text(encoding="utf-8"))
-    options = OmegaConf.to_container(loaded)
-    return {str(key): value for key, value in options.items()} if isinstance(options, dict) else {}
+    loaded = OmegaConf.create(_PRESETS.joinpath(*path.split("/")).read_text(encoding="utf-8"))
+    return cast("dict[str, Any]", OmegaConf.to_container(loaded))
 
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """A mapping from the name of each built-in sink or trigger to its `_target_`.
-
-    `group` is "sinks" or "triggers".
-    """
+    """The `_target_` of each built-in sink or trigger, by name; `group` is sinks or triggers."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

@@ -263,8 +263,7 @@ class ProfilerConfig(Options):
         if "on_trace_ready" in options:
             raise ConfigError(
                 "profiler.on_trace_ready is not an option: choose sinks instead, which process "
-                "each window, as in sinks=[chrome_trace], or write your own; session.captures also "
-                "holds the recorded windows."
+                "each window, as in sinks=[chrome_trace], or read session.captures."
             )
         super().__init__(**options)
 
@@ -275,10 +274,7 @@ class ProfilerConfig(Options):
 
     @property
     def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
-        """A mapping from names to `_target_` mappings, for sinks that the export process can build.
-
-        The `_target_` mappings may hold secrets.
-        """
+        """`_target_` mappings of the sinks that the export process can build; may hold secrets."""
         return {
             name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)
         }
@@ -328,8 +324,7 @@ class ProfilerConfig(Options):
     @field_validator("communication")
     @classmethod
     def _valid_globs(cls, communication: list[str]) -> list[str]:
-        check_globs(communication, "profiler.communication")
-        return communication
+        return list(check_globs(communication, "profiler.communication"))
 
     @field_validator("peak_flops", mode="before")
     @classmethod
@@ -368,17 +363,13 @@ class ProfilerConfig(Options):
             from instrument import storage
 
             storage.check(self.upload_to, "profiler.upload_to")
-        given = self.sinks
-        self.sinks = {name: build("sink", name, each) for name, each in given.items()}
-        self._portable = {
-            name: for_any_process(sink, given[name]) for name, sink in self.sinks.items()
-        }
-        self.triggers = {
-            name: build("trigger", name, given) for name, given in self.triggers.items()
-        }
+        for name, given in self.triggers.items():
+            self.triggers[name] = build("trigger", name, given)
         if ignored := schedule.ignored_options(self):
             self._notes.append(ignored)
-        for name, sink in self.sinks.items():
+        for name, given in self.sinks.items():
+            self.sinks[name] = sink = build("sink", name, given)
+            self._portable[name] = for_any_process(sink, given)
             for option in getattr(sink, "needs", ()):
                 if not getattr(self, option):
                     raise ConfigError(
@@ -399,10 +390,8 @@ class ProfilerConfig(Options):
             for name, each in self._portable.items()
         }
         options["triggers"] = {name: as_mapping(value) for name, value in self.triggers.items()}
-        kept = {
-            "upload_options": public(self.upload_options),
-            "upload_to": self.upload_to,
-        }  # these values hold no secrets
+        # these hold no secrets
+        kept = {"upload_options": public(self.upload_options), "upload_to": self.upload_to}
         plain: dict[str, Any] = redact(options) | kept
         return plain
 
@@ -410,13 +399,12 @@ class ProfilerConfig(Options):
 def as_config(source: Any = MappingProxyType({}), /, **options: Any) -> ProfilerConfig:
     """Make a `ProfilerConfig` from a preset's name, a mapping, a Hydra config or a dataclass.
 
-    Each of the `options` replaces the option of the same name in `source`. If `source` is None
-    and there are no options, nothing is recorded. So `cfg.get("profiler")` may be passed even if
-    the application's config has no key `profiler`.
+    Each of the `options` replaces the option of the same name in `source`. If `source` is None, as
+    `cfg.get("profiler")` is for an application without a profiler, and there are no options,
+    nothing is recorded.
 
     Raises:
-        ConfigError: an option is wrong, `source` has another type, or `source` names a preset that
-            does not exist.
+        ConfigError: an option is wrong, there is no such preset, or `source` has another type.
     """
     if isinstance(source, ProfilerConfig):
         if not options:
