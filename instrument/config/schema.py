@@ -69,10 +69,9 @@ class TimingsConfig(Options):
 class ProfilerConfig(Options):
     """What to record, when, and which sinks and triggers to run; torch's options keep their names.
 
-    The schedule counts training steps. The cycles begin after `skip_first` steps. Each cycle has
-    `wait` steps without recording, then `warmup` steps whose records are discarded, then `active`
-    recorded steps: the window. There are `repeat` cycles; 0 means no end. Unlike in torch, `repeat`
-    is 1 by default: one window. If `skip_first_wait` is not 0, the first cycle has no `wait` steps.
+    The schedule counts training steps. After `skip_first` steps, `repeat` cycles begin, each of
+    `wait` steps without recording, `warmup` steps whose records are discarded, and `active`
+    recorded steps: the window. Unlike in torch, `repeat` is 1 by default: one window.
     `active=None` records until the session stops. With triggers, `active=None` records only the
     windows that the triggers request; such a window has one step, unless its trigger requests more.
     Instead of cycles, `at_steps` or `every_n_steps` gives the first step of each window; `wait` is
@@ -314,10 +313,9 @@ class ProfilerConfig(Options):
     @classmethod
     def _known_upload_options(cls, options: Any) -> Any:
         if not isinstance(options, Mapping):  # the error must not show a value that may be a secret
-            kind = type(options).__name__
             raise ConfigError(
-                f"profiler.upload_options is of type {kind}, but it must be a mapping from names "
-                "to values."
+                f"profiler.upload_options is of type {type(options).__name__}, but it must be a "
+                "mapping from names to values."
             )
         return as_json(options, "profiler.upload_options")
 
