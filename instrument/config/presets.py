@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -36,8 +37,6 @@ def preset(name: str) -> dict[str, Any]:
 
 def _composed(path: str) -> dict[str, Any]:
     """The options of a config file, merged with the options of the files in its defaults list."""
-    from omegaconf import OmegaConf  # see `_yaml`
-
     options = _yaml(path)
     merged: dict[str, Any] = {}
     for entry in options.pop("defaults", []):
@@ -52,8 +51,15 @@ def _composed(path: str) -> dict[str, Any]:
                     for each in names
                     for key, value in _yaml(f"{group}/{each}.yaml").items()
                 }
-    composed = OmegaConf.to_container(OmegaConf.merge(merged, options))
-    return cast("dict[str, Any]", composed)
+    return _merged(merged, options)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merged(merged[key], value) if both else value
+    return merged
 
 
 def _yaml(path: str) -> dict[str, Any]:
