@@ -1,9 +1,10 @@
-"""Write `options.md`, `columns.md` and `cli.md`; a test compares them with the code.
+"""Write `options.md`, `columns.md`, `cli.md` and the config files that list options.
 
     python docs/generate.py
 
-Options come from the pydantic schema, the files in `instrument/conf` and the docstrings. Commands
-come from the parser. An option without a docstring gets the comment beside the option in its file.
+A test compares these files with the code. The options of a class are its fields; the text of an
+option is the docstring below the field, whose first sentence is the comment in the config file.
+Commands come from the parser. The presets are written by hand.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,21 @@ from instrument.whatif.critical_path import CRITICAL_PATH, SLACK
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 PROFILER = ROOT / "instrument" / "conf" / "profiler"
-NOTE = "<!-- Written by docs/generate.py: change the code, then run it again. -->\n"
+WRITTEN_BY = "Written by docs/generate.py: change the code, then run it again."
+NOTE = f"<!-- {WRITTEN_BY} -->\n"
+WIDTH = 100
+COMMENTS_FROM = 25  # the column of the comments in config files
+BASE = "_instrument_base"
+ABOUT_BASE = (
+    "Every option of `ProfilerConfig` with its default. Each preset includes this file, so "
+    "`profiler.NAME=VALUE` works for all presets. This file is not called base.yaml, because an "
+    "application may have its own profiler/base.yaml, and Hydra would then use that file instead."
+)
+DEFAULTS = """\
+defaults:
+  - triggers: []         # so that profiler/triggers=[signal,file] works
+  - _self_
+"""
 GROUPS = {
     "Which steps": (
         "enabled wait warmup active repeat skip_first skip_first_wait at_steps every_n_steps "
@@ -65,7 +81,7 @@ Row = tuple[str, str, str, str]  # name, type, default, text
 
 def options_page() -> str:
     """The page of all options: of a session, and of each preset, sink and trigger."""
-    rows = {row[0]: row for row in _rows(ProfilerConfig, PROFILER / "_instrument_base.yaml")}
+    rows = {row[0]: row for row in _rows(ProfilerConfig)}
     groups = {title: names.split() for title, names in GROUPS.items()}
     if others := rows.keys() - {name for names in groups.values() for name in names}:
         groups["Others"] = sorted(others)
@@ -84,20 +100,28 @@ def options_page() -> str:
     for title, names in groups.items():
         parts.append(f"## {title}")
         parts += [_option(rows[name]) for name in names if name in rows]
-    for field, model, file in (
-        ("modules", ModulesConfig, "_instrument_base.yaml"),
-        ("timings", TimingsConfig, "timings.yaml"),
-    ):
-        options = _option_table(_rows(model, PROFILER / file, inside=field))
-        parts += [f"## Options of `{field}`", options]
+    for field, model in (("modules", ModulesConfig), ("timings", TimingsConfig)):
+        parts += [f"## Options of `{field}`", _option_table(_rows(model))]
     for group in ("sinks", "triggers"):
         parts.append(f"## Options of {group}")
         for name, target in shipped(group).items():
-            module, _, class_name = target.rpartition(".")
-            kind = getattr(import_module(module), class_name)
-            options = _option_table(_rows(kind, PROFILER / group / f"{name}.yaml"))
-            parts += [f"### `{name}`", _summary(kind), options]
+            kind = _class(target)
+            parts += [f"### `{name}`", _summary(kind), _option_table(_rows(kind))]
     return "\n\n".join(parts) + "\n"
+
+
+def base_file() -> str:
+    """The config file that every preset includes: all options of a session."""
+    return _comment(WRITTEN_BY, ABOUT_BASE) + DEFAULTS + _option_lines(ProfilerConfig)
+
+
+def sink_or_trigger_file(name: str, target: str) -> str:
+    """The config file of a built-in sink or trigger, whose class is `target`."""
+    kind = _class(target)
+    needed = getattr(kind.model_construct(), "needs", ())
+    needs = [f"Needs {option}." for option in needed]
+    head = _comment(WRITTEN_BY, _in_yaml(_first_line(kind)), *needs)
+    return f"{head}{name}:\n  _target_: {target}\n{_option_lines(kind, '  ')}"
 
 
 def cli_page() -> str:
@@ -180,8 +204,6 @@ def _preset_rows() -> Iterator[tuple[str, ...]]:
     schema = ProfilerConfig.model_json_schema()["properties"]
     for name in presets():
         given = preset(name)
-        if given.get("graph"):
-            continue
         sinks = ", ".join(f"[`{sink}`](#{sink})" for sink in given.pop("sinks", {}))
         changed = {
             key: value for key, value in given.items() if not _is_default(value, schema[key])
@@ -201,46 +223,49 @@ def _is_default(value: Any, schema: Mapping[str, Any]) -> bool:
     return not value or schema.get("$ref", "").endswith("ModulesConfig")
 
 
-def _rows(model: type[BaseModel], file: Path, inside: str | None = None) -> Iterator[Row]:
-    schema = model.model_json_schema()
-    docstrings, comments = _docstrings(model), _comments(file, inside)
-    for name, field in schema["properties"].items():
-        default = field.get("default", [] if field.get("type") == "array" else {})
-        yield (
-            name,
-            _kind(field),
-            "" if "$ref" in field else _yaml(default),
-            docstrings.get(name) or comments.get(name, ""),
-        )
+def _rows(model: type[BaseModel]) -> Iterator[Row]:
+    schema, texts = model.model_json_schema()["properties"], _docstrings(model)
+    for name, field in schema.items():
+        default = model.model_fields[name].get_default(call_default_factory=True)
+        shown = "" if isinstance(default, BaseModel) else _yaml(default)
+        yield name, _kind(field), shown, texts.get(name, "")
 
 
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """The docstring of each field: below the field, or under "Attributes:" of its class."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if base.__module__.startswith("instrument."):
-            kind = _read(base)
-            sections = kind.docstring.parse("google") if kind.docstring else []
-            attributes = (s for s in sections if s.kind is griffe.DocstringSectionKind.attributes)
-            found |= {
-                each.name: each.description for section in attributes for each in section.value
-            }
-            found |= {
-                name: each.docstring.value for name, each in kind.members.items() if each.docstring
-            }
-    return found
+    """The docstring below each field of a class and of its base classes, as one line."""
+    return {
+        name: " ".join(member.docstring.value.split())
+        for base in reversed(model.__mro__)
+        if base.__module__.startswith("instrument.")
+        for name, member in _read(base).members.items()
+        if member.docstring
+    }
 
 
-def _comments(file: Path, inside: str | None) -> dict[str, str]:
-    """The comment beside each option in a file, or in the mapping `inside` of the file."""
-    found: dict[str, str] = {}
-    mapping = None
-    for line in file.read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"^( *)(\w+):[^#]*(?:# (.*))?$", line):
-            mapping = match[2] if not match[1] else mapping
-            if inside is None or (match[1] and mapping == inside):
-                found.setdefault(match[2], match[3] or "")
-    return found
+def _option_lines(model: type[BaseModel], indent: str = "") -> str:
+    """A line of YAML for each option: its name, its default, and the first sentence about it."""
+    lines = ""
+    for name, _, default, text in _rows(model):
+        comment = _in_yaml(re.split(r"(?<=\.)\s", text)[0].removesuffix("."))
+        option = f"{indent}{name}: {default}".rstrip()
+        line = f"{option.ljust(COMMENTS_FROM - 2)}  # {comment}"
+        lines += (
+            f"{line}\n" if len(line) <= WIDTH else f"{_comment(comment, indent=indent)}{option}\n"
+        )
+        if not default:  # the option is a mapping with options of its own
+            lines += _option_lines(model.model_fields[name].annotation, f"{indent}  ")
+    return lines
+
+
+def _comment(*paragraphs: str, indent: str = "") -> str:
+    filled = (line for text in paragraphs for line in _fill(text, WIDTH - len(indent) - 2))
+    return "".join(f"{indent}# {line}\n" for line in filled)
+
+
+def _in_yaml(text: str) -> str:
+    """A text in YAML's words: null for None, true for True, and no backticks."""
+    words = {"None": "null", "True": "true", "False": "false"}
+    return re.sub(r"\b(None|True|False)\b", lambda match: words[match[0]], text.replace("`", ""))
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -293,9 +318,18 @@ def _read(kind: type) -> griffe.Object | griffe.Alias:
     return griffe.visit(kind.__module__, file, file.read_text(encoding="utf-8"))[kind.__name__]
 
 
+def _class(target: str) -> type[BaseModel]:
+    module, _, name = target.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").split("\n\n")[0]
+
+
 def _summary(kind: type) -> str:
-    first = (kind.__doc__ or "").split("\n\n")[0]
-    return f"{_prose(first)} See [`{kind.__name__}`](api.md#{kind.__module__}.{kind.__name__})."
+    link = f"[`{kind.__name__}`](api.md#{kind.__module__}.{kind.__name__})"
+    return f"{_prose(_first_line(kind))} See {link}."
 
 
 def _usage(action: argparse.Action) -> str:
@@ -314,6 +348,8 @@ def _help(action: argparse.Action) -> str:
 
 
 def _yaml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -322,17 +358,30 @@ def _prose(text: str) -> str:
     text = text.strip()
     text = text if text.startswith("`") else text[:1].upper() + text[1:]
     text = text if text.endswith((".", ":")) else f"{text}."
-    fill = textwrap.TextWrapper(100, break_long_words=False, break_on_hyphens=False).fill
-    return "\n\n".join(map(fill, text.split("\n\n")))
+    return "\n\n".join("\n".join(_fill(each)) for each in text.split("\n\n"))
+
+
+def _fill(text: str, width: int = WIDTH) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-PAGES = {"options.md": options_page, "columns.md": columns_page, "cli.md": cli_page}
+def files() -> dict[Path, Callable[[], str]]:
+    """Each file that is written, and the function that returns its text."""
+    pages = {"options.md": options_page, "columns.md": columns_page, "cli.md": cli_page}
+    found: dict[Path, Callable[[], str]] = {DOCS / name: page for name, page in pages.items()}
+    found[PROFILER / f"{BASE}.yaml"] = base_file
+    for group in ("sinks", "triggers"):
+        for name, target in shipped(group).items():
+            text = partial(sink_or_trigger_file, name, target)
+            found[PROFILER / group / f"{name}.yaml"] = text
+    return found
+
 
 if __name__ == "__main__":
-    for name, page in PAGES.items():
-        (DOCS / name).write_text(page(), encoding="utf-8")
-        print(DOCS / name)
+    for file, text in files().items():
+        file.write_text(text(), encoding="utf-8")
+        print(file)

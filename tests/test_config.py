@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +8,7 @@ from installed import need
 from omegaconf import OmegaConf
 from torch.profiler import ProfilerActivity
 
-from instrument import ProfilerConfig, Session, Sink
+from instrument import ProfilerConfig, Sink
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import _yaml, preset, presets, shipped
 from instrument.config.schema import as_config
@@ -171,6 +170,10 @@ class Never:
         (
             {"sinks": {"stacks": {}}},
             "The stacks sink needs profiler.with_stack=true, but it is false.",
+        ),
+        (
+            {"sinks": {"memory": {"forms": ["jsn"]}}},
+            "The memory sink's option 'forms.0' cannot be 'jsn'; did you mean 'json'?",
         ),
         (
             {"sinks": {"tabel": {}}},
@@ -391,24 +394,6 @@ def test_an_unknown_preset_names_the_nearest() -> None:
         "'sumary' is none of the presets (disabled, full, memory, stacks, summary, timings, trace); "
         "did you mean summary?"
     )
-
-
-GONE = "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
-
-
-@pytest.mark.parametrize("make", [ProfilerConfig, as_config, Session])
-@pytest.mark.parametrize("value", [True, False])
-def test_an_option_that_is_gone_names_what_to_use(make: Callable[..., Any], value: bool) -> None:
-    with pytest.raises(ConfigError) as raised:
-        make(graph=value)
-    assert str(raised.value) == f"profiler.graph is not an option any more: {GONE}"
-
-
-@pytest.mark.parametrize("make", [as_config, Session])
-def test_a_preset_that_is_gone_names_what_to_use(make: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        make("graph", active=2)
-    assert str(raised.value) == f"'graph' is not a preset any more: {GONE}"
 
 
 def test_the_base_lists_every_option_with_its_default() -> None:

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from page_script import blocks, printed_by, script
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+PROFILER = ROOT / "instrument" / "conf" / "profiler"
 FILES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in FILES}
 BLOCKS = {page: blocks(text) for page, text in PAGES.items() if blocks(text)}
@@ -167,6 +169,7 @@ def test_what_is_shown_of_eight_ranks_is_printed(tmp_path: Path) -> None:
         assert " ".join(paragraph.split()) in printed
 
 
+@cache
 def generator() -> ModuleType:
     need("griffe")  # of the extra docs, which needs Python 3.11
     spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
@@ -177,10 +180,26 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["options.md", "columns.md", "cli.md"])
-def test_generated_pages_are_current(name: str) -> None:
-    page = generator().PAGES[name]
-    assert PAGES[f"docs/{name}"] == page(), "run python docs/generate.py"
+GENERATED = [
+    *(DOCS / name for name in ("options.md", "columns.md", "cli.md")),
+    PROFILER / "_instrument_base.yaml",
+    *sorted(PROFILER.glob("*/*.yaml")),
+]
+
+
+@pytest.mark.parametrize("file", GENERATED, ids=lambda file: file.name)
+def test_generated_files_are_current(file: Path) -> None:
+    text = generator().files()[file]
+    assert file.read_text("utf-8") == text(), "run python docs/generate.py"
+
+
+def test_generated_files_are_the_ones_that_are_compared() -> None:
+    assert {*generator().files()} == {*GENERATED}
+
+
+@pytest.mark.parametrize("file", sorted(PROFILER.rglob("*.yaml")), ids=lambda file: file.name)
+def test_config_files_have_lines_of_100_characters(file: Path) -> None:
+    assert all(len(line) <= 100 for line in file.read_text("utf-8").splitlines())
 
 
 def test_every_option_is_told() -> None:

@@ -8,13 +8,16 @@ on Kineto's version. torch checks these names when a session starts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import BeforeValidator
 
 from instrument.errors import ConfigError
 
-ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
+if TYPE_CHECKING:
+    from instrument.config.schema import ProfilerConfig
 
-Activities: TypeAlias = list[str | dict[str, list[str]]]
+ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 
 # For each option: the experimental option that conflicts with it, and the type of cpu events that
 # it needs.
@@ -24,24 +27,15 @@ _CONFLICTS = (
 )
 
 
-class Config(Protocol):
-    """The options that `conflict` reads, besides the options that `_CONFLICTS` names."""
-
-    activities: Activities | None
-    experimental_config: dict[str, Any]
-
-
-def checked(given: Any) -> Activities:
+def checked(given: Any) -> list[str | dict[str, list[str]]]:
     """Check the value of the option `activities`; return it with one entry for each activity.
 
-    An entry is the name of the activity in lower case, such as "cuda". If types of the activity's
-    events are selected, the entry is a mapping such as `{"cuda": ["GPU_MEMCPY"]}`. The names of the
-    event types are not checked.
+    An entry is a name in lower case, such as "cuda"; if types are selected, a mapping such as
+    `{"cuda": ["GPU_MEMCPY"]}`. The names of the types are not checked.
 
     Raises:
-        ConfigError: the value is not a list of activities, is empty, names an unknown activity,
-            selects event types without a list, or names an activity twice with different event
-            types.
+        ConfigError: the value is not a list of activities, is empty, or names an activity twice
+            with different types.
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(
@@ -63,16 +57,16 @@ def checked(given: Any) -> Activities:
     return [name if types is None else {name: types} for name, types in chosen.items()]
 
 
+Activities: TypeAlias = Annotated[list[str | dict[str, list[str]]], BeforeValidator(checked)]
+
+
 def names(activities: Activities) -> list[str]:
     """The names of the activities, without the event types that are selected for them."""
     return [name for each in activities for name in ([each] if isinstance(each, str) else each)]
 
 
 def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
-    """A mapping from each activity to its selected types.
-
-    Activities without selected types are left out: torch records all their types.
-    """
+    """A mapping from each activity of which types are selected to these types."""
     return {
         name: types
         for each in activities or ()
@@ -81,7 +75,7 @@ def chosen_types(activities: Activities | None) -> dict[str, list[str]]:
     }
 
 
-def conflict(config: Config) -> str | None:
+def conflict(config: ProfilerConfig) -> str | None:
     """A sentence about two options that conflict; None if no options conflict."""
     cpu_types = chosen_types(config.activities).get("cpu")
     for option, flag, cpu_type in _CONFLICTS:

@@ -2,9 +2,8 @@
 
 `_target_` is the import path of a class; built-in classes also have short names. Hydra builds the
 objects of a config, because its mappings may hold interpolations and nested `_target_` mappings.
-The command line and the export process use simple mappings, without interpolations and without
-nested mappings. `sink_of_class` builds a sink from a simple mapping. It does not need Hydra, and
-calls only classes of sinks.
+The mappings of the command line and the export process hold neither: `sink_of_class` builds a sink
+from them without Hydra, and calls only classes of sinks.
 """
 
 from __future__ import annotations
@@ -27,14 +26,32 @@ _METHODS = {
 }
 
 
+def by_name(group: str, given: Any) -> Any:
+    """Turn a list of names into a mapping; in a mapping, remove entries with the value null.
+
+    Raises:
+        ConfigError: the list holds something other than names.
+    """
+    if isinstance(given, Mapping):
+        return {name: each for name, each in given.items() if each is not None}
+    if isinstance(given, str | BaseModel) or not isinstance(given, Iterable):
+        return given
+    names = list(given)
+    for each in names:
+        if not isinstance(each, str):
+            raise ConfigError(
+                f"profiler.{group} is a list that holds {each!r}, but a list may hold only names "
+                f"of built-in {group}: give a mapping instead, whose keys are names that you "
+                "choose."
+            )
+    return {name: {} for name in names}
+
+
 def build(kind: Literal["sink", "trigger"], name: str, given: Any) -> Any:
     """Build the sink or trigger that `profiler.sinks.NAME` or `profiler.triggers.NAME` describes.
 
-    Args:
-        kind: what to build, a sink or a trigger.
-        name: the name of the sink or trigger in the config.
-        given: a `_target_` mapping, the options of a built-in class, or an instance. An instance is
-            returned unchanged.
+    `given` is a `_target_` mapping, the options of a built-in class, or an instance, which is
+    returned.
 
     Raises:
         ConfigError: `given` has another form or cannot be built, or the result lacks the method of
@@ -87,11 +104,8 @@ def instantiated(path: str, given: Mapping[str, Any]) -> Any:
 def sink_of_class(target: str, options: Mapping[str, Any]) -> Any:
     """Build a sink without Hydra, for the command line and the export process.
 
-    A `target` that is not a class of sinks is refused, and not called.
-
-    Args:
-        target: the name of a built-in sink, or the import path of a class.
-        options: the keyword arguments of the class.
+    `target` is the name of a built-in sink or the import path of a class. What is not a class of
+    sinks is refused, and not called.
 
     Raises:
         ConfigError: there is no such class, it has no method `write`, or an option is wrong.
@@ -143,10 +157,9 @@ def parse_options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
-    """The `_target_` mapping of the sink or trigger `instance`, which was built from `given`.
+    """The `_target_` mapping of a sink or trigger that was built from `given`.
 
-    If the class is a pydantic model, the mapping holds the class and all options. Otherwise it
-    equals `given`, or holds only the class if `given` is not a mapping.
+    The mapping holds all options of a pydantic model, else those in `given` if it is a mapping.
     """
     target = f"{type(instance).__module__}.{type(instance).__qualname__}"
     if isinstance(instance, BaseModel):
@@ -156,10 +169,9 @@ def as_mapping(instance: Any, given: Any = None) -> dict[str, Any]:
 
 
 def for_any_process(sink: Any, given: Any) -> Any:
-    """A `_target_` mapping from which any process can build `sink`.
+    """A `_target_` mapping from which any process can build `sink`; `sink` itself if there is none.
 
-    If there is no such mapping, the result is `sink` itself. `given` is the value in the config
-    from which the sink was built.
+    `given` is the value in the config from which the sink was built.
     """
     kind = type(sink)
     if getattr(sink, "inline", False) or kind.__module__ == "__main__":
@@ -179,11 +191,5 @@ def for_any_process(sink: Any, given: Any) -> Any:
 
 
 def _imported(target: str) -> Any:
-    """The object at an import path.
-
-    Raises:
-        ImportError, AttributeError: there is no such object.
-        Exception: any exception that the module raises while it is imported.
-    """
     module, _, attribute = target.rpartition(".")
     return getattr(import_module(module), attribute)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, get_args
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from instrument.errors import ConfigError, did_you_mean
+from instrument.errors import ConfigError, did_you_mean, suggestion
 from instrument.redact import redact
 
 
@@ -38,9 +39,13 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    # Where the options stand in every config, such as "profiler". Sinks and triggers have no fixed
+    # place, so an error sentence names their class.
+    _place: ClassVar[str] = ""
+
     def __init__(self, **options: Any) -> None:
         try:
-            super().__init__(**{name: unwrapped(value) for name, value in options.items()})
+            super().__init__(**{name: _unwrapped(value) for name, value in options.items()})
         except ValidationError as error:
             raise ConfigError(_sentence(type(self), error)) from None
 
@@ -54,24 +59,49 @@ class Options(BaseModel):
         return f"The {cls.__name__}"
 
 
-def unwrapped(value: Any) -> Any:
+def _unwrapped(value: Any) -> Any:
     """Replace OmegaConf's containers by lists and dicts, because pydantic refuses them."""
     if isinstance(value, Mapping):
-        return {key: unwrapped(item) for key, item in value.items()}
+        return {key: _unwrapped(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [unwrapped(item) for item in value]
+        return [_unwrapped(item) for item in value]
     return value
 
 
-def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
-    """The end of an error sentence: what the value must be.
+def _sentence(model: type[Options], error: ValidationError) -> str:
+    """A sentence about an unknown option if there is one, else about pydantic's first error."""
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+    option, given, kind = ".".join(map(str, first["loc"])), first["input"], first["type"]
+    if kind == "value_error":
+        return str(first["ctx"]["error"])
+    known = model.model_fields
+    path = f"{model._place}.{option}" if model._place else ""
+    if kind == "extra_forbidden":
+        if not path:
+            hint = did_you_mean(option, known)
+            return f"{model.display_name()} has no option {option!r}{hint}"
+        hint = suggestion(option, known, f"{model._place}.") or f": choose from {', '.join(known)}."
+        return f"{path} is not an option{hint}"
+    if kind == "missing":
+        return f"{model.display_name()} needs a value for its option {option!r}."
+    name = path or f"{model.display_name()}'s option {option!r}"
+    if kind == "literal_error" and not path:
+        choices = re.findall("'(.*?)'", first["ctx"]["expected"])
+        return f"{name} cannot be {given!r}{did_you_mean(given, choices)}"
+    return f"{name} is {given!r}, but it {_must(first, known[str(first['loc'][0])].annotation)}."
 
-    `options` are the names of the options inside the value, if the value is a pydantic model.
-    """
+
+def _must(error: ErrorDetails, annotation: Any) -> str:
+    """The end of an error sentence: what a value must be whose option has this annotation."""
+    kind, context = error["type"].split("_")[0], error.get("ctx", {})
     if error["type"] == "greater_than_equal":
-        return f"must be {error['ctx']['ge']} or more"
+        return f"must be {context['ge']} or more"
     if error["type"] == "greater_than":
-        return f"must be more than {error['ctx']['gt']:g}"
+        return f"must be more than {context['gt']:g}"
+    if kind == "model":
+        kinds = (annotation, *get_args(annotation))  # a model, or one or None
+        keys = [name for each in kinds for name in getattr(each, "model_fields", ())]
+        return f"must be a mapping with keys such as {' and '.join(keys[:2])}"
     expected = {
         "bool": "must be true or false",
         "int": "must be a whole number",
@@ -80,29 +110,7 @@ def must(error: ErrorDetails, options: Iterable[str] = ()) -> str:
         "string": "must be text",
         "dict": "must be a mapping with names as keys",
         "list": "must be a list",
-        "model": f"must be a mapping with keys such as {' and '.join([*options][:2])}",
-        "literal": "must be " + str(error.get("ctx", {}).get("expected")),
+        "literal": f"must be {context.get('expected')}",
         "too": "needs at least one item",
     }
-    kind = error["type"].split("_")[0]
     return expected.get(kind, "cannot be used: " + error["msg"])
-
-
-def _sentence(model: type[Options], error: ValidationError) -> str:
-    """A sentence about an unknown option if there is one, else about pydantic's first error."""
-    errors = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    first = errors[0]
-    where = [str(part) for part in first["loc"]]
-    option, given, kind = ".".join(where), first["input"], first["type"]
-    if kind == "extra_forbidden":
-        hint = did_you_mean(option, model.model_fields)
-        return f"{model.display_name()} has no option {option!r}{hint}"
-    if kind == "missing":
-        return f"{model.display_name()} needs a value for its option {option!r}."
-    if kind == "value_error":
-        return str(first["ctx"]["error"])
-    if kind == "literal_error":
-        choices = map(str, get_args(model.model_fields[where[0]].annotation))
-        hint = did_you_mean(given, choices)
-        return f"{model.display_name()}'s option {option!r} cannot be {given!r}{hint}"
-    return f"{model.display_name()}'s option {option!r} is {given!r}, but it {must(first)}."

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, cast
 
 from instrument.errors import ConfigError, suggestion
-
-NO_GRAPH = (
-    "instrument.fx.profile_graph(model, *inputs) times a model node by node, without a session."
-)
 
 _PRESETS = files("instrument") / "conf" / "profiler"
 
@@ -31,8 +27,6 @@ def preset(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such preset.
     """
-    if name == "graph":
-        raise ConfigError(f"'graph' is not a preset any more: {NO_GRAPH}")
     if name not in presets():
         raise ConfigError(
             f"{name!r} is none of the presets ({', '.join(presets())})"
@@ -72,16 +66,12 @@ def _yaml(path: str) -> dict[str, Any]:
     # Imported here, because the export process does not need OmegaConf, whose import takes 0.2 s.
     from omegaconf import OmegaConf
 
-    loaded = OmegaConf.create((_PRESETS.joinpath(*path.split("/"))).read_text(encoding="utf-8"))
-    options = OmegaConf.to_container(loaded)
-    return {str(key): value for key, value in options.items()} if isinstance(options, dict) else {}
+    loaded = OmegaConf.create(_PRESETS.joinpath(*path.split("/")).read_text(encoding="utf-8"))
+    return cast("dict[str, Any]", OmegaConf.to_container(loaded))
 
 
 @cache
 def shipped(group: str) -> dict[str, str]:
-    """A mapping from the name of each built-in sink or trigger to its `_target_`.
-
-    `group` is "sinks" or "triggers".
-    """
+    """The `_target_` of each built-in sink or trigger, by name; `group` is sinks or triggers."""
     names = [p.name[:-5] for p in (_PRESETS / group).iterdir() if p.name.endswith(".yaml")]
     return {name: _yaml(f"{group}/{name}.yaml")[name]["_target_"] for name in sorted(names)}

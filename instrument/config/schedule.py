@@ -11,7 +11,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, islice, pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from instrument.config.schema import ProfilerConfig as Schedule
 
 # A step number that is never reached.
 NEVER = sys.maxsize
@@ -27,21 +30,6 @@ _CYCLE_DEFAULTS = {"repeat": 1, "skip_first": 0, "skip_first_wait": 0}
 # window of more than `_LONGEST` steps lasts until the session stops.
 ACTIONS = ("NONE", "WARMUP", "RECORD", "RECORD_AND_SAVE")
 _AHEAD, _LONGEST = 1_000, 10_000
-
-
-class Schedule(Protocol):
-    """The options that say which steps are recorded; see `ProfilerConfig`."""
-
-    wait: int
-    warmup: int
-    active: int | None
-    repeat: int
-    skip_first: int
-    skip_first_wait: int
-    at_steps: list[int] | None
-    every_n_steps: int | None
-    schedule: Callable[[int], str] | None
-    triggers: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -163,11 +151,7 @@ def triggers_ask(schedule: Schedule) -> bool:
 
 
 def triggers_alone(schedule: Schedule) -> bool:
-    """Whether all windows are requested by triggers.
-
-    True if a trigger may request a window, `active` is None, and no option in `_WINDOW_OPTIONS` is
-    given.
-    """
+    """Whether all windows are requested by triggers, because no option says where one ends."""
     return schedule.active is None and _window_option(schedule) is None and triggers_ask(schedule)
 
 
@@ -177,13 +161,7 @@ def _window_option(schedule: Schedule) -> str | None:
 
 
 def _cycle(schedule: Schedule, number: int) -> Window:
-    """The window of one cycle, as `torch.profiler.schedule` computes it.
-
-    The cycles begin after `skip_first` steps. Each cycle has `wait` steps without recording, then
-    `warmup` steps whose records are discarded, then `active` recorded steps. There are `repeat`
-    cycles; 0 means no end. If `skip_first_wait` is not 0, the first cycle has no `wait` steps. If
-    `active` is None, there is one window, which has no end.
-    """
+    """The window of one cycle, as torch computes it; without `active`, the window has no end."""
     begin = schedule.skip_first + (0 if schedule.skip_first_wait else schedule.wait)
     begin += number * (schedule.wait + schedule.warmup + (schedule.active or 0))
     first = begin + schedule.warmup
@@ -191,11 +169,7 @@ def _cycle(schedule: Schedule, number: int) -> Window:
 
 
 def _window_from(schedule: Schedule, first: int, before: int | None) -> Window:
-    """A window of `active` steps that begins at `first`.
-
-    `before` is the first step of the previous window; None if there is no previous window. The
-    warm-up does not begin before the previous window has ended.
-    """
+    """A window from `first` on, whose warm-up begins after the window that began at `before`."""
     active = schedule.active or 1
     free_from = 0 if before is None else before + active
     return Window(max(free_from, first - schedule.warmup), first, first + active - 1)
@@ -231,10 +205,7 @@ def _next_by_function(action: Callable[[int], str], step: int) -> Window | Idle:
 
 
 def _end_of_recording(action: Callable[[int], str], step: int) -> int:
-    """The first step at or after `step` whose action is not RECORD.
-
-    After `_LONGEST` steps the search ends, and the result is `step + _LONGEST`.
-    """
+    """The first step at or after `step` whose action is not RECORD, or `step + _LONGEST`."""
     return next(at for at in count(step) if at - step >= _LONGEST or action(at) != "RECORD")
 
 
@@ -306,17 +277,10 @@ def _overlap(schedule: Schedule) -> str | None:
 def unreachable_window(
     schedule: Schedule, total_steps: int, first_step: int = 0, run: str = "The run"
 ) -> str | None:
-    """A sentence about the first window that does not fit into a run.
+    """A sentence about the first window that does not fit into a run; None if all fit.
 
-    Args:
-        schedule: the options of the schedule. If the schedule has no end, only its first window
-            must fit.
-        total_steps: the number of steps of the run, counted from step 0 and not from `first_step`.
-        first_step: the step with which the run begins.
-        run: the subject of the sentence.
-
-    Returns:
-        The sentence; None if every window fits, or if the run has no step from `first_step` on.
+    The run has the steps from `first_step` to `total_steps - 1`. Of a schedule without end, only
+    the first window must fit. `run` is the subject of the sentence.
     """
     if first_step >= total_steps:
         return None
@@ -344,11 +308,8 @@ def remedy(
 ) -> str:
     """Advice for a run that ends before a window, such as "lower profiler.wait, or train longer".
 
-    Args:
-        schedule: the options of the schedule.
-        window: the window; None if the schedule is a function and the window is not known yet.
-        within: whether the run ends within the window instead of before the window.
-        longer: the advice on how to make the run longer.
+    `window` is None if the schedule is a function and the window is not known yet. If `within` is
+    true, the run ends within the window. `longer` says how to make the run longer.
     """
     if window is None or (schedule.schedule is not None and window.trigger is None):
         return f"make profiler.schedule record earlier, or {longer}"
@@ -359,10 +320,7 @@ def remedy(
 
 
 def _options_to_lower(schedule: Schedule, window: Window, within: bool) -> list[str]:
-    """The options that the user can lower to make the window begin earlier.
-
-    If `within` is True, options that make the window end earlier are included.
-    """
+    """The options to lower to make the window begin earlier or, if `within`, end earlier."""
     if window.trigger is not None:
         return []
     late = [name for name in ("wait", "warmup", "skip_first") if getattr(schedule, name)]

@@ -59,10 +59,9 @@ class StepActions:
         return StepActions, (self._given,)
 
     def described(self) -> Any:
-        """What `capture.json` stores for the option `schedule`: a mapping or a name.
+        """What `capture.json` stores for the option `schedule`: the `_target_` mapping or a name.
 
-        If the user gave a `_target_` mapping, and JSON can hold it, the result is this mapping.
-        Otherwise, it is the name of the given function, or of the type of the given object.
+        The name is that of the given function, or of the type of the given object.
         """
         if isinstance(self._given, Mapping):
             with suppress(TypeError, ValueError):  # JSON cannot hold the mapping

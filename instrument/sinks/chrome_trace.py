@@ -30,16 +30,14 @@ class ChromeTrace(Sink):
     last: ClassVar[bool] = True
 
     gzip: bool = True
-    """Whether the trace stays compressed. A plain `trace.json` is about ten times as large."""
+    """Whether the trace stays compressed; a plain one is about 10 times as large."""
 
     copy_to: str | None = None
-    """A folder for a copy named `<capture name>.json` or `.json.gz`. If the folder is missing, the
-    sink creates it."""
+    """A folder for a copy named `<capture name>.json` or `.json.gz`; created if missing."""
 
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Keys to add to the top level of the trace's JSON object; Perfetto's info page shows the keys.
-    If `profiler.metadata` or `Session.add_metadata` has already set a key, the trace keeps that
-    value, and the value given here is ignored."""
+    """Keys for the top level of the trace's JSON. Perfetto's info page shows them. A key that
+    `profiler.metadata` or `Session.add_metadata` has already set keeps that value."""
 
     keep: bool = True
     """Whether the trace stays in the capture's folder. The copy in `copy_to` always stays."""

@@ -48,11 +48,11 @@ class Memory(Sink):
     sink_name: ClassVar[str] = "memory"
 
     forms: list[Form] = Field(["json", "raw", "html"], min_length=1)
-    """Which files to write."""
+    """Which files to write; `raw` holds every allocation and free."""
 
     by: By = None
-    """The property that splits the memory into series. None means the property whose series explain
-    the largest part of the peak."""
+    """What splits the memory into series; None: what explains most of the peak. `module` needs
+    `with_stack`."""
 
     rows: int = Field(15, ge=1)
     """The maximum number of rows in each table of the page."""

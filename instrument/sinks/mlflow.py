@@ -35,17 +35,16 @@ class MLflow(Tracker):
     sink_name: ClassVar[str] = "mlflow"
 
     tracking_uri: str | None = None
-    """The URI of the tracking server. None means the URI that `mlflow.set_tracking_uri` or
-    MLFLOW_TRACKING_URI has set."""
+    """The server's URI; None: `mlflow.set_tracking_uri` or MLFLOW_TRACKING_URI."""
 
     run_id: str | None = None
-    """The run to log into; None means the training thread's active run, or MLFLOW_RUN_ID."""
+    """The run to log into; None: the training thread's, or MLFLOW_RUN_ID."""
 
     experiment: str | None = None
-    """The experiment of a new run. None means MLFLOW_EXPERIMENT_NAME or MLflow's default."""
+    """The experiment of a new run; None: MLFLOW_EXPERIMENT_NAME or the default."""
 
     name: str | None = None
-    """The name of a new run. None means that MLflow chooses a name."""
+    """The name of a new run; None: MLflow chooses one."""
 
     _active: str | None = PrivateAttr(None)
     _own: str | None = PrivateAttr(None)

@@ -52,15 +52,14 @@ class Parquet(Sink):
     sink_name: ClassVar[str] = "parquet"
 
     dir: str | None = None
-    """The dataset's folder, which several runs may share. None means the folder `parquet` beside
-    the captures."""
+    """The dataset's folder, shared by runs; None: `parquet` beside the captures."""
 
     run: str | None = None
-    """The name of the run. None means the name of the run's folder, or the date and time of the run
-    if Hydra made the folder."""
+    """The name of the run; None: the name of its folder. If Hydra made the folder, None means the
+    date and time of the run."""
 
     rank: int | None = Field(None, ge=0)
-    """The rank to write; None means the rank that the capture or the trace states."""
+    """The rank to write; None: the rank that the capture or the trace states."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""

@@ -39,16 +39,14 @@ class Stacks(Sink):
     sink_name: ClassVar[str] = "stacks"
 
     metric: Literal["cpu", "device"] = "cpu"
-    """`cpu` for CPU time, or `device` for the time of kernels; torch's names work too."""
+    """`cpu`, or `device` for the time of kernels; torch's names work too."""
 
     range: str | None = None
-    """The name or path of a range; None means all frames.
-
-    Only frames in the range and in its backward pass count.
-    """
+    """The name or path of a range; None: all frames. Only frames in the range and in its backward
+    pass count."""
 
     threads: bool = False
-    """Whether each path begins with the name of its thread; otherwise threads are merged."""
+    """Whether each path begins with its thread; if not, threads are merged."""
 
     svg: bool = False
     """Whether to write the flame graph as `stacks.svg` too."""

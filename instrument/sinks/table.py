@@ -28,23 +28,18 @@ class TableSink(Sink):
     sink_name: ClassVar[str] = "table"
 
     rows: int = 15
-    """The maximum number of operators, and of ranges; -1 means all, as in torch's `row_limit`."""
+    """Maximum number of operators, and of ranges; -1: all, as in torch."""
 
     sort: str | None = None
-    """The column that sorts the operators; torch's names, such as `self_cpu_time_total`, work too.
-
-    None means `self_device_ns` if a device was recorded, else `self_cpu_ns`.
-    """
+    """Column that sorts operators; None: self time, on the device if recorded. torch's names, such
+    as `self_cpu_time_total`, work too."""
 
     columns: list[str] | None = None
-    """The columns of both tables besides the name. `[all]` means all columns with known values."""
+    """Columns of both tables besides the name; `[all]`: all with known values."""
 
     by: By = "name"
-    """What to group operator calls by, besides the name.
-
-    `input_shapes` and `input_types` need `record_shapes`, `stack` needs `with_stack`, `overload`
-    needs `capture_overload_names`.
-    """
+    """What to group operator calls by, besides the name. `input_shapes` and `input_types` need
+    `record_shapes`, `stack` needs `with_stack`, `overload` needs `capture_overload_names`."""
 
     stack_depth: int = Field(5, ge=1)
     """How many of the innermost Python frames form a stack."""

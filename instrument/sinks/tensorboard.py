@@ -42,16 +42,15 @@ class TensorBoard(Sink):
     sink_name: ClassVar[str] = "TensorBoard"
 
     dir: str | None = None
-    """TensorBoard's log folder; None means the folder `tensorboard` beside the captures."""
+    """TensorBoard's log folder; None: `tensorboard` beside the captures."""
 
     run: str | None = None
-    """The name of TensorBoard's run, a subfolder of the log folder. None means the name of the
-    folder for captures. If this folder is named `profile`, None means the names of the two folders
-    above it: Hydra names these two folders after the day and the time."""
+    """The run's name, a subfolder of `dir`; None: that of the captures' folder. If that is
+    `profile`, None means the two folders above it, which Hydra names after the day and the time."""
 
     worker_name: str | None = None
-    """The beginning of a trace's file name; it must differ between processes. None means
-    `<host>_<pid>`, as in torch."""
+    """The beginning of a trace's file name; None: `<host>_<pid>`, as in torch. It must differ
+    between processes."""
 
     use_gzip: bool = False
     """Whether to compress traces."""
@@ -63,7 +62,7 @@ class TensorBoard(Sink):
     """Whether to write scalars."""
 
     report: bool = True
-    """Whether to write the verdict, the range tree and the parts of a step; needs `scalars`."""
+    """Whether to write verdict, range tree and parts of a step; needs `scalars`."""
 
     def model_post_init(self, _: Any, /) -> None:
         """Raise MissingPackage before the first step if the package is missing."""

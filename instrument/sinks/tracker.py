@@ -55,10 +55,10 @@ class Tracker(Sink):
     """Whether to log scalars."""
 
     artifact: Literal["all", "tables", "none"] = "all"
-    """Which files of the capture to attach: `all`, `tables` (all but the trace) or `none`."""
+    """Files of the capture to attach: `all`, `tables` (all but the trace), `none`."""
 
     timeout_s: float = Field(60, gt=0)
-    """The longest time, in seconds, that the end of the run waits until everything is sent."""
+    """Seconds that the end of the run waits, at most, until everything is sent."""
 
     # The queue of windows to send, and the thread that sends them. Either both exist, or both are
     # None.

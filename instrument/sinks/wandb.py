@@ -34,16 +34,16 @@ class WandB(Tracker):
     sink_name: ClassVar[str] = "wandb"
 
     project: str | None = None
-    """The project of a new run. None means WANDB_PROJECT or wandb's default."""
+    """The project of a new run; None: WANDB_PROJECT or wandb's default."""
 
     name: str | None = None
-    """The name of a new run. None means that wandb chooses a name."""
+    """The name of a new run; None: wandb chooses one."""
 
     mode: Literal["online", "offline", "disabled"] | None = None
-    """The mode of a new run. None means WANDB_MODE, or `online` if WANDB_MODE is not set."""
+    """The mode of a new run; None: WANDB_MODE, or `online` if it is not set."""
 
     commit: bool = False
-    """Whether each window is a separate row of the run's history; a row advances wandb's step."""
+    """Whether each window is its own row, which advances wandb's step."""
 
     _active: Any = PrivateAttr(None)  # the program's run
     _own: Any = PrivateAttr(None)

@@ -95,11 +95,6 @@ class Trigger(Options):
     steps after the warm-up are recorded. If the trigger raises, the error is logged and `fires` is
     not called again.
 
-    Attributes:
-        cooldown: after the trigger gets a window, it gets no other window for this many steps.
-        max_windows: the maximum number of windows that the trigger gets in a run; None means no
-            limit.
-
     Raises:
         ConfigError: the trigger is built with an unknown option or an invalid value.
     """
@@ -108,7 +103,10 @@ class Trigger(Options):
     """Options of `ProfilerConfig` that replace the run's options in this trigger's windows."""
 
     cooldown: int = Field(100, ge=0)
+    """Steps after a window of the trigger in which it gets no other."""
+
     max_windows: int | None = Field(5, ge=1)
+    """How many windows the trigger gets in a run; None: any number."""
 
     def __init__(self, **options: Any) -> None:
         if type(self).fires is Trigger.fires and type(self).begin is Trigger.begin:

@@ -36,7 +36,10 @@ class MemoryGrowth(Trigger):
     records: ClassVar[Mapping[str, Any]] = MappingProxyType({"profile_memory": True})
 
     over: int = Field(500, ge=10)
+    """Steps over which memory must have grown."""
+
     at_least_bytes: int = Field(64 * 1024**2, ge=1)
+    """The least growth over these steps, in bytes."""
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
         """Choose which memory to sample."""

@@ -35,6 +35,7 @@ class OutOfMemory(Options):
     asks: ClassVar[bool] = False
 
     history: int = Field(100_000, ge=0)
+    """How many allocations and frees to keep, with their stacks; 0: none."""
 
     @classmethod
     def display_name(cls) -> str:

@@ -24,6 +24,8 @@ class Signal(Trigger):
     """
 
     name: str = "SIGUSR2"
+    """The name of the signal."""
+
     cooldown: int = Field(0, ge=0)
     max_windows: int | None = Field(20, ge=1)
 

@@ -23,9 +23,16 @@ class SlowStep(Trigger):
     """
 
     factor: float = Field(3.0, gt=1)
+    """A slow step takes more than this multiple of the median step."""
+
     excess_ms: float = Field(1.0, ge=0)
+    """A slow step also takes over this many milliseconds more than the median."""
+
     over: int = Field(101, ge=3)
+    """The median is taken over this many of the last steps."""
+
     after: int = Field(20, ge=2)
+    """Steps of the run before the first check."""
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:  # noqa: ARG002
         """Start with an empty list of measured steps."""
