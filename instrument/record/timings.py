@@ -1,9 +1,8 @@
 """Measures how long all ranges and steps of a run take, without Kineto and in constant memory.
 
 A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
-histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`. The
-line has two summaries: one of the time since the previous line, and one of the whole run. The first
-summary can also be written for TensorBoard.
+histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`: a
+summary of the time since the previous line, also for TensorBoard, and one of the whole run.
 """
 
 from __future__ import annotations
@@ -73,11 +72,10 @@ class DurationHistogram:
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """Estimate a quantile; for the median, `share` is 0.5.
+        """Estimate a quantile of one duration or more; for the median, `share` is 0.5.
 
-        The exact quantile is the duration at position ceil(share · count) of the sorted durations.
-        The error is at most 2 %, because the bins are 4 % wide. The histogram must hold at least
-        one duration.
+        The exact one is the duration at position ceil(share · count) of the sorted durations. The
+        error is at most 2 %, because the bins are 4 % wide.
         """
         position = math.ceil(share * self.calls)
         bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
@@ -99,8 +97,7 @@ class Row:
     """The durations of one range name.
 
     Attributes:
-        uncounted: durations that are not in a histogram yet. Any thread may append to this list,
-            because an append is atomic.
+        uncounted: durations that are not in a histogram yet; any thread may append to it.
         run: a histogram of all durations up to the last call of `take_recent`.
     """
 
@@ -111,10 +108,7 @@ class Row:
         self._counting = Lock()
 
     def count(self) -> None:
-        """Move the durations in `uncounted` into the histogram of recent durations.
-
-        Do nothing while another thread moves the durations.
-        """
+        """Move `uncounted` into the histogram of recent durations, unless another thread does."""
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -122,7 +116,7 @@ class Row:
                 self._counting.release()
 
     def take_recent(self) -> DurationHistogram:
-        """Return the durations since the last call of this method; also add them to `self.run`."""
+        """Return the durations since the last call, after adding them to `run`."""
         with self._counting:
             self._count()
             recent, self._recent = self._recent, DurationHistogram()
@@ -150,8 +144,8 @@ class Rows:
             row.count()
 
     def items(self) -> list[tuple[str, Row]]:
-        """The names with their rows, as a copy, because other threads may add rows at any time."""
-        return list(self._rows.items())
+        """The names with their rows."""
+        return list(self._rows.items())  # a copy, because other threads may add rows
 
     def _new_row(self, name: str) -> Row:
         if len(self._rows) < _MOST_NAMES or name == STEP:
@@ -189,15 +183,11 @@ class DeviceTimes:
 
     The events are on the current stream, so a time includes the waits of this stream. The CPU never
     waits for the device: at the end of each step, `collect` reads the events that the device has
-    reached. A range is not timed in five cases:
+    reached. Cost: two events per range.
 
-    - It begins before CUDA is in use.
-    - It ends on another device.
-    - It ends on another stream, and the device reaches the end before the start.
-    - It begins or ends during a stream capture (of a CUDA graph).
-    - It begins while 16,384 ranges wait for the device.
-
-    Cost: two events per range.
+    A range is not timed if it begins before CUDA is in use or while 16,384 ranges wait for the
+    device, begins or ends during a stream capture (of a CUDA graph), ends on another device, or
+    ends on another stream and the device reaches its end before its start.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -244,12 +234,7 @@ class DeviceTimes:
         return bool(end.query() and begin.query())
 
     def _usable(self) -> bool:
-        """Whether CUDA events may be used now.
-
-        They must not be used during a stream capture, because a query of an event would make the
-        stream capture fail.
-        """
-        cuda = self._cuda
+        cuda = self._cuda  # the query of an event during a stream capture makes the capture fail
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()
 
     def _record_event(self) -> tuple[int, Any]:
@@ -263,11 +248,7 @@ class DeviceTimes:
         return device, event
 
     def _fail(self, error: Exception) -> None:
-        """Stop timing the device, after an error of a CUDA event.
-
-        The usual cause of such an error is an earlier CUDA error of the program.
-        """
-        if not self._failed:
+        if not self._failed:  # usually an earlier CUDA error of the program
             self._failed = True
             logger.error("Timings measure no device times from now on: {}", error)
 
@@ -332,10 +313,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """End the current step, and write a line after every `profiler.timings.every` steps.
-
-        The step counts only if `begin_step` was called before.
-        """
+        """End the step that `begin_step` began, if any; after every `every` steps, write a line."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number
@@ -363,10 +341,7 @@ class Timings:
             lines_logger.info("{}", printable_lines(*lines))
 
     def table(self) -> Table:
-        """One table row for each range. The range with the longest total time comes first.
-
-        The table covers the run up to the last write to the file `path`.
-        """
+        """One row for each range of the run up to the last write, longest total time first."""
         from instrument.runs.timings_file import summary_table
 
         runs: dict[str, dict[str, int]] = {}
@@ -380,11 +355,7 @@ class Timings:
         return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
-        """The summaries of all ranges that were called since the last write, by range name.
-
-        Each range has two summaries: `since` covers the calls since the last write to the file
-        `path`, and `run` covers the calls of the whole run.
-        """
+        """For each range called since the last write: summaries of these calls and of the run's."""
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -429,8 +400,7 @@ def _prefixed(prefix: str, durations: DurationHistogram) -> dict[str, int]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line; if the file ends with an incomplete line, end that line first."""
-    with open_to_append(path, buffering=0) as file:
+    with open_to_append(path, buffering=0) as file:  # ends an incomplete last line first
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         incomplete = size > 0 and file.read(1) != b"\n"
@@ -442,11 +412,7 @@ def _append(path: Path, line: str) -> None:
 def _tensorboard_writer(
     folder: Path, rank: int
 ) -> Callable[[int, dict[str, dict[str, int]]], None]:
-    """A function that appends summaries to a TensorBoard event file.
-
-    The file is alone in its folder: if a folder gets a newer file, TensorBoard stops reading the
-    older files.
-    """
+    # The file is alone in its folder: TensorBoard stops reading a file when a newer one appears.
     # Imports everything now, because this takes half a second: too long between two steps.
     import_module("tensorboard.compat.proto.event_pb2")
     import_module("tensorboard.compat.proto.summary_pb2")
