@@ -220,8 +220,11 @@ class DeviceTimes:
     def collect(self) -> None:
         """Add the durations of ranges that the device has finished; call it on one thread only."""
         try:
-            while self._waiting and self._usable() and self._reached(*self._waiting[0][2:]):
-                name, device, begin, end = self._waiting.popleft()
+            while self._waiting and self._usable():
+                name, device, begin, end = self._waiting[0]
+                if not (end.query() and begin.query()):
+                    break
+                self._waiting.popleft()
                 took_ns = round(begin.elapsed_time(end) * 1e6)
                 # negative if the range ended on another stream, and this stream was ahead
                 if took_ns >= 0:
@@ -229,9 +232,6 @@ class DeviceTimes:
                 self._spare[device] += (begin, end)
         except Exception as error:
             self._fail(error)
-
-    def _reached(self, begin: Any, end: Any) -> bool:
-        return bool(end.query() and begin.query())
 
     def _usable(self) -> bool:
         cuda = self._cuda  # the query of an event during a stream capture makes the capture fail
@@ -294,9 +294,8 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         backends.arm(self._ranges)
-        more = ""
-        if self._modules is None and any_instrumented():
-            more = "; profiler.timings.modules=true also times submodules"
+        untimed = self._modules is None and any_instrumented()
+        more = "; profiler.timings.modules=true also times submodules" if untimed else ""
         logger.info(
             "Timing every range and step; the results are written to {} every {} steps{}",
             self.path,
@@ -331,13 +330,11 @@ class Timings:
             self._device.collect()
         self._write()
         table = self.table()
-        inside = ", ".join(
-            dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
-        )
         if len(table):
             lines = [f"Timings of the run, also in {self.path}", *repr(table).split("\n")]
-            if inside:
-                lines.append(f"Not timed, because they are inside compiled regions: {inside}.")
+            inside = dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
+            if names := ", ".join(inside):
+                lines.append(f"Not timed, because they are inside compiled regions: {names}.")
             lines_logger.info("{}", printable_lines(*lines))
 
     def table(self) -> Table:
@@ -372,11 +369,10 @@ class Timings:
         try:
             ranges = self._summaries()
             if ranges:
-                now = datetime.now(UTC).isoformat(timespec="seconds")
                 line = {
                     "format": TIMINGS_FORMAT,
                     "step": self._last_step,
-                    "time": now,
+                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
                     "ranges": ranges,
                 }
                 _append(self.path, json.dumps(line))
@@ -423,19 +419,18 @@ def _tensorboard_writer(
     name = event_file_name(time.time(), socket.gethostname(), os.getpid(), "timings")
 
     def write(step: int, summaries: dict[str, dict[str, int]]) -> None:
-        append_scalars(
-            make_folder(folder, *below) / name, time.time(), step, _tagged(summaries).items()
-        )
+        file = make_folder(folder, *below) / name
+        append_scalars(file, time.time(), step, _tagged(summaries).items())
 
     return write
 
 
 def _tagged(summaries: dict[str, dict[str, int]]) -> dict[str, float]:
     """Convert summaries to scalars with tags such as `timings/<range>/p50_ms`."""
-    return {
-        f"timings/{name}/{key.removesuffix('_ns')}{'_ms' if key.endswith('_ns') else ''}": (
-            value / 1e6 if key.endswith("_ns") else value
-        )
-        for name, summary in summaries.items()
-        for key, value in summary.items()
-    }
+    scalars: dict[str, float] = {}
+    for name, summary in summaries.items():
+        for key, value in summary.items():
+            is_time = key.endswith("_ns")
+            tag = f"timings/{name}/{key.removesuffix('_ns')}"
+            scalars[f"{tag}_ms" if is_time else tag] = value / 1e6 if is_time else value
+    return scalars
