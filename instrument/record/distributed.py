@@ -222,22 +222,19 @@ def _store_address() -> tuple[str, int]:
         )
     # torch's own connection would log its stack again and again if nobody listens
     until = time.monotonic() + _CONNECT_S
-    while (error := _connection_error(address, int(port))) is not None:
-        if time.monotonic() > until:
-            raise ConnectionError(
-                f"nobody listens at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error}); without "
-                "torchrun, start the session after torch.distributed.init_process_group"
-            )
-        time.sleep(0.1)
-    return address, int(port)
-
-
-def _connection_error(address: str, port: int) -> OSError | None:
-    try:
-        socket.create_connection((address, port), timeout=_CONNECT_S).close()
-    except OSError as error:
-        return error
-    return None
+    while True:
+        try:
+            socket.create_connection((address, int(port)), timeout=_CONNECT_S).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConnectionError(
+                    f"nobody listens at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error}); "
+                    "without torchrun, start the session after "
+                    "torch.distributed.init_process_group"
+                ) from error
+            time.sleep(0.1)
+        else:
+            return address, int(port)
 
 
 def _connect(address: str, port: int, session: str) -> Any:
