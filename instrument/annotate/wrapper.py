@@ -213,11 +213,8 @@ def _is_format(name: str) -> bool:
 
 
 def _fallback(function: Any, name: Name) -> str:
-    return (
-        name
-        if isinstance(name, str)
-        else getattr(function, "__qualname__", type(function).__qualname__)
-    )
+    own = getattr(function, "__qualname__", type(function).__qualname__)
+    return name if isinstance(name, str) else own
 
 
 class _CallSlices:
