@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from instrument.capture import Capture
     from instrument.compare.budget import Budget
     from instrument.compare.counters import Counters
-    from instrument.record.compilations import DynamoCounts
+    from instrument.record.facts import DynamoCounts
     from instrument.record.session import Session
 
 MARKER, FIXTURE = "perf_budget", "profile_session"
@@ -95,7 +95,7 @@ def profile_session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     several steps are recorded, the first recorded step is not counted. So run at least four steps:
     then two steps are counted, and the plugin can find a counter that varies between steps.
     """
-    from instrument.record.compilations import dynamo_counts
+    from instrument.record.facts import dynamo_counts
     from instrument.record.session import Session
 
     session = Session(
@@ -199,7 +199,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
     """
     from instrument.compare.baseline import read
     from instrument.compare.counters import counters, with_compilations
-    from instrument.record.compilations import compilations, dynamo_counts
+    from instrument.record.facts import compilations, dynamo_counts
 
     session = recording.session
     session.stop()

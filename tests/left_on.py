@@ -14,7 +14,7 @@ from loguru import logger
 
 from instrument.annotate import backends, module_calls, modules
 from instrument.record import one_profiler, session
-from instrument.record.environment import Collections
+from instrument.record.facts import Collections
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 

@@ -19,18 +19,24 @@ from collected import Log
 from torch.utils.data import DataLoader, IterableDataset
 
 from instrument import Capture, Session
-from instrument.record import environment
-from instrument.record.compilations import DynamoCounts, compilations, shortened
-from instrument.record.environment import (
+from instrument.record import facts
+from instrument.record.facts import (
+    _MOST_LOADERS,
     Collections,
-    WindowEnvironment,
+    DynamoCounts,
+    Loaders,
+    compilations,
+    compiled_since,
     cpu_quota,
+    dynamo_counts,
     hook_counts,
+    loader_settings,
     local_ranks,
+    shortened,
     usable_cpus,
 )
-from instrument.record.loaders import _MOST_LOADERS, Loaders, loader_settings
 from instrument.record.recorder import Recorder
+from instrument.record.torch_support import known
 from instrument.trace.capture_json import typed
 
 pytestmark = [
@@ -137,7 +143,7 @@ def test_what_torch_does_not_say_is_unknown(
 
     monkeypatch.setattr(torch, "get_num_threads", fail)
     monkeypatch.setattr(torch, "is_anomaly_enabled", fail)
-    monkeypatch.setattr(environment, "usable_cpus", fail)
+    monkeypatch.setattr(facts, "usable_cpus", fail)
     monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace())
     found = recorded(tmp_path, nothing)
     assert found["threads"]["intra_op"] is None
@@ -156,9 +162,9 @@ def test_tf32_is_known_from_the_newer_setting_too(monkeypatch: pytest.MonkeyPatc
             raise RuntimeError("mix of the legacy and new APIs")
 
     monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace(matmul=Mixed()))
-    assert environment.settings()["allow_tf32"] is True
+    assert facts.settings()["allow_tf32"] is True
     Mixed.fp32_precision = "ieee"
-    assert environment.settings()["allow_tf32"] is False
+    assert facts.settings()["allow_tf32"] is False
 
 
 # Threads.
@@ -243,7 +249,7 @@ def test_usable_cpus_are_those_of_the_affinity_within_the_quota(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5})
     for quota, usable in ((None, 4), (2.5, 3), (0.2, 1), (64.0, 4)):
-        monkeypatch.setattr(environment, "cpu_quota", lambda *_, quota=quota: quota)
+        monkeypatch.setattr(facts, "cpu_quota", lambda *_, quota=quota: quota)
         assert usable_cpus() == usable
     seen = iter([{0}, {1}])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: next(seen, set()))
@@ -295,7 +301,7 @@ def test_the_launcher_says_how_many_processes_share_the_machine(
             monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert environment.known(local_ranks) == expected
+    assert known(local_ranks) == expected
 
 
 # Garbage collection.
@@ -462,21 +468,22 @@ def test_missing_counters_of_torch_are_unknown(
     assert found == {"graphs": 4, "graph_breaks": {}, "recompilations": None, "failed_guards": None}
     found = recorded(tmp_path / "compiles not", nothing)["dynamo"]
     assert found == {"graphs": 0, "graph_breaks": {}, "recompilations": None, "failed_guards": None}
+    before = dynamo_counts()
     utils.counters = None  # as if torch had changed it
-    assert WindowEnvironment().facts["dynamo"] is None
+    assert compiled_since(known(dynamo_counts)) is None
+    assert known(lambda: compiled_since(before)) is None
 
 
 def test_dynamo_is_not_loaded_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch._dynamo.utils", "torch._dynamo.convert_frame"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    window = WindowEnvironment()
-    assert window.facts["dynamo"] is None
+    before = dynamo_counts()
+    assert compiled_since(before) is None
     assert "torch._dynamo.utils" not in sys.modules
     # loaded within the window
     utils = SimpleNamespace(counters={"stats": {"unique_graphs": 3}})
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)  # type: ignore[arg-type]
-    window.count_compilations()
-    assert window.facts["dynamo"] == {
+    assert compiled_since(before) == {
         "graphs": 3,
         "graph_breaks": {},
         "recompilations": 0,

@@ -17,7 +17,7 @@ from collected import Log
 
 from instrument import Session
 from instrument.capture import Capture
-from instrument.record import metadata
+from instrument.record import facts
 
 pytestmark = pytest.mark.usefixtures("inline_export")
 
@@ -100,7 +100,7 @@ def repository(tmp_path: Path) -> Iterator[Path]:
     ):
         subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
     yield tmp_path
-    metadata._git.cache_clear()
+    facts.git_state.cache_clear()
 
 
 def test_gits_commit_and_whether_the_tree_is_dirty(repository: Path) -> None:
@@ -112,13 +112,13 @@ def test_gits_commit_and_whether_the_tree_is_dirty(repository: Path) -> None:
         ["git", *tag.split()], cwd=repository, check=True
     )  # which `describe` would name instead
     (repository / "notes.txt").write_text("not tracked")
-    assert metadata._git(repository) == {"commit": commit, "dirty": False}
+    assert facts.git_state(repository) == {"commit": commit, "dirty": False}
     (repository / "train.py").write_text("steps = 2\n")
-    assert metadata._git(repository) == {"commit": commit, "dirty": False}, (
+    assert facts.git_state(repository) == {"commit": commit, "dirty": False}, (
         "asked once in a process"
     )
-    metadata._git.cache_clear()
-    assert metadata._git(repository) == {"commit": commit, "dirty": True}
+    facts.git_state.cache_clear()
+    assert facts.git_state(repository) == {"commit": commit, "dirty": True}
 
 
 @pytest.mark.parametrize("part", ["core", "filter"])
@@ -132,7 +132,7 @@ def test_no_program_is_run_that_a_repositorys_config_names(repository: Path, par
         config.write(named[part].format(made=repository / "made"))
     for file in repository.glob("*.*"):
         os.utime(file, (1, 1))  # so that git looks into it
-    found = metadata._git(repository)
+    found = facts.git_state(repository)
     assert found is not None
     assert found["dirty"] is (None if part == "filter" else False)
     assert not (repository / "made").exists()
@@ -141,20 +141,20 @@ def test_no_program_is_run_that_a_repositorys_config_names(repository: Path, par
 def test_without_an_answer_of_git_there_is_none(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "_GIT_S", 0.0)
-    assert metadata._git(repository) is None
+    monkeypatch.setattr(facts, "_GIT_S", 0.0)
+    assert facts.git_state(repository) is None
     monkeypatch.undo()
-    metadata._git.cache_clear()
+    facts.git_state.cache_clear()
     monkeypatch.setenv("GIT_DIR", str(repository / "nowhere"))
-    assert metadata._git(repository) is None
+    assert facts.git_state(repository) is None
     monkeypatch.undo()
-    metadata._git.cache_clear()
+    facts.git_state.cache_clear()
     monkeypatch.setenv("PATH", str(repository))
-    assert metadata._git(repository) is None, "git is not installed"
+    assert facts.git_state(repository) is None, "git is not installed"
 
 
 def test_without_hydra_there_are_no_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["train.py", "steps=3"])
-    about = metadata.provenance()
+    about = facts.provenance()
     assert about["overrides"] is None
     assert about["command"] == ["train.py", "steps=3"]

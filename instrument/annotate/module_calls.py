@@ -35,15 +35,11 @@ _MOST_CHANGES = 800
 
 @dataclass(eq=False)
 class ModuleRange:
-    """The range of a module; `calls` counts how often the range has opened.
-
-    Modules that were marked with the same name share one `ModuleRange`. `type` is the name of the
-    module's class; None if the user marked the module with `profiled`.
-    """
+    """The range of a module, or of all modules that were marked with the same name."""
 
     name: str
-    type: str | None = None
-    calls: int = 0
+    type: str | None = None  # the name of the module's class; None if marked with `profiled`
+    calls: int = 0  # how often the range has opened
     label: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -70,10 +66,7 @@ def mark(module: nn.Module, name: str) -> None:
 
 
 def marks() -> list[ModuleRange]:
-    """The ranges of the marked modules that are still alive.
-
-    Modules that were marked with the same name share one range.
-    """
+    """The ranges of the marked modules that are still alive, one for each name."""
     names = [vars(module)[_MARK] for module in _marked if _MARK in vars(module)]
     return [_ranges_by_mark[name] for name in dict.fromkeys(names)]
 
@@ -100,10 +93,6 @@ def detach(modules: Iterable[nn.Module]) -> None:
 
 
 def _follow_arming() -> None:
-    """Make `backends.arm` and `backends.disarm` call `_refresh` at their end.
-
-    These two functions start and stop the recording of ranges.
-    """
     if _refresh not in backends.on_arming:
         backends.on_arming.append(_refresh)
 
@@ -129,10 +118,7 @@ def _set_call(call: Callable[..., Any]) -> None:
 
 
 def _unwrap(call: Any) -> Callable[..., Any]:
-    """Remove all wrappers that `_wrap` put around a function.
-
-    Some wrappers may be old ones, because another tool may have put an old wrapper back.
-    """
+    # all wrappers, because another tool may have put an old one back
     while getattr(call, "__code__", None) is _torch_call_wrapper.__code__:
         call = call.__wrapped__
     return call  # type: ignore[no-any-return]
@@ -183,12 +169,9 @@ def _wrap(call: Callable[..., Any]) -> Callable[..., Any]:
 def skip_in_dynamo(function: Callable[..., Any]) -> None:
     """Make Dynamo skip `function` itself, but compile the functions that `function` calls.
 
-    One such function is the wrapper of `nn.Module.__call__`. If Dynamo did not skip the wrapper,
-    Dynamo would compile the wrapper after a graph break, and compile the module call inside the
-    wrapper a second time. Dynamo skips torch's own `nn.Module.__call__` in the same way.
-
-    `torch.compiler.disable(recursive=False)` has the same effect, but loads Dynamo, which takes two
-    seconds.
+    Dynamo skips torch's own `nn.Module.__call__` in the same way. It would else compile our wrapper
+    after a graph break, and the module call inside a second time. The public
+    `torch.compiler.disable(recursive=False)` loads Dynamo, which takes two seconds.
     """
     dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     code = function.__code__

@@ -21,10 +21,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class ModuleFilter:
-    """Which submodules of a model get a range; see `instrument_model`.
-
-    The names of the ranges begin with `prefix`, if `prefix` is not empty.
-    """
+    """Which submodules of a model get a range, and with which prefix; see `instrument_model`."""
 
     depth: int | None = None
     include: Sequence[str] = ()
@@ -141,11 +138,7 @@ def instrument_models(
     exclude: Sequence[str],
     types: Sequence[str],
 ) -> list[nn.Module]:
-    """Instrument the models that are not instrumented yet; return these models.
-
-    `models` is a result of `named_models`. The other parameters and the ConfigError are the same as
-    in `instrument_model`.
-    """
+    """Instrument those models (see `named_models`) that are not instrumented yet; return these."""
     models = {prefix: model for prefix, model in models.items() if not is_instrumented(model)}
     if not models or backends.disabled:
         return []
@@ -167,8 +160,7 @@ def forget(model: nn.Module) -> None:
 class ModuleRanges:
     """The ranges of all instrumented models, attached from `__enter__` to `__exit__`.
 
-    With `profiler.timings.modules`, submodules have ranges during the whole run, not only in
-    windows. A submodule that already has such a range keeps it.
+    A submodule that already has a range, of `profiler.timings.modules`, keeps it.
     """
 
     def __init__(self) -> None:
@@ -177,10 +169,9 @@ class ModuleRanges:
         self._attached: list[nn.Module] = []
 
     def unseen(self, *, with_marked: bool = False) -> set[str]:
-        """The names of submodules whose ranges have not opened since `__enter__`.
+        """The names of submodules not called since `__enter__`, or called in a compiled region.
 
-        Such a submodule was not called, or is inside a compiled region. If `with_marked` is True,
-        modules that the user marked with `profiled` are included.
+        `with_marked` includes modules that the user marked with `profiled`.
         """
         before = self._calls_before | (self._marked_calls_before if with_marked else {})
         # names, because a compiled model and the original model inside it share names
@@ -219,7 +210,6 @@ def attach_ranges() -> ModuleRanges | None:
 
 
 def _selected_modules() -> Iterator[tuple[str, nn.Module]]:
-    """The range name and module of each selected submodule of all instrumented models."""
     for model, module_filter in list(_instrumented.items()):
         for path, module in model.named_modules():
             # a compiled module holds the original module as `_orig_mod`

@@ -83,10 +83,9 @@ class Range:
 
 
 class AnnotatedCallable:
-    """Wraps a callable object so that its calls are in a range.
+    """A callable object whose calls are in a range; `annotated_callable` makes it.
 
-    In all other respects, the result behaves like the wrapped object. `annotated_callable` makes
-    it, as an instance of a subclass that also has the special methods of the object's class.
+    In all else it behaves like the wrapped object, of whose class it has the special methods.
     """
 
     def __init__(self, target: Any, name: Name) -> None:
@@ -132,12 +131,8 @@ def annotated_callable(target: Any, name: Name) -> AnnotatedCallable:
 
 @functools.lru_cache(maxsize=512)
 def _annotated_class(kind: type) -> type[AnnotatedCallable]:
-    """Make a subclass of `AnnotatedCallable` for the instances of a class.
-
-    Python looks special methods such as `__getitem__` up in the class of an object, so
-    `AnnotatedCallable.__getattr__` cannot pass them on. The subclass passes on those that the class
-    of the wrapped object defines.
-    """
+    # Python looks special methods such as `__getitem__` up in the class of an object, so
+    # `__getattr__` cannot pass them on. This subclass passes on those that `kind` defines.
     special = {
         method: value
         for base in reversed(kind.__mro__[:-1])
@@ -154,8 +149,6 @@ def _annotated_class(kind: type) -> type[AnnotatedCallable]:
 
 
 def _passed_on(method: str) -> Callable[..., Any]:
-    """Return a special method that calls the same method of the wrapped object."""
-
     def special(self: AnnotatedCallable, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.__wrapped__, method)(*args, **kwargs)
 
@@ -221,10 +214,8 @@ def profiled(target: Any = None, /, *, name: Name | None = None) -> Any:
 
 
 class _PushedRanges(threading.local):
-    """The ranges that this thread has pushed and not popped, innermost last."""
-
     def __init__(self) -> None:
-        self.ranges: list[Range] = []
+        self.ranges: list[Range] = []  # of this thread, innermost last
 
 
 _pushed = _PushedRanges()
@@ -301,7 +292,7 @@ def put_in_range(target: Any, name: Name | None) -> Any:
 
 
 def _of_method(name: Name) -> Name:
-    """Return a name for the function of a bound method: it gets the arguments without `self`."""
+    # a function that returns a name gets the arguments without `self`
     return (lambda _, /, *args, **kwargs: name(*args, **kwargs)) if callable(name) else name
 
 
@@ -325,11 +316,7 @@ def _mark_class(cls: type, name: Name) -> type:
 
 
 def _mark_autograd_function(cls: type, name: Name) -> None:
-    """Mark `forward` and `backward` of a subclass of `torch.autograd.Function`.
-
-    If `name` is text, the names of the ranges are `name` with `.forward` or `.backward` at the end.
-    The subclass may define `vjp` instead of `backward`; the range of `vjp` gets `.backward` too.
-    """
+    # the class may define `vjp` instead of `backward`
     for method in ("forward", "backward", "vjp"):
         if getattr(cls, method) is not getattr(torch.autograd.Function, method):
             part = "backward" if method == "vjp" else method

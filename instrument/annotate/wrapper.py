@@ -103,11 +103,10 @@ _FILE = "<profiled>"
 
 
 def in_range(function: Callable[..., Any], name: Name) -> Any:
-    """Wrap a function so that each of its calls is in a range.
+    """Wrap a function so that each of its calls is in a range; see `profiled`.
 
     `name` may be a format string with the parameters (`"layer{self.index}"`), or a function of the
-    arguments. The format or the function is evaluated only when a range opens. Coroutines and
-    generators get one range for each slice between two suspensions.
+    arguments, which is evaluated only when a range opens.
     """
     exact = _signature_source(function.__code__) if isinstance(function, FunctionType) else None
     parameters, arguments, values = exact or _VARIADIC
@@ -169,7 +168,6 @@ def _template(function: Any) -> str:
 def _wrapper_factory(
     source: str, parameters: str, arguments: str, label: str
 ) -> Callable[..., Any]:
-    """Compile a wrapper's source, once for each signature."""
     namespace: dict[str, Any] = {}
     text = source.format(parameters=parameters, arguments=arguments, label=label)
     exec(compile(text, _FILE, "exec"), vars(backends), namespace)
@@ -178,16 +176,10 @@ def _wrapper_factory(
 
 
 def _signature_source(code: CodeType) -> tuple[str, str, str] | None:
-    """Write a wrapper's parameters and arguments as source code.
+    """A wrapper's parameters, arguments and values as source code; None if that is impossible.
 
-    Returns three texts:
-
-    - the list of parameters, such as "x, *, y";
-    - the arguments that pass the parameters on, such as "x, y=y";
-    - a dict from the parameters' names to their values, such as "{'x': x, 'y': y}".
-
-    Returns None if the parameters cannot be written as source code. Default values are not
-    included: the wrapper gets them from the function.
+    Such as "x, *, y", "x, y=y" and "{'x': x, 'y': y}". The wrapper gets default values from the
+    function.
     """
     positional = code.co_varnames[: code.co_argcount]
     keyword = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
@@ -221,18 +213,12 @@ def _is_format(name: str) -> bool:
 
 
 def _fallback(function: Any, name: Name) -> str:
-    return (
-        name
-        if isinstance(name, str)
-        else getattr(function, "__qualname__", type(function).__qualname__)
-    )
+    own = getattr(function, "__qualname__", type(function).__qualname__)
+    return name if isinstance(name, str) else own
 
 
 class _CallSlices:
-    """Opens a range for each slice of one call, from one suspension to the next.
-
-    The first range is named `LABEL`; later ranges are named `LABEL (resumed)`.
-    """
+    """Opens a range for each slice of one call; later ones are named `LABEL (resumed)`."""
 
     def __init__(self, label: Callable[[], str], fallback: str) -> None:
         self._label = label
@@ -250,10 +236,7 @@ class _CallSlices:
         return closes, opens(self._label() + suffix)
 
     def drive(self, inner: Any) -> Generator[Any, Any, Any]:
-        """Run a coroutine, generator or awaitable, with a range around each slice.
-
-        A slice lasts from one suspension to the next.
-        """
+        """Run a coroutine, generator or awaitable, with a range from one suspension to the next."""
         resume, value = inner.send, None
         while True:
             opened = self._open()

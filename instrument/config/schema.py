@@ -233,8 +233,8 @@ class ProfilerConfig(Options):
 
     upload_to: str | None = None
     """An fsspec URL for finished captures, such as s3://bucket/run; None: none. A capture becomes a
-    folder there, called NAME-2 if another run has uploaded a capture NAME. Until then, it is kept
-    regardless of `keep` and `disk_budget`; `stop` waits for it up to `export_timeout_s`."""
+    folder there, named after the capture and its run. Until then, it is kept regardless of `keep`
+    and `disk_budget`; `stop` waits for it up to `export_timeout_s`."""
 
     upload_options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Options of the URL's file system, such as `endpoint_url`; no credentials. Credentials belong

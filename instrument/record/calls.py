@@ -26,30 +26,24 @@ _enclosing: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_enclosing", def
 
 
 class _CountedCall(NamedTuple):
-    """A call that is counted as a step.
+    """A call that is counted as a step."""
 
-    Attributes:
-        step: the step in which the call began.
-        first: whether this is the first call of the session's wrapped functions.
-    """
-
-    step: int
-    first: bool
+    step: int  # in which the call began
+    first: bool  # whether it is the first call of the session's wrapped functions
 
 
 class RecordedCalls:
     """Makes each call of the wrapped functions a step of a session.
 
-    The first call starts the session, unless the session is already running. A session
-    started by the first call stops after its last window. If a window of such a session has no
-    planned end, the window ends when the first call ends.
+    The first call starts the session, unless the session is already running. A session started so
+    stops after its last window; a window without a planned end ends with the first call.
 
-    Calls in all threads and asynchronous tasks are counted. So a step lasts from the end of one
-    call to the end of the next call, even if the next call runs on another thread. Two kinds of
-    calls are not counted: a call inside another call, and a call that began before the open window.
+    A step lasts from the end of one call to the end of the next, on any thread and in any
+    asynchronous task. A call inside another call, and one that began before the open window, do not
+    count.
 
     Attributes:
-        over: whether the session has nothing left to record. If so, calls are no longer counted.
+        over: whether the session has nothing left to record; calls are then no longer counted.
     """
 
     def __init__(self, session: Session) -> None:
@@ -63,9 +57,7 @@ class RecordedCalls:
         self.over = self._owns_session = False
 
     def wrap(self, function: Callable[..., Any], name: str | None) -> Callable[..., Any]:
-        """Wrap a function so that each call is counted as a step and opens a range.
-
-        The range has the name `name`, or the function's name if `name` is None.
+        """Wrap a function so that each call is a step, and a range named `name` or as itself.
 
         Raises:
             ConfigError: `function` is a class, a module or an asynchronous generator, or cannot be
@@ -122,10 +114,7 @@ class RecordedCalls:
             self._end_call(call)
 
     def _begin_call(self) -> _CountedCall | None:
-        """Begin a call; return None if the call does not count as a step.
-
-        The first call also starts the session.
-        """
+        """Begin a call, and with the first one the session; None if the call is no step."""
         if self in _enclosing.get():
             return None
         first = not self.over and self._first.acquire(blocking=False)

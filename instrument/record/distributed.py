@@ -42,10 +42,7 @@ T = TypeVar("T")
 
 
 def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
-    """Whether `profiler.ranks` includes this rank; logs a message if the rank is not included.
-
-    Rank 0 also warns if `profiler.ranks` names ranks that do not exist.
-    """
+    """Whether `profiler.ranks` includes this rank; logs if not. Rank 0 warns of missing ones."""
     missing = (
         [rank for rank in ranks if rank >= rank_info.world_size] if isinstance(ranks, list) else []
     )
@@ -63,10 +60,8 @@ def records(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def steps_ahead(step_ns: int) -> int:
-    """The number of steps from the announcement of a window to the start of its warm-up.
-
-    During these steps, the polling threads of all ranks must read the announcement.
-    """
+    """The number of steps from the announcement of a window to the start of its warm-up."""
+    # during these steps, the polling threads of all ranks must read the announcement
     return max(_LEAST_STEPS_AHEAD, math.ceil(_POLLS_AHEAD * POLL_SECONDS * 1e9 / max(1, step_ns)))
 
 
@@ -86,10 +81,7 @@ class AnnouncedWindow(NamedTuple):
 
 
 class StepProgress(NamedTuple):
-    """A rank's current step, and the median duration of its steps.
-
-    `step_ns` is None until a step has been timed.
-    """
+    """A rank's current step, and the median duration of its steps (None until one is timed)."""
 
     step: int
     step_ns: int | None
@@ -204,10 +196,7 @@ def _is_alone(ranks: str | list[int], rank_info: RankInfo) -> bool:
 
 
 def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
-    """Call `act` on a thread, for at most `seconds`.
-
-    The time limit of torch's store has no effect if the server does not answer.
-    """
+    # on a thread: the time limit of torch's store has no effect if the server does not answer
     outcome: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -225,11 +214,6 @@ def _with_timeout(seconds: float, act: Callable[[], T]) -> T:
 
 
 def _store_address() -> tuple[str, int]:
-    """The address and port of the job's store.
-
-    Raises:
-        ConnectionError: the address is not set, or no server listens at the address.
-    """
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise ConnectionError(
@@ -238,22 +222,19 @@ def _store_address() -> tuple[str, int]:
         )
     # torch's own connection would log its stack again and again if nobody listens
     until = time.monotonic() + _CONNECT_S
-    while (error := _connection_error(address, int(port))) is not None:
-        if time.monotonic() > until:
-            raise ConnectionError(
-                f"nobody listens at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error}); without "
-                "torchrun, start the session after torch.distributed.init_process_group"
-            )
-        time.sleep(0.1)
-    return address, int(port)
-
-
-def _connection_error(address: str, port: int) -> OSError | None:
-    try:
-        socket.create_connection((address, port), timeout=_CONNECT_S).close()
-    except OSError as error:
-        return error
-    return None
+    while True:
+        try:
+            socket.create_connection((address, int(port)), timeout=_CONNECT_S).close()
+        except OSError as error:
+            if time.monotonic() > until:
+                raise ConnectionError(
+                    f"nobody listens at MASTER_ADDR:MASTER_PORT, {address}:{port} ({error}); "
+                    "without torchrun, start the session after "
+                    "torch.distributed.init_process_group"
+                ) from error
+            time.sleep(0.1)
+        else:
+            return address, int(port)
 
 
 def _connect(address: str, port: int, session: str) -> Any:

@@ -25,13 +25,8 @@ class Limits:
 
     `StepLoop` calls `reached` at the end of each step, and ends the window if `reached` returns a
     reason. Sometimes no step ends for a long time, as in a server without requests. So a thread
-    also checks the limits, twice per second. This thread ends the window in two cases:
-
-    - The duration of the window is at least twice the time limit, and at least one second longer
-      than the time limit.
-    - During the window, the memory of the process has grown by at least twice the memory limit.
-
-    To end the window, the thread calls `end` with this object and the reason.
+    looks twice per second, and calls `end` with this object and the reason: at twice the time
+    limit, but at least one second after this limit, or at twice the memory limit.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
@@ -48,14 +43,10 @@ class Limits:
             threads.start(thread, "a window's limits are checked only when a step ends")
 
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
-        """Return why the window must end; None while the window may continue.
+        """Return why the window must end; None while it may continue.
 
-        The window must end in two cases:
-
-        - Its duration is at least `times` times the time limit, and at least `extra_s` seconds
-          longer than this limit.
-        - During the window, the memory of the process has grown by at least `times` times the
-          memory limit.
+        It must end at `times` times the time limit, but no earlier than `extra_s` seconds after
+        this limit, or if the memory of the process grew by `times` times the memory limit.
         """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):

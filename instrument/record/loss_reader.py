@@ -13,8 +13,8 @@ from instrument.log import logger
 class LossReader:
     """Reads losses for triggers; a loss is delivered one or more steps after its own step.
 
-    A tensor on a device is copied into pinned memory asynchronously. The copy is read when it is
-    complete. While a copy is in progress, further losses are skipped.
+    From a device, a loss is copied asynchronously into pinned memory; further losses are skipped
+    until the copy is complete.
     """
 
     def __init__(self) -> None:

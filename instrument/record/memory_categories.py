@@ -16,9 +16,9 @@ from instrument.log import logger
 def write(profile: _KinetoProfile, folder: Path) -> None:
     """Write two files for each device, as torch's `export_memory_timeline` does.
 
-    The first file holds the bytes of each category over time. The second file holds every change of
-    these bytes. Call this function while torch still holds the recording. An error is logged, and
-    the files are then removed. Cost: 0.2 to 0.3 ms per operator of the window, with the GIL held.
+    One holds the bytes of each category over time, the other every change of these bytes. Call this
+    while torch still holds the recording. An error is logged, and the files are then removed. Cost:
+    0.2 to 0.3 ms per operator of the window, with the GIL held.
     """
     try:
         # imported here, because a later version of torch will not have this module

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def in_words(config: ProfilerConfig, train: StepCounter) -> str:
-    """The plan in words, such as "records steps 2–4 (counted from 0)".
-
-    With `profiler.timings`, the text also says that the times of ranges and steps are measured in
-    the whole run.
-    """
+    """The plan in words, such as "records steps 2–4 (counted from 0)"."""
     planned = train.planned if train.schedule is not None else next_window(config, 0)
     where = "" if config.phases == ["train"] else f" in {' and '.join(config.phases)}"
     words = schedule.in_words(config, planned) + where
@@ -34,10 +30,7 @@ def in_words(config: ProfilerConfig, train: StepCounter) -> str:
 def unreachable_window(
     config: ProfilerConfig, train: StepCounter, total_steps: int | None
 ) -> str | None:
-    """A warning for the start of a run, about windows that this run cannot record.
-
-    None if no such window is known.
-    """
+    """A warning for the start of a run, about windows that it cannot record, if any."""
     begin, skipped = train.step_number, train.skipped
     if config.at_steps == [] and not config.triggers and config.timings is None:
         return (
@@ -78,18 +71,14 @@ def unreachable_in_first_pass(
 def nothing_recorded(
     config: ProfilerConfig, entered: Sequence[StepCounter], known_skipped: Window | None, unit: str
 ) -> str | None:
-    """Say why the run ended without a window.
+    """Say why the run ended without a window; None if none was planned or a warning came before.
 
     Args:
         config: the config of the session.
         entered: the counters of those phases in `profiler.phases` that the run has entered.
-        known_skipped: the last window that was skipped when the session started, because the run
-            begins after the first step of that window; None if no window was skipped then.
+        known_skipped: the last window that the start of the session skipped, of which it has
+            already warned; None if no window was skipped then.
         unit: the word for a step: "step" or "call".
-
-    Returns:
-        The sentence. None if the schedule has no window, or if the session has already warned when
-        it started.
     """
     if not entered:
         name = config.phases[0]

@@ -34,8 +34,7 @@ from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.log import logger
 from instrument.range_names import STEP_PREFIX
-from instrument.record import memory_categories, one_profiler, torch_support
-from instrument.record.environment import WindowEnvironment
+from instrument.record import facts, memory_categories, one_profiler, torch_support
 from instrument.record.execution_trace import ExecutionTrace
 from instrument.record.profile_hook import ProfileHook
 
@@ -122,7 +121,9 @@ class Recorder:
         self._run = run
         self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
-        self._environment: WindowEnvironment | None = None
+        self._environment: dict[str, Any] | None = None
+        self._dynamo_before: facts.DynamoCounts | None = None
+        self._collections = facts.Collections()
         self._began_ns = 0
         self._began_waited_ns: int | None = None
         self.prepared = self.superseded = False
@@ -165,14 +166,15 @@ class Recorder:
         if self._execution_trace_folder is not None:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
-        self._environment = WindowEnvironment()
+        self._environment = facts.environment()
+        self._dynamo_before = torch_support.known(facts.dynamo_counts)
         self.started_at = time.time()
         self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         backends.arm(self._emitting)
         backends.mark("window begins")
-        gc.callbacks.append(self._environment.collections)
+        gc.callbacks.append(self._collections)
         self._began_ns, self._began_waited_ns = time.monotonic_ns(), _waited_ns(self.thread)
 
     @property
@@ -316,12 +318,12 @@ class Recorder:
             began = self._began_waited_ns
             # if it is less than before, the thread has ended, and another one has its id
             if waited_ns is not None and began is not None and waited_ns >= began:
-                self._environment.facts["cpu_wait"] = {
+                self._environment["cpu_wait"] = {
                     "waited_ns": waited_ns - began,
                     "window_ns": now_ns - self._began_ns,
                 }
             with suppress(ValueError):  # removed before
-                gc.callbacks.remove(self._environment.collections)
+                gc.callbacks.remove(self._collections)
         backends.mark("window ends")
         backends.disarm(self._emitting)
         if self._modules is not None:
@@ -391,14 +393,14 @@ class Recorder:
         }
 
     def _environment_facts(self) -> dict[str, Any] | None:
-        environment = self._environment
-        if environment is None:
+        if self._environment is None:
             return None
-        with suppress(Exception):  # another thread may compile, and so change the counters
-            counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-            if counters != environment.counters:
-                environment.count_compilations()
-        return environment.facts
+        before = self._dynamo_before
+        return {
+            **self._environment,
+            "dynamo": torch_support.known(lambda: facts.compiled_since(before)),
+            "garbage_collection": self._collections.totals,
+        }
 
     def _take_snapshot(self) -> None:
         """Take the allocator's snapshot, and stop recording the allocator's history."""
@@ -433,7 +435,7 @@ class RecordedWindow:
     - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
       compilation may make the window slower.
     - `environment`: settings of the process, and events that can make the window slower; see
-      `record/environment.py`.
+      `record/facts.py`.
     """
 
     started_at: float

@@ -28,10 +28,9 @@ from instrument.finish import queue
 from instrument.interrupts import interruptibly
 from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
-from instrument.record import distributed, environment, one_profiler, plan_text, torch_support
+from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
 from instrument.record.calls import RecordedCalls
 from instrument.record.finisher import Finisher
-from instrument.record.metadata import run_metadata
 from instrument.record.notebook import log_to_stdout
 from instrument.record.recorder import import_early, refuse_options
 from instrument.record.step_loop import Run, StepLoop
@@ -423,7 +422,7 @@ def _run_metadata(
     config: ProfilerConfig, activities: list[str], rank_info: RankInfo
 ) -> dict[str, Any]:
     try:
-        return run_metadata(config, activities, rank_info)
+        return facts.run_metadata(config, activities, rank_info)
     except Exception as error:  # keep the trace, even without its metadata
         reraise_signal(error)
         logger.error("capture.json will not describe the run.", exception=error)
@@ -457,7 +456,7 @@ def _leave_to_parent() -> None:
     for session in _sessions:
         session.loop.leave_to_parent()  # drops the recorder, which one_profiler knows weakly
     _sessions.clear()
-    environment.leave_to_parent()
+    facts.leave_to_parent()
     file_lock.leave_to_parent()
 
 

@@ -23,9 +23,9 @@ from instrument.interrupts import Interrupts, uninterrupted
 from instrument.log import logger
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
+from instrument.record.facts import Loaders
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
-from instrument.record.loaders import Loaders
 from instrument.record.recorder import RecordedWindow, Recorder
 from instrument.record.signals import Preemption
 from instrument.record.timings import Timings

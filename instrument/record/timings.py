@@ -1,9 +1,8 @@
 """Measures how long all ranges and steps of a run take, without Kineto and in constant memory.
 
 A range costs two readings of the clock and an append to a list; batches of 256 durations go into a
-histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`. The
-line has two summaries: one of the time since the previous line, and one of the whole run. The first
-summary can also be written for TensorBoard.
+histogram. After every `profiler.timings.every` steps, a line is added to `timings_rank0.jsonl`: a
+summary of the time since the previous line, also for TensorBoard, and one of the whole run.
 """
 
 from __future__ import annotations
@@ -72,11 +71,10 @@ class DurationHistogram:
         self._bins += other._bins
 
     def quantile_ns(self, share: float) -> int:
-        """Estimate a quantile; for the median, `share` is 0.5.
+        """Estimate a quantile of one duration or more; for the median, `share` is 0.5.
 
-        The exact quantile is the duration at position ceil(share · count) of the sorted durations.
-        The error is at most 2 %, because the bins are 4 % wide. The histogram must hold at least
-        one duration.
+        The exact one is the duration at position ceil(share · count) of the sorted durations. The
+        error is at most 2 %, because the bins are 4 % wide.
         """
         position = math.ceil(share * self.calls)
         bin_index = int(np.searchsorted(np.cumsum(self._bins), position))
@@ -98,8 +96,7 @@ class Row:
     """The durations of one range name.
 
     Attributes:
-        uncounted: durations that are not in a histogram yet. Any thread may append to this list,
-            because an append is atomic.
+        uncounted: durations that are not in a histogram yet; any thread may append to it.
         run: a histogram of all durations up to the last call of `take_recent`.
     """
 
@@ -110,10 +107,7 @@ class Row:
         self._counting = Lock()
 
     def count(self) -> None:
-        """Move the durations in `uncounted` into the histogram of recent durations.
-
-        Do nothing while another thread moves the durations.
-        """
+        """Move `uncounted` into the histogram of recent durations, unless another thread does."""
         if self._counting.acquire(blocking=False):
             try:
                 self._count()
@@ -121,7 +115,7 @@ class Row:
                 self._counting.release()
 
     def take_recent(self) -> DurationHistogram:
-        """Return the durations since the last call of this method; also add them to `self.run`."""
+        """Return the durations since the last call, after adding them to `run`."""
         with self._counting:
             self._count()
             recent, self._recent = self._recent, DurationHistogram()
@@ -149,8 +143,8 @@ class Rows:
             row.count()
 
     def items(self) -> list[tuple[str, Row]]:
-        """The names with their rows, as a copy, because other threads may add rows at any time."""
-        return list(self._rows.items())
+        """The names with their rows."""
+        return list(self._rows.items())  # a copy, because other threads may add rows
 
     def _new_row(self, name: str) -> Row:
         if len(self._rows) < _MOST_NAMES or name == STEP:
@@ -188,15 +182,11 @@ class DeviceTimes:
 
     The events are on the current stream, so a time includes the waits of this stream. The CPU never
     waits for the device: at the end of each step, `collect` reads the events that the device has
-    reached. A range is not timed in five cases:
+    reached. Cost: two events per range.
 
-    - It begins before CUDA is in use.
-    - It ends on another device.
-    - It ends on another stream, and the device reaches the end before the start.
-    - It begins or ends during a stream capture (of a CUDA graph).
-    - It begins while 16,384 ranges wait for the device.
-
-    Cost: two events per range.
+    A range is not timed if it begins before CUDA is in use or while 16,384 ranges wait for the
+    device, begins or ends during a stream capture (of a CUDA graph), ends on another device, or
+    ends on another stream and the device reaches its end before its start.
     """
 
     def __init__(self, cuda: Any = torch.cuda) -> None:
@@ -229,8 +219,11 @@ class DeviceTimes:
     def collect(self) -> None:
         """Add the durations of ranges that the device has finished; call it on one thread only."""
         try:
-            while self._waiting and self._usable() and self._reached(*self._waiting[0][2:]):
-                name, device, begin, end = self._waiting.popleft()
+            while self._waiting and self._usable():
+                name, device, begin, end = self._waiting[0]
+                if not (end.query() and begin.query()):
+                    break
+                self._waiting.popleft()
                 took_ns = round(begin.elapsed_time(end) * 1e6)
                 # negative if the range ended on another stream, and this stream was ahead
                 if took_ns >= 0:
@@ -239,16 +232,8 @@ class DeviceTimes:
         except Exception as error:
             self._fail(error)
 
-    def _reached(self, begin: Any, end: Any) -> bool:
-        return bool(end.query() and begin.query())
-
     def _usable(self) -> bool:
-        """Whether CUDA events may be used now.
-
-        They must not be used during a stream capture, because a query of an event would make the
-        stream capture fail.
-        """
-        cuda = self._cuda
+        cuda = self._cuda  # the query of an event during a stream capture makes the capture fail
         return not self._failed and cuda.is_initialized() and not cuda.is_current_stream_capturing()
 
     def _record_event(self) -> tuple[int, Any]:
@@ -262,11 +247,7 @@ class DeviceTimes:
         return device, event
 
     def _fail(self, error: Exception) -> None:
-        """Stop timing the device, after an error of a CUDA event.
-
-        The usual cause of such an error is an earlier CUDA error of the program.
-        """
-        if not self._failed:
+        if not self._failed:  # usually an earlier CUDA error of the program
             self._failed = True
             logger.error("Timings measure no device times from now on: {}", error)
 
@@ -312,9 +293,8 @@ class Timings:
         if self._modules is not None:
             self._modules.__enter__()
         backends.arm(self._ranges)
-        more = ""
-        if self._modules is None and any_instrumented():
-            more = "; profiler.timings.modules=true also times submodules"
+        untimed = self._modules is None and any_instrumented()
+        more = "; profiler.timings.modules=true also times submodules" if untimed else ""
         logger.info(
             "Timing every range and step; the results are written to {} every {} steps{}",
             self.path,
@@ -331,10 +311,7 @@ class Timings:
         self._step = None
 
     def end_step(self, number: int) -> None:
-        """End the current step, and write a line after every `profiler.timings.every` steps.
-
-        The step counts only if `begin_step` was called before.
-        """
+        """End the step that `begin_step` began, if any; after every `every` steps, write a line."""
         if self._step is not None:
             self._ranges.close(self._step)
         self._step, self._last_step = None, number
@@ -352,20 +329,15 @@ class Timings:
             self._device.collect()
         self._write()
         table = self.table()
-        inside = ", ".join(
-            dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
-        )
         if len(table):
             lines = [f"Timings of the run, also in {self.path}", *repr(table).split("\n")]
-            if inside:
-                lines.append(f"Not timed, because they are inside compiled regions: {inside}.")
+            inside = dict.fromkeys(each["range"] for each in backends.current_compiled_ranges())
+            if names := ", ".join(inside):
+                lines.append(f"Not timed, because they are inside compiled regions: {names}.")
             lines_logger.info("{}", printable_lines(*lines))
 
     def table(self) -> Table:
-        """One table row for each range. The range with the longest total time comes first.
-
-        The table covers the run up to the last write to the file `path`.
-        """
+        """One row for each range of the run up to the last write, longest total time first."""
         from instrument.runs.timings_file import summary_table
 
         runs: dict[str, dict[str, int]] = {}
@@ -379,11 +351,7 @@ class Timings:
         return [("", self._cpu.rows)] + ([("device_", self._device.rows)] if self._device else [])
 
     def _summaries(self) -> dict[str, dict[str, dict[str, int]]]:
-        """The summaries of all ranges that were called since the last write, by range name.
-
-        Each range has two summaries: `since` covers the calls since the last write to the file
-        `path`, and `run` covers the calls of the whole run.
-        """
+        """For each range called since the last write: summaries of these calls and of the run's."""
         summaries: dict[str, dict[str, dict[str, int]]] = {}
         for prefix, rows in self._rows_by_prefix():
             for name, row in rows.items():
@@ -400,11 +368,10 @@ class Timings:
         try:
             ranges = self._summaries()
             if ranges:
-                now = datetime.now(UTC).isoformat(timespec="seconds")
                 line = {
                     "format": TIMINGS_FORMAT,
                     "step": self._last_step,
-                    "time": now,
+                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
                     "ranges": ranges,
                 }
                 _append(self.path, json.dumps(line))
@@ -428,8 +395,7 @@ def _prefixed(prefix: str, durations: DurationHistogram) -> dict[str, int]:
 
 
 def _append(path: Path, line: str) -> None:
-    """Append a line; if the file ends with an incomplete line, end that line first."""
-    with open_to_append(path, buffering=0) as file:
+    with open_to_append(path, buffering=0) as file:  # ends an incomplete last line first
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         incomplete = size > 0 and file.read(1) != b"\n"
@@ -441,11 +407,7 @@ def _append(path: Path, line: str) -> None:
 def _tensorboard_writer(
     folder: Path, rank: int
 ) -> Callable[[int, dict[str, dict[str, int]]], None]:
-    """A function that appends summaries to a TensorBoard event file.
-
-    The file is alone in its folder: if a folder gets a newer file, TensorBoard stops reading the
-    older files.
-    """
+    # The file is alone in its folder: TensorBoard stops reading a file when a newer one appears.
     # Imports everything now, because this takes half a second: too long between two steps.
     import_module("tensorboard.compat.proto.event_pb2")
     import_module("tensorboard.compat.proto.summary_pb2")
@@ -456,19 +418,18 @@ def _tensorboard_writer(
     name = event_file_name(time.time(), socket.gethostname(), os.getpid(), "timings")
 
     def write(step: int, summaries: dict[str, dict[str, int]]) -> None:
-        append_scalars(
-            make_folder(folder, *below) / name, time.time(), step, _tagged(summaries).items()
-        )
+        file = make_folder(folder, *below) / name
+        append_scalars(file, time.time(), step, _tagged(summaries).items())
 
     return write
 
 
 def _tagged(summaries: dict[str, dict[str, int]]) -> dict[str, float]:
     """Convert summaries to scalars with tags such as `timings/<range>/p50_ms`."""
-    return {
-        f"timings/{name}/{key.removesuffix('_ns')}{'_ms' if key.endswith('_ns') else ''}": (
-            value / 1e6 if key.endswith("_ns") else value
-        )
-        for name, summary in summaries.items()
-        for key, value in summary.items()
-    }
+    scalars: dict[str, float] = {}
+    for name, summary in summaries.items():
+        for key, value in summary.items():
+            is_time = key.endswith("_ns")
+            tag = f"timings/{name}/{key.removesuffix('_ns')}"
+            scalars[f"{tag}_ms" if is_time else tag] = value / 1e6 if is_time else value
+    return scalars

@@ -57,10 +57,9 @@ def available_activities() -> list[str]:
 
 
 def usable_activities(wanted: Activities | None) -> list[str]:
-    """The activities in `wanted` that this machine can record; a warning names the others.
+    """The wanted activities (None: all) that this machine can record; cpu if it can none.
 
-    If no wanted activity can be recorded, the result is cpu. If `wanted` is None, the result is all
-    activities that this machine can record.
+    A warning names the others.
     """
     available = available_activities()
     if wanted is None:
@@ -79,11 +78,7 @@ def usable_activities(wanted: Activities | None) -> list[str]:
 
 
 def as_torch_takes(names: Sequence[str], types: Mapping[str, list[str]]) -> list[Any]:
-    """Convert activities to the form that torch takes.
-
-    An activity becomes a member of `ProfilerActivity`. If the user chose types of events for the
-    activity, it becomes a mapping from the member to these types.
-    """
+    """Activities as members of `ProfilerActivity`, or mappings from one to its chosen types."""
     members = ProfilerActivity.__members__
     return [
         {members[name.upper()]: types[name]} if name in types else members[name.upper()]
