@@ -27,9 +27,9 @@ from instrument.annotate import backends
 from instrument.config.step_actions import StepActions
 from instrument.errors import ConfigError, from_signal_handler
 from instrument.finish import window
-from instrument.interrupts import uninterrupted
 from instrument.record import timings
 from instrument.record.recorder import Recorder
+from instrument.signals import uninterrupted
 from instrument.sinks import Sink
 from instrument.triggers import Step
 
@@ -333,8 +333,8 @@ class AtLine:
 @pytest.mark.parametrize(
     ("error", "number", "files", "every"),
     [
-        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "interrupts.py"), 149),
-        (KeyboardInterrupt, signal.SIGINT, ("step_loop.py", "recorder.py", "interrupts.py"), 149),
+        (TooLateError, signal.SIGUSR1, ("step_loop.py", "recorder.py", "signals.py"), 149),
+        (KeyboardInterrupt, signal.SIGINT, ("step_loop.py", "recorder.py", "signals.py"), 149),
         (KeyboardInterrupt, signal.SIGINT, ("window.py", "finisher.py"), 3),
     ],
 )
@@ -372,7 +372,7 @@ def test_wherever_signals_are_delayed_one_arrives_the_handlers_are_restored() ->
     handlers = {each: signal.getsignal(each) for each in range(1, signal.NSIG)}
     line, raised = 1, True
     while raised:
-        trace = AtLine(line, signal.SIGUSR1, ("interrupts.py",))
+        trace = AtLine(line, signal.SIGUSR1, ("signals.py",))
         try:
             trace.call(delay_signals)
             raised = False
@@ -488,7 +488,7 @@ def test_what_a_debugger_raises_within_a_step_goes_through(tmp_path: Path) -> No
         """Raised by a debugger when the user quits, as `bdb.BdbQuit` is."""
 
     def quitting(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_name == "_prepare_or_start":
+        if frame.f_code.co_name == "_open_window":
             raise QuitError
         return quitting
 

@@ -21,8 +21,8 @@ from instrument.file_lock import FileLock
 from instrument.files import METADATA_FILE
 from instrument.finish import queue, upload
 from instrument.finish.window import finish
-from instrument.interrupts import interruptibly
 from instrument.runs.run import DEPTH, captures_below
+from instrument.signals import interruptibly
 
 _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 

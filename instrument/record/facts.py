@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
@@ -276,20 +277,68 @@ def hook_counts() -> dict[str, int | None]:
 # The window.
 
 
-def environment() -> dict[str, Any]:
-    """The content of the key `environment` of a window that begins now.
+class WindowFacts:
+    """The facts of one window, for the key `environment` of `capture.json`.
 
-    None stands for what is known later: `dynamo`, `garbage_collection`, `cpu_wait` and `loaders`.
+    Create this object before the window begins: it reads the settings, threads and hooks. Call
+    `begin` when recording has begun, and `end` before it ends.
     """
-    return {
-        "threads": thread_counts(),
-        **settings(),
-        "dynamo": None,
-        "garbage_collection": None,
-        "cpu_wait": None,
-        "loaders": None,
-        "hooks": known(hook_counts),
-    }
+
+    def __init__(self) -> None:
+        self._compiled = known(dynamo_counts)
+        self._facts: dict[str, Any] = {
+            "threads": thread_counts(),
+            **settings(),
+            "dynamo": known(lambda: compiled_since(self._compiled)),
+            "garbage_collection": None,
+            "cpu_wait": None,
+            "loaders": None,
+            "hooks": known(hook_counts),
+        }
+        self._collections = Collections()
+        self._thread: Thread | None = None
+        self._began_ns = 0
+        self._waited_ns: int | None = None
+
+    def begin(self, thread: Thread) -> None:
+        """Begin to count garbage collections, and how long `thread` waits for a CPU."""
+        self._thread = thread
+        gc.callbacks.append(self._collections)
+        self._began_ns, self._waited_ns = time.monotonic_ns(), _waited_ns(thread)
+
+    def end(self) -> None:
+        """Stop counting."""
+        if self._collections not in gc.callbacks or self._thread is None:
+            return
+        gc.callbacks.remove(self._collections)
+        waited_ns, before, now_ns = _waited_ns(self._thread), self._waited_ns, time.monotonic_ns()
+        # if it is less than before, the thread has ended, and another one has its id
+        if waited_ns is not None and before is not None and waited_ns >= before:
+            self._facts["cpu_wait"] = {
+                "waited_ns": waited_ns - before,
+                "window_ns": now_ns - self._began_ns,
+            }
+
+    def environment(self) -> dict[str, Any]:
+        """The content of the key `environment`; `loaders` is None."""
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
+        with suppress(Exception):  # another thread may compile, and so change the counters
+            if self._compiled is None or counters != self._compiled.counters:
+                self._facts["dynamo"] = known(lambda: compiled_since(self._compiled))
+        return {**self._facts, "garbage_collection": self._collections.totals}
+
+
+def _waited_ns(thread: Thread) -> int | None:
+    """How long a thread of this process has waited for a CPU since it began, in nanoseconds.
+
+    Only Linux measures this time; None if the time is not known. Cost: 15 µs.
+    """
+    try:
+        times = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
+        ran_ns, waited_ns, _ = map(int, times)
+    except (OSError, ValueError):
+        return None
+    return waited_ns if ran_ns else None  # 0 for a thread that runs: this Linux measures nothing
 
 
 class Collections:
@@ -376,9 +425,7 @@ def compiled_since(before: DynamoCounts | None) -> dict[str, Any] | None:
     utils: Any = sys.modules.get("torch._dynamo.utils")
     if before is None or utils is None:
         return None
-    # most windows compile nothing, and need no second copy
-    after = before if utils.counters == before.counters else dynamo_counts()
-    return compilations(before, after)
+    return compilations(before, dynamo_counts())
 
 
 def compilations(before: DynamoCounts, after: DynamoCounts) -> dict[str, Any]:

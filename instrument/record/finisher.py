@@ -23,9 +23,9 @@ from instrument.finish import queue, retention, waiting
 from instrument.finish.job import Job, to_line
 from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
 from instrument.finish.upload import Uploads, has_arrived
-from instrument.interrupts import interruptibly
 from instrument.log import lines_logger, logger
 from instrument.rank_info import lowest_rank
+from instrument.signals import interruptibly
 
 # How long the end of a run waits, in seconds: for the worker, if training failed; once all windows
 # are finished, for the sinks in the worker; for each sink in this process, if training failed.

@@ -7,7 +7,6 @@ no window is open.
 
 from __future__ import annotations
 
-import gc
 import pickle
 import re
 import shutil
@@ -34,7 +33,7 @@ from instrument.config.schema import ProfilerConfig
 from instrument.errors import CaptureError, ConfigError
 from instrument.log import logger
 from instrument.range_names import STEP_PREFIX
-from instrument.record import facts, memory_categories, one_profiler, torch_support
+from instrument.record import memory_categories, one_profiler, torch_support
 from instrument.record.execution_trace import ExecutionTrace
 from instrument.record.profile_hook import ProfileHook
 
@@ -121,11 +120,6 @@ class Recorder:
         self._run = run
         self._execution_trace: ExecutionTrace | None = None
         self._graphs_before = 0
-        self._environment: dict[str, Any] | None = None
-        self._dynamo_before: facts.DynamoCounts | None = None
-        self._collections = facts.Collections()
-        self._began_ns = 0
-        self._began_waited_ns: int | None = None
         self.prepared = self.superseded = False
         self._disturbed = False
         self._profile_hook: ProfileHook | None = None
@@ -166,16 +160,12 @@ class Recorder:
         if self._execution_trace_folder is not None:
             self._execution_trace = ExecutionTrace(self._execution_trace_folder, self._run)
             self._profile.execution_trace_observer = self._execution_trace.observer
-        self._environment = facts.environment()
-        self._dynamo_before = torch_support.known(facts.dynamo_counts)
         self.started_at = time.time()
         self._start_trace()
         if self._takes_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=_SNAPSHOT_EVENTS)
         backends.arm(self._emitting)
         backends.mark("window begins")
-        gc.callbacks.append(self._collections)
-        self._began_ns, self._began_waited_ns = time.monotonic_ns(), _waited_ns(self.thread)
 
     @property
     def can_stop_here(self) -> bool:
@@ -309,21 +299,7 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Stop opening ranges and counting garbage collections.
-
-        Also store how long the thread that prepared the window has waited for a CPU.
-        """
-        if self._environment is not None:
-            waited_ns, now_ns = _waited_ns(self.thread), time.monotonic_ns()
-            began = self._began_waited_ns
-            # if it is less than before, the thread has ended, and another one has its id
-            if waited_ns is not None and began is not None and waited_ns >= began:
-                self._environment["cpu_wait"] = {
-                    "waited_ns": waited_ns - began,
-                    "window_ns": now_ns - self._began_ns,
-                }
-            with suppress(ValueError):  # removed before
-                gc.callbacks.remove(self._collections)
+        """Stop opening ranges in the program."""
         backends.mark("window ends")
         backends.disarm(self._emitting)
         if self._modules is not None:
@@ -389,17 +365,6 @@ class Recorder:
             "module_types": {} if modules is None else modules.types(),
             "modules_not_seen": sorted(not_seen),
             "graphs_compiled": graphs - self._graphs_before,
-            "environment": self._environment_facts(),
-        }
-
-    def _environment_facts(self) -> dict[str, Any] | None:
-        if self._environment is None:
-            return None
-        before = self._dynamo_before
-        return {
-            **self._environment,
-            "dynamo": torch_support.known(lambda: facts.compiled_since(before)),
-            "garbage_collection": self._collections.totals,
         }
 
     def _take_snapshot(self) -> None:
@@ -434,8 +399,6 @@ class RecordedWindow:
       Dynamo has compiled a graph in this process: only then can a compiled region hide them.
     - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
       compilation may make the window slower.
-    - `environment`: settings of the process, and events that can make the window slower; see
-      `record/facts.py`.
     """
 
     started_at: float
@@ -540,20 +503,6 @@ def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Pa
             f"torch {torch.__version__} refuses profiler.activities or "
             f"profiler.experimental_config: {reason}."
         ) from error
-
-
-def _waited_ns(thread: Thread) -> int | None:
-    """How long a thread has waited for a CPU since the thread began, in nanoseconds.
-
-    The thread must belong to this process. Only Linux measures this time; None if the time is not
-    known. Cost: 15 µs.
-    """
-    try:
-        times = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
-        ran_ns, waited_ns, _ = map(int, times)
-    except (OSError, ValueError):
-        return None
-    return waited_ns if ran_ns else None  # 0 for a thread that runs: this Linux measures nothing
 
 
 def _compiled_graphs() -> int:

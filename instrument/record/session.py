@@ -25,7 +25,6 @@ from instrument.config.user_metadata import as_json
 from instrument.errors import CaptureError, ConfigError, reraise_signal
 from instrument.files import FORMAT, fill_standard_streams
 from instrument.finish import queue
-from instrument.interrupts import interruptibly
 from instrument.log import logger
 from instrument.rank_info import RankInfo, rank_info
 from instrument.record import distributed, facts, one_profiler, plan_text, torch_support
@@ -37,6 +36,7 @@ from instrument.record.step_loop import Run, StepLoop
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
 from instrument.redact import redact
+from instrument.signals import interruptibly
 from instrument.units import counted
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import Enum
 from statistics import median
 from threading import RLock
 from typing import Any, TypeVar
@@ -19,17 +20,16 @@ from instrument.config.schedule import NEVER, Idle, Window, next_window
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import reason_of, reraise_signal, to_trace
 from instrument.finish import queue
-from instrument.interrupts import Interrupts, uninterrupted
 from instrument.log import logger
 from instrument.record import one_profiler, plan_text
 from instrument.record.distributed import StepProgress
-from instrument.record.facts import Loaders
+from instrument.record.facts import Loaders, WindowFacts
 from instrument.record.finisher import Finisher
 from instrument.record.limits import Limits
 from instrument.record.recorder import RecordedWindow, Recorder
-from instrument.record.signals import Preemption
 from instrument.record.timings import Timings
 from instrument.record.trigger_runner import TriggerRunner
+from instrument.signals import Interrupts, Preemption, uninterrupted
 from instrument.triggers import Request
 
 T = TypeVar("T")
@@ -42,52 +42,34 @@ _LOCK_WAIT_S = 0.1
 _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
 
-class OverheadTimer:
-    """The durations of the steps of one phase, and the time that a window adds to training.
+class StepClock:
+    """The durations of the steps of one phase.
 
     A step lasts from the end of the previous step to its own end. The session's own work between
     two steps is not included. Cost: one reading of the clock per step, about 0.2 µs.
+
+    Attributes:
+        unrecorded: the durations of the last steps outside windows, in nanoseconds.
     """
 
     def __init__(self) -> None:
         # one step more than `_STEPS_COMPARED`, because the oldest step is not used
-        self._unrecorded: deque[int] = deque(maxlen=_STEPS_COMPARED + 1)
-        self._recorded: list[int] = []
-        self._paused_ns: dict[str, int] = {}
+        self.unrecorded: deque[int] = deque(maxlen=_STEPS_COMPARED + 1)
         self.resume()
 
     def resume(self) -> None:
         """Begin the next step now."""
         self._began_ns = time.perf_counter_ns()
 
-    def end_step(self, *, recorded: bool | None) -> int:
-        """End the current step, begin the next step, and return the ended step's duration in ns.
-
-        `recorded` says whether a window was open. If `recorded` is None, the step belongs to the
-        warm-up of a window, and its duration is not kept.
-        """
+    def end_step(self) -> int:
+        """End the current step, begin the next step, and return the ended step's duration in ns."""
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
-        if recorded is not None:
-            (self._recorded if recorded else self._unrecorded).append(took)
         return took
 
     def exclude(self, elapsed_ns: int) -> None:
         """Subtract the time of another phase from the duration of the current step."""
         self._began_ns += elapsed_ns
-
-    def begin_window(self) -> None:
-        """Forget the durations that were measured for the previous window."""
-        self._recorded, self._paused_ns = [], {}
-
-    @contextmanager
-    def pausing(self, part: str) -> Iterator[None]:
-        """Measure how long training waits for the `with` block; `part` is start, stop or save."""
-        began = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self._paused_ns[part] = self._paused_ns.get(part, 0) + time.perf_counter_ns() - began
 
     def unrecorded_ns(self) -> int | None:
         """The median duration of the last unrecorded steps (at most 50), in nanoseconds.
@@ -96,29 +78,8 @@ class OverheadTimer:
         because it may be the first step of the run, in which data workers start and code is
         compiled.
         """
-        steps = tuple(self._unrecorded)[1:]  # a copy: another thread may call this
+        steps = tuple(self.unrecorded)[1:]  # a copy: another thread may call this
         return int(median(steps)) if steps else None
-
-    def window_cost(self) -> dict[str, Any]:
-        """The cost of the window that ends now, for `capture.json`.
-
-        The keys are:
-
-        - `recorded_step_ns`: the median duration of the window's steps; None without steps.
-        - `unrecorded_step_ns`: the median duration of the last unrecorded steps (at most 50); None
-          without such steps.
-        - `unrecorded_steps`: the number of these unrecorded steps.
-        - `start_ns`, `stop_ns`, `save_ns`: how long training waited while torch's profiler started,
-          while it stopped, and while it wrote the trace.
-        """
-        return {
-            "recorded_step_ns": int(median(self._recorded)) if self._recorded else None,
-            "unrecorded_step_ns": self.unrecorded_ns(),
-            "unrecorded_steps": max(0, len(self._unrecorded) - 1),
-            "start_ns": self._paused_ns.get("start", 0),
-            "stop_ns": self._paused_ns.get("stop", 0),
-            "save_ns": self._paused_ns.get("save", 0),
-        }
 
 
 @dataclass
@@ -141,7 +102,7 @@ class StepCounter:
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
         loss: the loss that was passed to `session.step` for the current batch.
-        overhead: measures the durations of the steps of the phase.
+        clock: measures the durations of the steps of the phase.
     """
 
     name: str
@@ -154,7 +115,7 @@ class StepCounter:
     batch_open: bool = False
     loop_left: bool = False
     loss: Any = None
-    overhead: OverheadTimer = field(default_factory=OverheadTimer)
+    clock: StepClock = field(default_factory=StepClock)
     _following: tuple[Window | Idle | None, Window | Idle | None] = (None, None)
 
     @property
@@ -165,7 +126,7 @@ class StepCounter:
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
         """Begin a run at this step."""
         self.schedule = config if self.name in config.phases else None
-        self.skipped, self.overhead = None, OverheadTimer()
+        self.skipped, self.clock = None, StepClock()
         self.step_number = self.began_at = step_number
         self.next_event_step, self.planned = NEVER, self._next_window(0)
         self.skip_to(step_number)
@@ -213,6 +174,80 @@ class StepCounter:
         return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
 
 
+class State(Enum):
+    """What a run does with the current step."""
+
+    IDLE = "idle"
+    WARMUP = "warmup"
+    RECORDING = "recording"
+
+
+@dataclass
+class OpenWindow:
+    """The window of a run that warms up or is being recorded, with all of its state.
+
+    Attributes:
+        counter: counts the steps of the window's phase.
+        planned: the steps that the window should have.
+        config: the options of the window.
+        recorder: records the window with torch's profiler.
+        facts: the facts for `capture.json`; None during the warm-up.
+        limits: checks the limits of time and memory; None during the warm-up.
+        step_ns: the durations of the recorded steps, in nanoseconds.
+        paused_ns: how long training waited while torch's profiler started (`start`), while it
+            stopped (`stop`), and while it wrote the trace (`save`), in nanoseconds.
+    """
+
+    counter: StepCounter
+    planned: Window
+    config: ProfilerConfig
+    recorder: Recorder
+    facts: WindowFacts | None = None
+    limits: Limits | None = None
+    step_ns: list[int] = field(default_factory=list)
+    paused_ns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def state(self) -> State:
+        """Whether the window warms up or is being recorded."""
+        return State.WARMUP if self.recorder.started_at is None else State.RECORDING
+
+    @contextmanager
+    def pausing(self, part: str) -> Iterator[None]:
+        """Measure how long training waits for the `with` block; `part` is start, stop or save."""
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.paused_ns[part] = self.paused_ns.get(part, 0) + time.perf_counter_ns() - began
+
+    def cost(self) -> dict[str, Any]:
+        """The cost of the window, for `capture.json`, without the size of its trace.
+
+        The recorded and the last unrecorded steps (at most 50) are given as medians; None without
+        such steps.
+        """
+        clock = self.counter.clock
+        return {
+            "recorded_step_ns": int(median(self.step_ns)) if self.step_ns else None,
+            "unrecorded_step_ns": clock.unrecorded_ns(),
+            "unrecorded_steps": max(0, len(clock.unrecorded) - 1),
+            **{f"{part}_ns": self.paused_ns.get(part, 0) for part in ("start", "stop", "save")},
+        }
+
+    def stop(self) -> RecordedWindow | None:
+        """Stop recording; return None if only the warm-up ran, or if it was stopped before.
+
+        Raises:
+            CaptureError: this thread cannot stop the window; see `Recorder`.
+        """
+        if self.limits is not None:
+            self.limits.closed.set()
+        if self.facts is not None:
+            self.facts.end()
+        return self.recorder.stop()
+
+
 @dataclass
 class Run:
     """The parts of a run that do not change between the session's start and its stop.
@@ -250,8 +285,7 @@ class StepLoop:
         run: the parts of the run that do not change; None before the first run.
         train: the `StepCounter` of the phase "train".
         current: the `StepCounter` of the current phase.
-        recorder: records the window that is open or warming up; None if there is no such window.
-        owner: the `StepCounter` whose window is being recorded, or was recorded last.
+        window: the window that warms up or is being recorded; None if there is none.
         by_calls: whether a step is a call of a function instead of a training step.
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
@@ -266,14 +300,13 @@ class StepLoop:
         self.records_nothing = not config.enabled
         self.total_steps: int | None = None
         self.run: Run | None = None
-        self.train = self.current = self.owner = StepCounter("train")
-        self.recorder: Recorder | None = None
+        self.train = self.current = StepCounter("train")
+        self.window: OpenWindow | None = None
         self.by_calls = False
         self.user_metadata: dict[str, Any] = dict(config.metadata)
         self.ended_at: int | None = None
         self.loaders = Loaders()
         self._counters = {"train": self.train}
-        self._limits: Limits | None = None
         # the last window that was skipped because the run begins after the window's first step
         self._skipped_at_start: Window | None = None
         self._preemption = Preemption(self)
@@ -284,10 +317,15 @@ class StepLoop:
         return StepLoop, (self.config,)
 
     @property
+    def state(self) -> State:
+        """Whether a window warms up or is being recorded; any thread may ask."""
+        window = self.window  # read once, because another thread may set it to None
+        return State.IDLE if window is None else window.state
+
+    @property
     def recording(self) -> bool:
         """Whether a window is being recorded; False while a window warms up."""
-        recorder = self.recorder  # read once, because another thread may set it to None
-        return recorder is not None and recorder.started_at is not None
+        return self.state is State.RECORDING
 
     @property
     def step_number(self) -> int:
@@ -296,7 +334,7 @@ class StepLoop:
 
     def progress(self) -> StepProgress:
         """The current training step and the median time of a step; any thread may call this."""
-        return StepProgress(self.train.step_number, self.train.overhead.unrecorded_ns())
+        return StepProgress(self.train.step_number, self.train.clock.unrecorded_ns())
 
     def may_record(self) -> bool:
         """Whether a window is planned from the current step on, or a trigger may request one."""
@@ -326,7 +364,7 @@ class StepLoop:
             self._guarded(self._begin_next_step)
             if run.timings is not None:
                 run.timings.begin_step()
-            self.current.overhead.resume()
+            self.current.clock.resume()
 
     def step(self, loss: Any) -> None:
         """End the current step and begin the next."""
@@ -345,8 +383,9 @@ class StepLoop:
         if counter.step_number + 1 < counter.next_event_step:
             counter.step_number += 1
             # not timed during a window of another phase, because recording makes the step slower
-            if self.recorder is None:
-                took_ns = counter.overhead.end_step(recorded=False)
+            if self.window is None:
+                took_ns = counter.clock.end_step()
+                counter.clock.unrecorded.append(took_ns)
                 if run.triggers is not None and counter is self.train:
                     self.exclusively(self._ask_triggers, run.triggers, took_ns, loss)
         else:
@@ -379,9 +418,9 @@ class StepLoop:
         self.current = self._counters[name]
         if self.run is not None and self.run.timings is not None:
             self.run.timings.discard_step()
-        if self.running and self.recorder is None:
+        if self.running and self.window is None:
             self._guarded(self._begin_next_step)
-        self.current.overhead.resume()
+        self.current.clock.resume()
 
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
         """End a `session.phase` block: end its open window, and count steps with `before` again.
@@ -397,10 +436,10 @@ class StepLoop:
             if reason is None:
                 self.close_batch(counter)  # `break` may have ended the loop over the batches
             counter.batch_open = False
-            if self.running and self.owner is counter:
+            if self.running and self._is_recorded(counter):
                 self._guarded(self._finish, reason, f"the phase {counter.name} ended")
             self.current = before
-            before.overhead.exclude(elapsed_ns)
+            before.clock.exclude(elapsed_ns)
         self._finish_here()
 
     def go_to(self, number: int) -> None:
@@ -410,7 +449,7 @@ class StepLoop:
         """
         counter = self.train
         with uninterrupted():
-            if self.running and number != counter.step_number and self.owner is counter:
+            if self.running and number != counter.step_number and self._is_recorded(counter):
                 self._guarded(self._abandon_window, "session.step_number was set")
             if self.ended_at is not None:
                 # Otherwise the next run would begin at step 0 if `number` equals `ended_at`.
@@ -471,7 +510,7 @@ class StepLoop:
 
     def leave_to_parent(self) -> None:
         """In a forked child: leave the run, its window and its signal handler to the parent."""
-        self.running, self.recorder, self.lock = False, None, RLock()
+        self.running, self.window, self.lock = False, None, RLock()
         self._preemption.uninstall()
 
     def warn_once(self, sentence: str) -> None:
@@ -501,15 +540,15 @@ class StepLoop:
         raises goes through, after the window is dropped.
         """
         with self.lock:
-            recorder = self.recorder
+            window = self.window
             try:
                 return act(*args)
             except Exception as error:
                 try:
-                    self._drop_window(recorder)
+                    self._drop_window(window)
                 except Exception as second:
-                    if recorder is not None and recorder.prepared:
-                        one_profiler.abandon(recorder)  # the next step tries again
+                    if window is not None and window.recorder.prepared:
+                        one_profiler.abandon(window.recorder)  # the next step tries again
                     self._report(f"The profiler could not be stopped: {reason_of(second)}.", second)
                 self.current.next_event_step = self.current.step_number + 1
                 reraise_signal(error)
@@ -564,27 +603,28 @@ class StepLoop:
                 can tell the two cases apart.
         """
         counter.step_number += 1
-        recorder = self.recorder
-        recorded = recorder is not None and recorder.started_at is not None
-        warming_up = recorder is not None and not recorded
-        took_ns = counter.overhead.end_step(recorded=None if warming_up else recorded)
+        window, took_ns = self.window, counter.clock.end_step()
+        if window is None:
+            counter.clock.unrecorded.append(took_ns)
+        elif window.state is State.RECORDING:
+            window.step_ns.append(took_ns)
         self._guarded(self._end_step, counter)
         requested = None
         try:
             if run.finisher.to_finish:
                 interrupts.let_through(self._finish_here)
             if run.triggers is not None and counter is self.train:
-                number, busy = counter.step_number - 1, recorder is not None
+                number, busy = counter.step_number - 1, window is not None
                 requested = interrupts.let_through(
                     self._logging_errors, run.triggers.after, number, took_ns, loss, busy
                 )
         except BaseException:  # raised by a signal handler of the program
-            if self.recorder is not None:  # the program may go on, so the window does too
+            if self.window is not None:  # the program may go on, so the window does too
                 self._guarded(self._begin_next_step)
             raise
         if self.running:  # a trigger may stop the session
             self._guarded(self._begin_next_step, requested)
-            counter.overhead.resume()
+            counter.clock.resume()
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
@@ -593,7 +633,7 @@ class StepLoop:
         if requested is not None and self.running:
             with uninterrupted():
                 self._guarded(self._begin_next_step, requested)
-                self.train.overhead.resume()
+                self.train.clock.resume()
 
     def _end_step(self, counter: StepCounter) -> None:
         """End the range of the step.
@@ -601,15 +641,14 @@ class StepLoop:
         Also end the window if this was the window's last step, or if the window has reached its
         limit of time or memory.
         """
-        recorder, window = self.recorder, counter.planned
-        if recorder is None or self.owner is not counter:
+        window = self.window
+        if window is None or window.counter is not counter:
             return
-        recorder.end_step()
-        if recorder.started_at is None or not isinstance(window, Window):
-            return
-        if window.last is not None and window.last < counter.step_number:
+        window.recorder.end_step()
+        last = window.planned.last
+        if window.state is State.RECORDING and last is not None and last < counter.step_number:
             self._end_window(None)
-        elif self._limits is not None and (reason := self._limits.reached()):
+        elif window.limits is not None and (reason := window.limits.reached()):
             self._end_window(reason)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
@@ -629,9 +668,9 @@ class StepLoop:
         if one_profiler.abandoned is not None and one_profiler.stop_abandoned():
             counter.next_event_step = counter.step_number + 1
             return
-        if self.recorder is None:
+        if self.window is None:
             counter.skip_to(counter.step_number)
-        elif self.owner is not counter:
+        elif self.window.counter is not counter:
             counter.next_event_step = NEVER
             return
         planned = counter.planned
@@ -649,50 +688,50 @@ class StepLoop:
         length = max(1, steps or self.config.active or 1)
         return Window(begin, first, first + length - 1, trigger, why)
 
-    def _begin_recorded_step(self, counter: StepCounter, window: Window) -> None:
+    def _begin_recorded_step(self, counter: StepCounter, planned: Window) -> None:
         assert self.run is not None
         finisher = self.run.finisher
-        if self.recorder is None and not finisher.has_room(
-            counter.folder_name(window.first, window.last, finisher.rank)
+        if self.window is None and not finisher.has_room(
+            counter.folder_name(planned.first, planned.last, finisher.rank)
         ):
             counter.advance()
             return
         # other threads may count further steps while the profiler starts
         number = counter.step_number
-        if not self.recording:
-            self._prepare_or_start(counter, window, number, self.run)
-        if self.recorder is not None and self.recording:
-            self.recorder.next_step(number)
+        window = self.window or self._open_window(counter, planned, self.run)
+        if window.state is State.WARMUP and number >= planned.first:
+            self._start(window)
+        if window.state is State.RECORDING:
+            window.recorder.next_step(number)
 
-    def _prepare_or_start(
-        self, counter: StepCounter, window: Window, number: int, run: Run
-    ) -> None:
-        if self.recorder is None:
-            counter.look_ahead()
-            counter.overhead.begin_window()
-            self.owner = counter
-            run.finisher.lock.hold()
-            self.recorder = Recorder(
-                self._config_of(window),
-                run.activities,
-                run.emitting,
-                run.finisher.output_dir,
-                run.finisher.run,
-                self._end_for_other_profiler,
-            )
-            with counter.overhead.pausing("start"):
-                self.recorder.prepare()
-        if number >= window.first:
-            self.loaders.begin_window()
-            with counter.overhead.pausing("start"):
-                self.recorder.start()
-            self._limits = Limits(self.config, self._end_within_step)
+    def _open_window(self, counter: StepCounter, planned: Window, run: Run) -> OpenWindow:
+        """Begin the warm-up of a window."""
+        counter.look_ahead()
+        run.finisher.lock.hold()
+        trigger = self.config.triggers.get(planned.trigger) if planned.trigger else None
+        # options to which the trigger gives a value for its windows
+        records = dict(getattr(trigger, "records", {}))
+        config = self.config.model_copy(update=records) if records else self.config
+        recorder = Recorder(
+            config,
+            run.activities,
+            run.emitting,
+            run.finisher.output_dir,
+            run.finisher.run,
+            self._end_for_other_profiler,
+        )
+        self.window = window = OpenWindow(counter, planned, config, recorder)
+        with window.pausing("start"):
+            recorder.prepare()
+        return window
 
-    def _config_of(self, window: Window) -> ProfilerConfig:
-        """The run's config, with the values that the window's trigger gives to some options."""
-        trigger = self.config.triggers.get(window.trigger) if window.trigger else None
-        records = getattr(trigger, "records", {})
-        return self.config.model_copy(update=dict(records)) if records else self.config
+    def _start(self, window: OpenWindow) -> None:
+        self.loaders.begin_window()
+        with window.pausing("start"):
+            window.facts = WindowFacts()
+            window.recorder.start()
+            window.facts.begin(window.recorder.thread)
+        window.limits = Limits(self.config, self._end_within_step)
 
     # The end of a window.
 
@@ -701,38 +740,27 @@ class StepLoop:
 
         `reason` says why the window ends early; None if the window ends as planned.
         """
-        counter, recorder, run = self.owner, self.recorder, self.run
-        window = counter.planned
-        if (
-            recorder is None
-            or recorder.started_at is None
-            or not isinstance(window, Window)
-            or run is None
-        ):
+        window, run = self.window, self.run
+        if window is None or window.state is not State.RECORDING or run is None:
             return
+        counter = window.counter
         if reason:
-            logger.warning("{}", window.cut_short(counter.step_number - window.first, reason))
+            done = counter.step_number - window.planned.first
+            logger.warning("{}", window.planned.cut_short(done, reason))
         try:
-            with counter.overhead.pausing("stop"):
-                recorded = self._stop(recorder)
-            self.recorder = None
+            with window.pausing("stop"):
+                recorded = window.stop()
+            self.window = None
             if recorded is not None:
-                self._save(recorded, counter, window, run, reason)
+                self._save(recorded, window, run, reason)
         finally:
-            if self.recorder is None:
+            if self.window is None:
                 counter.advance()
-
-    def _stop(self, recorder: Recorder) -> RecordedWindow | None:
-        if self._limits is not None:
-            self._limits.closed.set()
-            self._limits = None
-        return recorder.stop()
 
     def _save(
         self,
         recorded: RecordedWindow,
-        counter: StepCounter,
-        window: Window,
+        window: OpenWindow,
         run: Run,
         reason: str | None,
     ) -> None:
@@ -741,21 +769,21 @@ class StepLoop:
         Raises:
             CaptureError, OSError: the trace cannot be saved.
         """
-        finisher, first = run.finisher, window.first
+        finisher, counter = run.finisher, window.counter
         if finisher.sinks_here:
             finisher.notice()
-        ended = counter.step_number
-        if window.last is not None:
-            ended = min(ended, window.last + 1)
+        first, ended = window.planned.first, counter.step_number
+        if window.planned.last is not None:
+            ended = min(ended, window.planned.last + 1)
         name = counter.folder_name(first, max(first, ended - 1), finisher.rank)
         run_id = finisher.run if finisher.lock.handle is not None else ""
         staging = queue.stage(finisher.output_dir, name, run_id)
         try:
             quickly = reason is not None and reason.startswith(_PROCESS_ENDS)
-            with counter.overhead.pausing("save"):
+            with window.pausing("save"):
                 recorded.save(staging / queue.RAW, quickly=quickly)
             try:
-                metadata = self._window_metadata(recorded, counter, window, run, ended, reason)
+                metadata = self._window_metadata(recorded, window, run, ended, reason)
             except Exception as error:  # keep the trace, even without its metadata
                 logger.error(
                     "capture.json is incomplete for this window ({}).",
@@ -763,9 +791,7 @@ class StepLoop:
                     exception=to_trace(error),
                 )
                 metadata = dict(run.metadata)
-            metadata["cost"] = counter.overhead.window_cost() | {
-                "trace_bytes": (staging / queue.RAW).stat().st_size
-            }
+            metadata["cost"] = window.cost() | {"trace_bytes": (staging / queue.RAW).stat().st_size}
             finisher.save(staging, metadata)
         except Exception:
             # remove the incomplete trace, because a full disk may be the cause
@@ -775,41 +801,42 @@ class StepLoop:
     def _window_metadata(
         self,
         recorded: RecordedWindow,
-        counter: StepCounter,
-        window: Window,
+        window: OpenWindow,
         run: Run,
         ended: int,
         reason: str | None,
     ) -> dict[str, Any]:
         """The content of `capture.json` for a window whose last complete step is `ended - 1`."""
-        first = window.first
+        planned, first = window.planned, window.planned.first
+        environment = None if window.facts is None else window.facts.environment()
+        if environment is not None and self.loaders.seen:
+            environment["loaders"] = list(self.loaders.seen.values())
         metadata = run.metadata | recorded.ranges
         metadata |= {
             "window": {
                 "first_step": first,
                 "last_step": ended - 1 if ended > first else None,
                 "steps": ended - first,
-                "planned_steps": None if window.last is None else window.last - first + 1,
+                "planned_steps": None if planned.last is None else planned.last - first + 1,
                 "truncated": reason is not None,
                 "reason": reason,
-                "trigger": window.trigger,
-                "trigger_reason": window.trigger_reason,
-                "phase": counter.name,
+                "trigger": planned.trigger,
+                "trigger_reason": planned.trigger_reason,
+                "phase": window.counter.name,
             },
             "started_at": datetime.fromtimestamp(recorded.started_at, UTC).isoformat(),
+            "environment": environment,
             "user_metadata": dict(self.user_metadata),
         }
-        if metadata["environment"] is not None and self.loaders.seen:
-            metadata["environment"]["loaders"] = list(self.loaders.seen.values())
-        if window.trigger is not None:
-            metadata["config"] = self._config_of(window).plain()
+        if planned.trigger is not None:
+            metadata["config"] = window.config.plain()
         if graphs := recorded.ranges["graphs_compiled"]:
             logger.warning(
                 "torch.compile compiled {} graphs inside the window of {} or its warm-up, so the "
                 "window's times may include the compilation: wait longer before the window "
                 "(profiler.wait).",
                 graphs,
-                window.done_in_words(ended),
+                planned.done_in_words(ended),
             )
         return metadata
 
@@ -819,7 +846,8 @@ class StepLoop:
         `limits` calls this method on its own thread.
         """
         with self.lock:
-            if self._limits is limits and self.recorder is not None and self.recorder.can_stop_here:
+            window = self.window
+            if window is not None and window.limits is limits and window.recorder.can_stop_here:
                 self._guarded(self._end_window, reason)
                 self._finish_here()
 
@@ -838,20 +866,20 @@ class StepLoop:
                 the reason. But if no step has ended since the start, it says that `session.step`
                 was never called.
         """
-        counter, recorder = self.owner, self.recorder
-        window = counter.window
-        if recorder is None or window is None:
+        window = self.window
+        if window is None:
             return
         if not self._has_recorded_steps(reason):
-            self.recorder = None
-            self._stop(recorder)
+            self.window = None
+            window.stop()
             return
+        counter = window.counter
         stepped = counter.step_number > counter.began_at
-        if window.last is not None:
+        if window.planned.last is not None:
             reason = reason or (ended if stepped else "session.step() was never called")
         elif reason is None and not stepped:  # no step has ended: the whole block is one step
             counter.step_number += 1
-            recorder.end_step()
+            window.recorder.end_step()
         self._end_window(reason)
 
     def _has_recorded_steps(self, reason: str | None) -> bool:
@@ -863,35 +891,40 @@ class StepLoop:
         - The run or phase ends early (`reason` is not None).
         - No step has ended since the start, because `session.step` was never called.
         """
-        counter, window = self.owner, self.owner.window
-        just_begun = window is not None and counter.began_at < counter.step_number <= window.first
-        return self.recording and not (just_begun and reason is None)
+        window = self.window
+        if window is None or window.state is not State.RECORDING:
+            return False
+        counter = window.counter
+        just_begun = counter.began_at < counter.step_number <= window.planned.first
+        return not (just_begun and reason is None)
+
+    def _is_recorded(self, counter: StepCounter) -> bool:
+        return self.window is not None and self.window.counter is counter
 
     def _abandon_window(self, reason: str) -> None:
         """End the open window, or drop it if it holds no complete step."""
-        window, recorder = self.owner.window, self.recorder
-        if recorder is None:
+        window = self.window
+        if window is None:
             return
-        may_stop = recorder.can_stop_here
-        stepped = window is not None and self.owner.step_number > window.first
-        if self.recording and stepped and may_stop:
+        may_stop = window.recorder.can_stop_here
+        stepped = window.counter.step_number > window.planned.first
+        if window.state is State.RECORDING and stepped and may_stop:
             self._end_window(reason)
             return
-        if window is not None:
-            logger.warning("The window of {} is not recorded: {}.", window.in_words(), reason)
+        logger.warning("The window of {} is not recorded: {}.", window.planned.in_words(), reason)
         if not may_stop:
-            recorder.leave_on()
-        self._drop_window(recorder)
+            window.recorder.leave_on()
+        self._drop_window(window)
 
-    def _drop_window(self, recorder: Recorder | None) -> None:
+    def _drop_window(self, window: OpenWindow | None) -> None:
         """Stop recording without saving.
 
-        `recorder` is the loop's recorder, or None. After an error in an action, it is the recorder
-        that the loop had before the action, because the action may have removed it from the loop
-        without stopping it.
+        `window` is the loop's window, or None. After an error in an action, it is the window that
+        the loop had before the action, because the action may have removed it from the loop without
+        stopping it.
         """
-        if recorder is None or self.recorder is not None:
-            recorder, self.recorder = self.recorder, None
-            self.owner.advance()
-        if recorder is not None:
-            self._stop(recorder)
+        if window is None or self.window is not None:
+            window, self.window = self.window, None
+            (self.current if window is None else window.counter).advance()
+        if window is not None:
+            window.stop()

@@ -20,8 +20,8 @@ from instrument.record.distributed import (
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
-# How long the end of a run waits for the polling thread. The thread hangs if the job's store does
-# not respond.
+# How long the end of a run waits for the polling thread. The thread hangs if the job's store, or a
+# trigger's `poll`, does not respond.
 _JOIN_S = 5.0
 
 
@@ -227,8 +227,9 @@ class TriggerRunner:
     def end(self) -> None:
         """Stop polling, and let each trigger remove what it installed."""
         self._over.set()
-        # wait, because the process aborts if a thread uses the store when the interpreter ends
-        if self._announcements is not None:
+        # wait, because the thread could install again what a trigger removes, and because the
+        # process aborts if a thread uses the store when the interpreter ends
+        if self._thread.is_alive():
             self._thread.join(_JOIN_S)
         for trigger in self._triggers:
             if trigger.callbacks.end is not None:

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from instrument.errors import ConfigError, did_you_mean
-from instrument.interrupts import replace_handler
 from instrument.log import logger
+from instrument.signals import replace_handler
 from instrument.triggers import Request, RequestWindow, Trigger, TriggerCallbacks
 
 
