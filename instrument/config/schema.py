@@ -156,7 +156,8 @@ class ProfilerConfig(Options):
     `export_memory_timeline`. At the end of a window, training waits 0.2 to 0.3 ms per operator."""
 
     with_stack: bool = False
-    """Record Python stacks, for the stacks sink; slows recording the most."""
+    """Record Python stacks, for the stacks sink; slows recording the most. torch then removes a
+    profile hook of the program (`sys.setprofile`)."""
 
     with_flops: bool = False
     """Compute FLOPs from shapes, when a capture is read; turns on `record_shapes`."""

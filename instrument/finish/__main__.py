@@ -17,7 +17,6 @@ the worker if a capture, or closing the sinks, takes longer than the job's time 
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import signal
@@ -40,7 +39,6 @@ from instrument.finish.window import finish
 from instrument.log import logger
 
 _NICENESS = 10
-_GRACE_S = 1.0
 _answering = Lock()
 
 
@@ -124,9 +122,6 @@ def _finished(window: Path, sinks: dict[str, Any], failed: set[str]) -> Path | N
 def _allow(seconds: float) -> None:
     """Kill this process after `seconds`; 0 cancels the timer."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.cancel_dump_traceback_later()
-    if seconds:  # a second timer, in case a sink blocks the signal; it also writes the traceback
-        faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)
 
 
 def _text(message: Any) -> str:

@@ -35,7 +35,6 @@ from instrument.log import logger
 from instrument.range_names import STEP_PREFIX
 from instrument.record import memory_categories, one_profiler, torch_support
 from instrument.record.execution_trace import ExecutionTrace
-from instrument.record.profile_hook import ProfileHook
 
 # With less free space nothing is exported, because torch's export would fail without an error.
 _LEAST_FREE_BYTES = 16 * 1024**2
@@ -122,7 +121,6 @@ class Recorder:
         self._graphs_before = 0
         self.prepared = self.superseded = False
         self._disturbed = False
-        self._profile_hook: ProfileHook | None = None
         self._step_range: Any = None
         self._step: int | None = None
         self.started_at: float | None = None
@@ -277,8 +275,8 @@ class Recorder:
             with suppress(Exception):
                 autograd._disable_profiler_legacy(autograd._ProfilerDisableOptions(True, False))
         autograd._clear_callbacks()
-        if self._profile_hook is not None:
-            self._profile_hook.restore_in_child()
+        if self._profile.with_stack and not callable(sys.getprofile()):  # torch's hook is in C
+            sys.setprofile(None)
         if self._execution_trace is not None:
             self._execution_trace.leave_to_parent()
 
@@ -293,8 +291,6 @@ class Recorder:
         backends.release_outlived()
 
     def _start_trace(self) -> None:
-        if self._profile.with_stack:
-            self._profile_hook = ProfileHook()
         with one_profiler.starting(), module_calls.unwrapped():
             self._profile.start_trace()
 
@@ -349,11 +345,9 @@ class Recorder:
     def release(self) -> None:
         """Set `prepared` to false, because torch's profiler has stopped.
 
-        Also restore the user's profile hook, and finish the execution trace.
+        Also finish the execution trace.
         """
         self.prepared = False
-        if self._profile_hook is not None:
-            self._profile_hook.restore()
         if self._execution_trace is not None:
             self._execution_trace.end()
 
