@@ -6,7 +6,7 @@ import atexit
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -451,13 +451,18 @@ _sessions: WeakSet[Session] = WeakSet()
 
 def _leave_to_parent() -> None:
     """Record nothing in a forked child, such as a worker of a data loader: its parent records."""
-    backends.disarm()
-    one_profiler.leave_to_parent()
-    for session in _sessions:
-        session.loop.leave_to_parent()  # drops the recorder, which one_profiler knows weakly
-    _sessions.clear()
-    facts.leave_to_parent()
-    file_lock.leave_to_parent()
+    parts = [
+        backends.disarm,
+        one_profiler.leave_to_parent,
+        # drops the recorder, which one_profiler knows weakly
+        *(session.loop.leave_to_parent for session in _sessions),
+        _sessions.clear,
+        facts.leave_to_parent,
+        file_lock.leave_to_parent,
+    ]
+    with ExitStack() as calling:  # each part is called, even if another one raises
+        for part in reversed(parts):
+            calling.callback(part)
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
