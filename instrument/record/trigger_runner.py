@@ -12,11 +12,7 @@ from typing import Any
 from instrument import threads
 from instrument.errors import reraise_signal
 from instrument.log import logger
-from instrument.record.distributed import (
-    POLL_SECONDS,
-    AnnouncedWindow,
-    Announcements,
-)
+from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
@@ -27,8 +23,6 @@ _JOIN_S = 5.0
 
 @dataclass
 class _ActiveTrigger:
-    """One trigger of a run, with the state of its `cooldown` and `max_windows`."""
-
     name: str
     callbacks: TriggerCallbacks
     cooldown: int
@@ -37,7 +31,7 @@ class _ActiveTrigger:
     warned: bool = False
 
     def may_record(self, number: int) -> bool:
-        """Whether the trigger may get a window after this step; warns once if no window is left."""
+        """Whether the trigger may get a window after this step; warns once if none is left."""
         # A larger difference means that the user has lowered the step number: no cooldown then.
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
@@ -53,10 +47,6 @@ class _ActiveTrigger:
         return True
 
     def count_window(self, number: int) -> None:
-        """Start the cooldown after step `number`, and count one window less in `windows_left`.
-
-        If `windows_left` is None (no limit) or 0, it does not change.
-        """
         self.cooldown_until = number + 1 + self.cooldown
         if self.windows_left:
             self.windows_left -= 1
@@ -129,17 +119,11 @@ class TriggerRunner:
     ) -> tuple[str, Request] | None:
         """Call all triggers after step `number`; return the window that begins with the next step.
 
-        Args:
-            number: the step that has ended.
-            took_ns: the duration of this step.
-            loss: the loss that was given to `session.step`.
-            recorded: whether a window is open or warming up. If so, no other window can begin.
-
-        Returns:
-            The name of a trigger and its request; None if no window begins. A window that was
-            announced to all ranks for the next step comes first. On a single rank, the next choice
-            is the first new request whose trigger has windows left and no cooldown. With other
-            ranks, a new request begins no window yet, because it is announced first.
+        `recorded` says whether a window is open or warming up; then no other window can begin. The
+        window is a trigger's name and its request. A window that was announced to all ranks for the
+        next step comes first. On a single rank, the next choice is the first new request whose
+        trigger has windows left and no cooldown. With other ranks, a new request is announced
+        first.
         """
         if self._unsent and self._announcements is None:
             self._pending_requests |= {name: request for name, (request, _) in self._unsent.items()}
@@ -176,8 +160,7 @@ class TriggerRunner:
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
         """The announced window that all ranks begin with the next step; None if there is none.
 
-        While a window is open, the announced window is delayed step by step. The open window is
-        open on all ranks, so all ranks delay the announced window by the same number of steps.
+        While a window is open, the announced window is delayed step by step, on all ranks alike.
         """
         window = min(self._announced, key=lambda window: window.begin)
         if number + 1 < window.begin:
@@ -207,7 +190,7 @@ class TriggerRunner:
             trigger.count_window(number)
 
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """Return the request of the first trigger that may get a window; discard all the others."""
+        """The request of the first trigger that may get a window; discards all the others."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
         for trigger in self._triggers:
             if trigger.name in pending and trigger.may_record(number):
@@ -277,7 +260,7 @@ class TriggerRunner:
         return abs(window.after_step - last.after_step) <= last.end - last.after_step
 
     def _call(self, trigger: _ActiveTrigger, act: Callable[[], None]) -> bool:
-        """Call a callback of a trigger; return False if the callback raised."""
+        """Call a callback of a trigger; return whether it raised nothing."""
         try:
             act()
         except BaseException as error:
@@ -287,7 +270,6 @@ class TriggerRunner:
         return True
 
     def _drop(self, trigger: _ActiveTrigger, error: BaseException) -> None:
-        """Log the exception, and stop calling the trigger's `fires`."""
         logger.error(
             "The trigger {} failed and is not called again.", trigger.name, exception=error
         )
