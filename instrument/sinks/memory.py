@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -70,7 +70,8 @@ class Memory(Sink):
             TraceError: the trace cannot be read.
         """
         memory = capture.memory
-        curves = [memory.curve(self.by, device=device) for device in _devices(memory)]
+        memory.timeline()  # raises if the capture has no memory events
+        curves = [memory.curve(self.by, device=device) for device in memory.timelines]
         if "json" in self.forms:
             missing = losses(capture, rows_of(MEMORY_VIEWS))
             data = _data(memory, curves) | ({"incomplete": missing} if missing else {})
@@ -82,18 +83,7 @@ class Memory(Sink):
             files.write(folder / "memory.html", _page(capture, curves, self.rows))
 
 
-def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices with memory events.
-
-    Raises:
-        CaptureError: the capture has no memory events.
-    """
-    memory.timeline()
-    return memory.timelines
-
-
 def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
-    """The content of `memory.json`: the curves, and the tables as lists of rows."""
     tables = {"devices": memory.devices, "steps": memory.steps, "sizes": memory.sizes}
     live = {curve.device: memory.live(curve.by, device=curve.device).to_dicts() for curve in curves}
     return {
