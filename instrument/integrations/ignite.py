@@ -95,11 +95,7 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine.
-
-        For the phase `train`, the session starts and stops with the run. For any other phase, the
-        phase begins and ends with the run, if the session is running.
-        """
+        """Run the engine, and with it the session or, if that is running, the engine's phase."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)

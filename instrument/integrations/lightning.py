@@ -1,12 +1,11 @@
 """Profile the runs of a Lightning Trainer, by a callback or by a profiler.
 
-The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler is
-`Trainer(profiler=InstrumentProfiler(…))`: it adds the callback, and also opens a range for each
-action of Lightning.
+The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler,
+`Trainer(profiler=InstrumentProfiler(…))`, adds the callback and opens a range for each action of
+Lightning.
 
-Lightning is the package `lightning` or `pytorch_lightning`. If both packages are installed, the
-Trainer of each package accepts both classes of this module: they have base classes of both
-packages.
+If both `lightning` and `pytorch_lightning` are installed, the Trainer of each accepts both classes
+of this module: they have base classes of both packages.
 """
 
 from __future__ import annotations
@@ -204,11 +203,7 @@ class _Parts(Profiler):
         self._ranges.clear()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """A context manager that opens a range for one of Lightning's actions.
-
-        While nothing is recorded, and for actions without a range, the context manager does
-        nothing.
-        """
+        """A context manager that opens a range for an action, or that does nothing."""
         if not backends.armed:
             return _NOTHING
         if action_name not in self._ranges:
@@ -242,10 +237,9 @@ class InstrumentProfiler(_Parts):
 
     The profiler takes the arguments of `Session`. The ranges of `ProfilerCallback` keep their
     names, such as `training_step`. All other ranges have Lightning's names, such as
-    `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
-    trainer. If the trainer already has a `ProfilerCallback`, the profiler adds none, and the config
-    of the trainer's callback applies. Unlike Lightning's profilers, this profiler prints no
-    summary: the session's sinks write the results.
+    `[Callback]ModelCheckpoint.on_train_batch_end`. If the trainer already has a `ProfilerCallback`,
+    the profiler adds none, and its config applies. Unlike Lightning's profilers, this profiler
+    prints no summary: the session's sinks write the results.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -258,10 +252,7 @@ class InstrumentProfiler(_Parts):
         return self.callback.session
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add the callback to the trainer.
-
-        The trainer is in `_lightning_module`, which Lightning sets before it calls `setup`.
-        """
+        """Add the callback to the trainer."""
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
         self._find_marked_steps(module)

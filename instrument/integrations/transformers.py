@@ -112,9 +112,8 @@ class ProfilerCallback(TrainerCallback):
     ) -> Iterator[None]:
         """Enter a phase during `trainer.evaluation_loop`.
 
-        Outside of `train`, the session is not running. If `profiler.phases` holds the phase, the
-        session starts before the phase and stops afterwards. If not, the evaluation runs without
-        the session.
+        Outside of `train`, the session starts and stops with the phase, if `profiler.phases` holds
+        it.
         """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:
@@ -154,8 +153,8 @@ def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[No
 def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
-    This is needed because Transformers passes no Trainer to callbacks, and does not call them when
-    an evaluation begins or an exception ends training.
+    Transformers passes no Trainer to callbacks, and does not call them when an evaluation begins or
+    an exception ends training.
     """
     for method, context in (
         ("train", ProfilerCallback.training),
