@@ -58,8 +58,13 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
             staging.mkdir()
         except FileExistsError:
             continue
-        except FileNotFoundError:
-            _make_again(staging)
+        except FileNotFoundError as error:  # somebody has removed the folder for captures
+            if output_dir.is_symlink():
+                raise CaptureError(
+                    f"The folder {output_dir} is a link to {output_dir.readlink()}, which does not "
+                    "exist, so the window is lost: create that folder again."
+                ) from error
+            staging.mkdir(parents=True)
         # Checked in the order of the states, so that a rename between two checks is noticed.
         later = (queued_path(staging), busy_path(staging), output_dir / capture)
         if any(map(os.path.lexists, later)):
@@ -83,21 +88,6 @@ def _write_new(path: Path, text: str) -> None:
 def _names(name: str) -> Iterator[str]:
     """Yield the names NAME, NAME-2, NAME-3 and so on."""
     return chain([name], map("{}-{}".format, repeat(name), count(2)))
-
-
-def _make_again(staging: Path) -> None:
-    """Create a partial folder, and the folder for captures, which somebody has removed.
-
-    Raises:
-        CaptureError: the folder for captures is a link to a folder that does not exist.
-    """
-    above = staging.parent
-    if above.is_symlink():
-        raise CaptureError(
-            f"The folder {above} is a link to {above.readlink()}, which does not exist, so the "
-            "window is lost: create that folder again."
-        )
-    staging.mkdir(parents=True)
 
 
 def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
