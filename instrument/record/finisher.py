@@ -239,12 +239,7 @@ class Finisher:
         return True
 
     def _start(self) -> None:
-        """Start the worker, and the thread that hears its answers.
-
-        Raises:
-            OSError: the process cannot be started.
-            RuntimeError: no thread can be started, for example because the interpreter shuts down.
-        """
+        """Start the worker, and the thread that hears its answers."""
         handle = self.lock.handle
         files.fill_standard_streams()
         self._process = process = subprocess.Popen(

@@ -217,7 +217,10 @@ class Recorder:
         """Stop torch's profiler; needs `can_stop_here`, and `one_profiler.lock` held."""
         self._detach()
         if self._takes_snapshot and self.started_at is not None:
-            self._take_snapshot()
+            try:
+                self._snapshot = torch.cuda.memory._snapshot()
+            finally:
+                torch.cuda.memory._record_memory_history(enabled=None)
         if self.started_at is None:
             self._start_trace()  # torch has no other way to leave the warm-up
         self._disturbed = not getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
@@ -340,12 +343,6 @@ class Recorder:
             "graphs_compiled": graphs - self._graphs_before,
         }
 
-    def _take_snapshot(self) -> None:
-        try:
-            self._snapshot = torch.cuda.memory._snapshot()
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
-
 
 @dataclass
 class RecordedWindow:
@@ -415,25 +412,22 @@ class RecordedWindow:
                 f"torch wrote an incomplete trace into {output_dir}, so the window is lost: check "
                 "the free space and quota there."
             )
-        if self.execution_trace is not None:
-            self._keep_execution_trace(self.execution_trace, path.with_name("execution_trace.json"))
+        trace = self.execution_trace
+        if trace is not None and trace.observer is not None:
+            if _ends_whole(trace.path):
+                trace.path.replace(path.with_name("execution_trace.json"))
+            else:
+                logger.warning(
+                    "torch wrote an incomplete execution trace: check the free space and quota of "
+                    "{}.",
+                    path.parent,
+                )
         try:
             if self.snapshot is not None:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
         except OSError as error:  # the trace is already saved
             logger.error(
                 "The memory snapshot cannot be written ({}): make room for the next window.", error
-            )
-
-    def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:
-        if trace.observer is None:
-            return
-        if _ends_whole(trace.path):
-            trace.path.replace(target)
-        else:
-            logger.warning(
-                "torch wrote an incomplete execution trace: check the free space and quota of {}.",
-                target.parent,
             )
 
 

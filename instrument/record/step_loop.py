@@ -437,7 +437,7 @@ class StepLoop:
             self._preemption.pass_on()
 
     def deliver(self, reason: str | None) -> None:
-        """Wait until the captures are finished and uploaded, but less long after an early end."""
+        """Wait until the captures are finished and uploaded, for less time after an early end."""
         if self.run is not None:
             self._logging_errors(self.run.finisher.close, reason)
 

@@ -69,7 +69,7 @@ class TriggerRunner:
         self._unsent: dict[str, tuple[Request, int]] = {}
         self._announced: list[AnnouncedWindow] = []  # windows of all ranks that have not begun yet
         self._last: AnnouncedWindow | None = None  # the last of them
-        self._triggers: list[_ActiveTrigger] = []
+        self._triggers: dict[str, _ActiveTrigger] = {}
         # by trigger: the last request made by its `poll` or from another thread
         self._pending_requests: dict[str, Request] = {}
         self._losses = LossReader()
@@ -79,10 +79,10 @@ class TriggerRunner:
         # called after each step; a trigger that raises is removed
         self._checks = [
             (each.callbacks.fires, each)
-            for each in self._triggers
+            for each in self._triggers.values()
             if each.callbacks.fires is not None
         ]
-        polled = [each for each in self._triggers if each.callbacks.poll is not None]
+        polled = [each for each in self._triggers.values() if each.callbacks.poll is not None]
         self._thread = Thread(
             target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
         )
@@ -110,8 +110,8 @@ class TriggerRunner:
                 "The trigger {} could not begin and is never called.", name, exception=error
             )
             callbacks = None
-        self._triggers.append(
-            _ActiveTrigger(name, callbacks or TriggerCallbacks(), cooldown, max_windows)
+        self._triggers[name] = _ActiveTrigger(
+            name, callbacks or TriggerCallbacks(), cooldown, max_windows
         )
 
     def after(
@@ -154,7 +154,7 @@ class TriggerRunner:
                 self._unsent.setdefault(name, (request, number))
             first = None
         elif first is not None:
-            self._count_window(first[0], number)
+            self._triggers[first[0]].count_window(number)
         return (self._next_announced(number, recorded) if self._announced else None) or first
 
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
@@ -181,18 +181,10 @@ class TriggerRunner:
         )
         return None
 
-    def _named(self, name: str) -> _ActiveTrigger | None:
-        """The trigger with this name; None if only other ranks have such a trigger."""
-        return next((trigger for trigger in self._triggers if trigger.name == name), None)
-
-    def _count_window(self, name: str, number: int) -> None:
-        if (trigger := self._named(name)) is not None:
-            trigger.count_window(number)
-
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
         """The request of the first trigger that may get a window; discards all the others."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
-        for trigger in self._triggers:
+        for trigger in self._triggers.values():
             if trigger.name in pending and trigger.may_record(number):
                 try:
                     return trigger.name, _as_request(pending[trigger.name])
@@ -203,7 +195,7 @@ class TriggerRunner:
 
     def failed(self, error: BaseException, number: int) -> None:
         """Tell the triggers that an exception ended the session's `with` block in step `number`."""
-        for trigger in self._triggers:
+        for trigger in self._triggers.values():
             if trigger.callbacks.failed is not None:
                 self._call(trigger, partial(trigger.callbacks.failed, error, number))
 
@@ -214,7 +206,7 @@ class TriggerRunner:
         # process aborts if a thread uses the store when the interpreter ends
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
-        for trigger in self._triggers:
+        for trigger in self._triggers.values():
             if trigger.callbacks.end is not None:
                 self._call(trigger, trigger.callbacks.end)
 
@@ -235,11 +227,12 @@ class TriggerRunner:
                 if announcements.announce(name, request, after_step):
                     del self._unsent[name]
             for window in announcements.new():
-                trigger = self._named(window.trigger)
+                trigger = self._triggers.get(window.trigger)  # None: only other ranks have it
                 if not self._is_answered(window) and (
                     trigger is None or trigger.may_record(window.after_step)
                 ):
-                    self._count_window(window.trigger, window.begin - 1)
+                    if trigger is not None:
+                        trigger.count_window(window.begin - 1)
                     self._announced.append(window)
                     self._last = window
         except Exception as error:  # the store raises errors of various types
