@@ -82,12 +82,7 @@ def remove_if_free(path: Path) -> None:
 
 
 def _locked(path: Path, create: int = 0) -> int:
-    """Lock a file and return its descriptor.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the file cannot be opened, or files cannot be locked there.
-    """
+    """Lock a file and return its descriptor; a BlockingIOError if it is locked already."""
     handle = os.open(path, os.O_RDWR | create | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

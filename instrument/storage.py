@@ -219,11 +219,7 @@ def contents(
 def _blocks(
     fs: Any, path: str, most: int, block_bytes: int, named: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the content of a file in blocks; `named` is its size, None if not known.
-
-    Raises:
-        CaptureError: the file has more than `most` bytes. If its size is known, nothing was read.
-    """
+    """Yield the content of a file in blocks; `named` is its size, None if not known."""
     too_large = CaptureError(
         f"{fs.unstrip_protocol(path)} has more than {size(most)}, so it is not downloaded: copy "
         "the trace to this machine, and give its path."
@@ -241,12 +237,7 @@ def _blocks(
 
 
 def _download(fs: Any, path: str, named: int | None, target: Path) -> None:
-    """Copy a file; `named` is its size according to the server, None if not known.
-
-    Raises:
-        CaptureError: the file is too large for its kind or for the disk, or its size is not
-            `named`.
-    """
+    """Copy a file; `named` is its size according to the server, None if not known."""
     most = MOST_METADATA_BYTES if Path(path).name == METADATA_FILE else MOST_TRACE_BYTES
     free = shutil.disk_usage(target.parent).free
     if free < (named or 0) <= most:
