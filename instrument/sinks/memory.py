@@ -67,7 +67,6 @@ class Memory(Sink):
 
         Raises:
             CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
-            TraceError: the trace cannot be read.
         """
         memory = capture.memory
         memory.timeline()  # raises if the capture has no memory events
@@ -80,7 +79,13 @@ class Memory(Sink):
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
-            files.write(folder / "memory.html", _page(capture, curves, self.rows))
+            payload = {
+                "version": VERSION,
+                "title": f"Memory of {capture.name}",
+                "begin_ns": capture.events.begin_ns,
+                "sections": {"memory": section(capture, curves, self.rows)},
+            }
+            files.write(folder / "memory.html", page(payload).html)
 
 
 def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
@@ -101,14 +106,3 @@ def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
             for curve in curves
         ],
     }
-
-
-def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    found = section(capture, curves, rows)
-    payload = {
-        "version": VERSION,
-        "title": f"Memory of {capture.name}",
-        "begin_ns": capture.events.begin_ns,
-        "sections": {"memory": found},
-    }
-    return page(payload).html

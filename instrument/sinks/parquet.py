@@ -65,12 +65,7 @@ class Parquet(Sink):
         need_package("The parquet sink", "pyarrow", "parquet")
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write the window's file.
-
-        Raises:
-            CaptureError: the capture holds no trace.
-            TraceError: the trace cannot be read.
-        """
+        """Write the window's file; raises CaptureError if the capture holds no trace."""
         from pyarrow import parquet
 
         ranks = (self.rank, capture.about.rank, capture.events.rank)

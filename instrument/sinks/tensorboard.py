@@ -73,7 +73,6 @@ class TensorBoard(Sink):
 
         Raises:
             CaptureError: the capture holds no trace.
-            TraceError: the trace cannot be read.
         """
         beside = folder.absolute().parent
         run = self.run or run_name(beside)

@@ -78,7 +78,6 @@ class Tracker(Sink):
 
         Raises:
             CaptureError: an earlier window could not be sent.
-            TraceError: the trace cannot be read.
         """
         sent = self._sent(capture, folder)
         if folder.name.startswith("."):
