@@ -48,23 +48,20 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
-    A window is a series of recorded steps; the config says which steps. The callback takes the
-    arguments of `Session`, and raises the same errors. `self.session` is the session, and
-    `self.session.captures` holds its captures. Steps count from 0. Each batch is a step, even if
-    gradients accumulate.
+    The callback takes the arguments of `Session`, and raises the same errors; `session` is its
+    session.
 
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
     `optimizer_step` and `validation`. Lightning runs `training_step`, `backward` and
-    `optimizer_step` inside torch's own range `Optimizer.step#…`. If the user marked `training_step`
-    with `@profiled`, the callback opens no second range for this method. If the Trainer has one of
-    Lightning's profilers (`Trainer(profiler=…)`), only this profiler measures `data`,
-    `batch_to_device` and `training_step`.
+    `optimizer_step` inside torch's own range `Optimizer.step#…`. A `training_step` that the user
+    marked with `@profiled` gets no second range. If the Trainer has one of Lightning's profilers
+    (`Trainer(profiler=…)`), only this profiler measures `data`, `batch_to_device` and
+    `training_step`.
 
     Validation within `fit` is the session's phase `validation`, whose batches count separately.
     `trainer.validate`, `test` and `predict` are separate runs, which are recorded if
     `profiler.phases` holds `validation`, `test` or `predict`. Sanity checking is not recorded. A
-    resumed fit continues with the checkpoint's number of batches. If the config is disabled, the
-    callback removes itself from the trainer when a run begins.
+    resumed fit continues with the checkpoint's number of batches.
 
     If Lightning starts the processes itself (`ddp_spawn`), each process records with its own copy
     of the callback. The captures are then in the folder, but `session.captures` of the callback in
@@ -187,10 +184,7 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Opens ranges for the parts of a step.
-
-    It replaces Lightning's `PassThroughProfiler`, which costs more while nothing is recorded.
-    """
+    """Opens ranges for the parts of a step; the `PassThroughProfiler` it replaces costs more."""
 
     def __init__(self, module: LightningModule | None = None) -> None:
         super().__init__()
@@ -223,13 +217,8 @@ class _Parts(Profiler):
         owner, _, hook = action.rpartition(".")
         if hook.endswith("_next"):
             return "data"
-        if (
-            owner.startswith("[Strategy]")
-            and hook in (*_STEPS, "batch_to_device")
-            and hook not in self._marked
-        ):
-            return hook
-        return None
+        own = hook in (*_STEPS, "batch_to_device") and hook not in self._marked
+        return hook if own and owner.startswith("[Strategy]") else None
 
 
 class InstrumentProfiler(_Parts):
