@@ -323,7 +323,8 @@ class Session:
     def add_metadata(self, key: str, value: Any) -> None:
         """Add a key to `capture.json` and to the trace of every window that ends from now on.
 
-        A value that JSON cannot hold is skipped with a warning.
+        A later value replaces an earlier one. A value that JSON cannot hold is skipped with a
+        warning.
         """
         try:
             self._loop.user_metadata.update(redact(as_json({key: value}, "The session's metadata")))

@@ -115,6 +115,8 @@ class Trigger(Options):
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
         """Create the state of one run; called when a session starts.
 
+        Several sessions can use the same config, so keep this state out of the trigger's fields.
+
         Args:
             folder: the session's folder for captures.
             ask: a function that requests a window. Any thread or signal handler may call it. The

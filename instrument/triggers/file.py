@@ -25,10 +25,11 @@ _REQUEST_BYTES = 20
 class File(Trigger):
     """Records a window after the file `record` is touched, or after `instrument trigger` is run.
 
-    The file is in the session's folder for captures. If the file holds a number, that many steps
-    are recorded. If the file is empty, `profiler.active` steps are recorded. A file with any other
-    text requests no window. The trigger never writes or removes the file `record`. Each process
-    checks the file every half second; all ranks of a job record the same steps.
+    The file is in the session's folder for captures. If it holds a number, that many steps are
+    recorded; if it is empty, `profiler.active` steps. A file with any other text requests no
+    window, nor does one that exists at the start until it is touched. The trigger never writes or
+    removes the file `record`. Each process checks the file every half second; all ranks of a job
+    record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
