@@ -86,7 +86,6 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _names(name: str) -> Iterator[str]:
-    """Yield the names NAME, NAME-2, NAME-3 and so on."""
     return chain([name], map("{}-{}".format, repeat(name), count(2)))
 
 
