@@ -239,7 +239,6 @@ class Finisher:
         return True
 
     def _start(self) -> None:
-        """Start the worker, and the thread that hears its answers."""
         handle = self.lock.handle
         files.fill_standard_streams()
         self._process = process = subprocess.Popen(
@@ -276,7 +275,6 @@ class Finisher:
         _write(process, to_line(self._job) + ("end" if self._over else ""))
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Handle the answers of a worker until it ends."""
         # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
         # closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:

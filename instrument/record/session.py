@@ -431,7 +431,6 @@ def _length(loader: Iterable[Any]) -> int | None:
 def _restored(
     kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
 ) -> Session:
-    """The copy of a session, not started."""
     session = kind(config, model=model)
     session.loop.user_metadata.update(user_metadata)
     return session
