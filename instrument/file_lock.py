@@ -19,9 +19,7 @@ _TRIES = 5
 class FileLock:
     """A lock that this process holds, and each process that inherits its handle, but no fork.
 
-    Attributes:
-        path: the locked file.
-        handle: the descriptor of the locked file; None while the lock is not held.
+    `handle` is the descriptor of the locked file; None while the lock is not held.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,10 +41,7 @@ class FileLock:
         return self.handle is not None
 
     def release(self, *, done: bool) -> None:
-        """Release the lock. Its file is removed if all work is `done`.
-
-        The file is also removed if no other process, such as a worker, holds the lock.
-        """
+        """Release the lock; remove its file if all work is `done`, or if nobody else holds it."""
         if self.handle is not None:
             self.forget()
             if done:
@@ -87,12 +82,7 @@ def remove_if_free(path: Path) -> None:
 
 
 def _locked(path: Path, create: int = 0) -> int:
-    """Lock a file and return its descriptor.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: the file cannot be opened, or files cannot be locked there.
-    """
+    """Lock a file and return its descriptor; a BlockingIOError if it is locked already."""
     handle = os.open(path, os.O_RDWR | create | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

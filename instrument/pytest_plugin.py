@@ -62,11 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check the budgets of all collected tests.
-
-    Raises:
-        pytest.UsageError: a budget is wrong, or its test does not use the fixture.
-    """
+    """Check the budgets of all collected tests; a wrong one is a usage error."""
     for item in items:
         if item.get_closest_marker(MARKER) is None:
             continue
@@ -150,16 +146,12 @@ def pytest_terminal_summary(
 
 
 class _Measured(NamedTuple):
-    """The capture of a test, its counters, and the stored counters to compare them with."""
-
     capture: Capture
     counted: Counters
     stored: Counters | None
 
 
 class _Recording(NamedTuple):
-    """The session of a test, and Dynamo's counters before the test."""
-
     session: Session
     compiled_before: DynamoCounts
 
@@ -167,7 +159,7 @@ class _Recording(NamedTuple):
 def _judge(item: pytest.Item, recording: _Recording) -> None:
     """Compare a test's counters with its budget.
 
-    With `--perf-update`, the counters become the new budget in the test's file. Then only limits
+    With `--perf-update`, the counters become the new budget in the test's file, and only limits
     that the marker itself gives are compared.
     """
     from instrument.compare.baseline import as_text
@@ -217,10 +209,7 @@ def _measured(item: pytest.Item, recording: _Recording) -> _Measured:
 
 
 def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
-    """Return the counters in a test's file as limits, for a test whose marker gives no limits.
-
-    With --perf-update, return None, because this run writes the file.
-    """
+    """The counters in a test's file as limits; None with --perf-update, which writes the file."""
     from instrument.compare.budget import stored_limits
 
     if item.config.getoption("--perf-update"):
@@ -236,10 +225,7 @@ def _stored(item: pytest.Item, measured: _Measured) -> Budget | None:
 
 
 def _failures(budget: Budget, measured: _Measured) -> list[str]:
-    """Return a sentence for each counter or share that breaks the budget.
-
-    After the sentence for a counter, lines list the calls behind the counter (see `what_is_new`).
-    """
+    """A sentence for each counter or share that breaks the budget, and the calls behind it."""
     from instrument.compare.budget import excesses, what_is_new
     from instrument.compare.counters import Occurred
 
@@ -253,7 +239,6 @@ def _failures(budget: Budget, measured: _Measured) -> list[str]:
 
 
 def _properties(counted: Counters, budget: Budget | None) -> list[tuple[str, object]]:
-    """Return the counters of a test with their limits, for pytest's `user_properties`."""
     from instrument.compare.gate import amount_of
 
     limits = {} if budget is None else budget.limits
@@ -273,11 +258,6 @@ def _properties(counted: Counters, budget: Budget | None) -> list[tuple[str, obj
 
 
 def _budget(item: pytest.Item) -> Budget | None:
-    """The budget in the markers of a test; None if it has no marker.
-
-    Raises:
-        ConfigError: the budget is wrong.
-    """
     from instrument.compare.budget import budget_of
     from instrument.errors import ConfigError
 

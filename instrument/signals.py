@@ -1,8 +1,7 @@
 """Signals in the training process, from Ctrl-C to the SIGTERM of a scheduler.
 
-What a signal handler of the program raises must reach the program. But it must not leave a window
-half begun or half ended, and no `except` in between may end it: `Interrupts` delays all signals
-while this package changes its state. `Preemption` delays SIGTERM until the open window is saved.
+What a signal handler of the program raises must reach the program, through every `except` in
+between, but must not leave a window half begun or half ended.
 """
 
 from __future__ import annotations
@@ -176,10 +175,9 @@ class Preemption:
         self._timer: threading.Timer | None = None
 
     def install(self, grace_s: float | None) -> None:
-        """Handle SIGTERM from now on.
+        """Handle SIGTERM from now on, unless `grace_s` is None or this is not the main thread.
 
-        Does nothing if `grace_s` is None, if this is not the main thread, or if C code has set the
-        current handler, because Python cannot restore such a handler.
+        A handler that C code has set stays, because Python cannot restore such a handler.
         """
         self.noticed, self._grace_s = False, grace_s
         current = signal.getsignal(signal.SIGTERM)
@@ -192,8 +190,7 @@ class Preemption:
     def uninstall(self) -> None:
         """Restore the previous handler, unless the program has set another handler meanwhile.
 
-        Only the main thread can restore a handler. If another thread calls this method, our handler
-        stays installed and passes every signal on.
+        On another thread than the main thread, our handler stays, and passes every signal on.
         """
         self._cancel_timer()
         if self._installed and _on_main_thread():
@@ -209,8 +206,8 @@ class Preemption:
     def pass_on(self, frame: FrameType | None = None) -> None:
         """Do what SIGTERM would have done without this handler.
 
-        `frame` is the frame that the signal interrupted. None means that the signal was delayed;
-        the previous handler then gets the current frame.
+        `frame` is the frame that the signal interrupted; None means the current frame, after a
+        delay.
         """
         self._cancel_timer()
         self.noticed = False

@@ -1,16 +1,13 @@
 """Captures at URLs, such as `s3://bucket/run/NAME`, on any file system that fsspec supports.
 
 The capture.json and the trace of a capture are downloaded into a temporary folder, which is removed
-when the process ends. Within a process, a file is downloaded again only if it has changed at the
-URL. Small files, such as the summaries of ranks, are read into memory.
+when the process ends. A file is downloaded again only if it has changed at the URL. Small files,
+such as the summaries of ranks, are read into memory. The packages of fsspec read credentials and
+the server's address from environment variables, such as `AWS_PROFILE` and `AWS_ENDPOINT_URL`.
 
 No file is downloaded beyond a limit: `MOST_METADATA_BYTES` for a capture.json, `MOST_TRACE_BYTES`
 for a trace or a file of timings. The size that the server names is checked before the download, and
 the download stops at the limit if this size is wrong or unknown.
-
-The packages of fsspec read credentials and the server's address from environment variables. For S3,
-the credentials are in `AWS_PROFILE`, or in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. The
-address of a server that is not Amazon's is in `AWS_ENDPOINT_URL`.
 """
 
 from __future__ import annotations
@@ -60,11 +57,7 @@ def is_url(place: object) -> TypeGuard[str]:
 
 
 def check(url: str, option: str) -> None:
-    """Check that a URL can be used with the installed packages; contacts no server.
-
-    Args:
-        url: the URL.
-        option: the name of the option that holds the URL, for the error message.
+    """Check that the URL in `option` can be used with the installed packages; contacts no server.
 
     Raises:
         ConfigError: `url` is not a URL, holds a password or a query, is a chain of URLs, or has an
@@ -150,10 +143,9 @@ def captures(url: str) -> list[str]:
 
 
 def fetch(url: str) -> Path:
-    """Download a capture or a file; return the path of the local folder or file.
+    """Download a capture or a file, or reuse its copy; return the path of the local folder or file.
 
-    The copy is removed when this process ends. If the files have not changed since this process
-    has downloaded them, the earlier copy is returned.
+    The copy is removed when this process ends.
 
     Raises:
         CaptureError: there is nothing at the URL, the server refuses access, a file is larger than
@@ -192,12 +184,10 @@ def fetch(url: str) -> Path:
 def contents(
     urls: Sequence[str], decode: Callable[[bytes], _Content], most: int = MOST_METADATA_BYTES
 ) -> dict[str, _Content]:
-    """Read small files concurrently; return what `decode` makes of each file, by its URL.
+    """Read small files of one file system concurrently; return what `decode` makes of each, by URL.
 
     A file is left out if it does not exist, cannot be read, or has more than `most` bytes. Files of
     more than 1 MiB are read one after the other, so that few of them are in memory at once.
-
-    All URLs must be on the same file system.
 
     Raises:
         CaptureError: the server refuses access.
@@ -229,11 +219,7 @@ def contents(
 def _blocks(
     fs: Any, path: str, most: int, block_bytes: int, named: int | None = None
 ) -> Iterator[bytes]:
-    """Yield the content of a file in blocks; `named` is its size, None if not known.
-
-    Raises:
-        CaptureError: the file has more than `most` bytes. If its size is known, nothing was read.
-    """
+    """Yield the content of a file in blocks; `named` is its size, None if not known."""
     too_large = CaptureError(
         f"{fs.unstrip_protocol(path)} has more than {size(most)}, so it is not downloaded: copy "
         "the trace to this machine, and give its path."
@@ -251,12 +237,7 @@ def _blocks(
 
 
 def _download(fs: Any, path: str, named: int | None, target: Path) -> None:
-    """Copy a file to `target`; `named` is its size according to the server, None if not known.
-
-    Raises:
-        CaptureError: the file is too large for its kind or for the disk, or its size is not
-            `named`.
-    """
+    """Copy a file; `named` is its size according to the server, None if not known."""
     most = MOST_METADATA_BYTES if Path(path).name == METADATA_FILE else MOST_TRACE_BYTES
     free = shutil.disk_usage(target.parent).free
     if free < (named or 0) <= most:
@@ -292,8 +273,8 @@ def _remove(folder: Path, process: int) -> None:
 def _listed(fs: Any, path: str) -> dict[str, dict[str, Any]]:
     """The files at or below a path, with fsspec's information about each file.
 
-    The path itself may be a link. A file below it is left out if the relative path of the file
-    contains a link, `.` or `..`.
+    The path itself may be a link. Files that are reached by a link, `.` or `..` below it are left
+    out.
     """
     about = fs.info(path)
     if about["type"] == "file":
@@ -327,7 +308,6 @@ def _first(about: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 @contextmanager
 def _as_capture_error(url: str) -> Iterator[None]:
-    """Turn any exception of fsspec's packages into a CaptureError."""
     try:
         yield
     except InstrumentError:
@@ -350,9 +330,8 @@ def _as_capture_error(url: str) -> Iterator[None]:
 def files_of(folder: Path) -> list[str]:
     """List the files that an upload of a capture sends, with capture.json last.
 
-    So if a capture at a URL has a capture.json, all other files have arrived too. Three kinds of
-    files are left out: hidden files, symbolic links, and the file that records the upload
-    (`NOTE_FILE`).
+    So if a capture at a URL has a capture.json, all other files have arrived too. Hidden files,
+    links, and the file that records the upload are left out.
     """
     relative = (file.relative_to(folder) for file in regular_files(folder))
     found = [

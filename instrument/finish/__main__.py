@@ -1,18 +1,17 @@
 """The worker: `python -m instrument.finish FOLDER` finishes the queued windows of a run.
 
-Options call the worker the export process, and log messages call it the exporter. The trainer (the
-training process) starts it with the first window, and writes to its standard input: the job (see
-`instrument.finish.job`), then a line for each new window. After each line, the worker looks for
-queued folders of its run and rank in FOLDER, and finishes them one after the other, at low
-priority. `end`, or the end of the input, means that no more windows come: the worker then closes
-the sinks, waits for uploads, and ends.
+Options call the worker the export process, and log messages call it the exporter. The trainer
+starts it with the first window, and writes to its standard input: the job (see
+`instrument.finish.job`), then a line for each new window. After each line, the worker finishes the
+queued folders of its run and rank in FOLDER. After `end`, or at the end of the input, it closes the
+sinks, waits for uploads, and ends.
 
 Its standard output has one JSON object per line: a log message (`text`, `level`), or a window that
 the worker has done with (`done`, the queued folder, and `place`, the capture; null if it failed).
 
-The worker loads no torch. It ignores Ctrl-C and SIGTERM, because launchers often send these signals
-to all processes. If the trainer ends, the worker continues until its queue is empty. A timer kills
-the worker if a capture, or closing the sinks, takes longer than the job's time limit.
+It ignores Ctrl-C and SIGTERM, which launchers often send to all processes, and outlives the trainer
+until its queue is empty. A timer kills it if a capture, or closing the sinks, takes longer than the
+job's time limit.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ def _queued(folder: Path, job: Job) -> Iterator[Path]:
 
 
 def _finished(window: Path, sinks: dict[str, Any], failed: set[str]) -> Path | None:
-    """Finish a queued folder, and return the folder of the capture; None if the folder fails.
-
-    Only the first failure is logged; `failed` then holds "exporter".
-    """
+    """Finish a queued folder; return the folder of the capture, or None if the folder fails."""
     try:
         return finish(window, sinks, failed=failed)
     except Exception as error:
@@ -125,13 +121,10 @@ def _allow(seconds: float) -> None:
 
 
 def _text(message: Any) -> str:
-    """The text of a log message, followed by the traceback of its exception if it has one."""
     text, error = message.record["message"], message.record["exception"]
-    return (
-        str(text)
-        if error is None or error.value is None
-        else f"{text}\n{traceback_of(error.value)}"
-    )
+    if error is None or error.value is None:
+        return str(text)
+    return f"{text}\n{traceback_of(error.value)}"
 
 
 def _answer(answers: TextIO, **answer: Any) -> None:

@@ -17,12 +17,11 @@ class Job(msgspec.Struct, kw_only=True):
 
     Attributes:
         run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.
-        rank: the rank that recorded the captures.
         owner: the user id that owns the run's files; folders of others are left alone.
         sinks: the config (`_target_` and options) of each sink, in the order of the run's config.
         upload_to: the URL to upload captures to; None means that nothing is uploaded.
         upload_options: fsspec's options for the URL.
-        timeout_s: the longest time for one capture, in seconds.
+        timeout_s: the longest time for one capture.
     """
 
     run: str

@@ -1,9 +1,8 @@
 """`instrument export`: finishes queued folders of ended runs, and uploads their captures.
 
-The sinks come from the command line, never from the capture, because anybody may have made the
-capture. If the command line names no sinks, the default sinks run with their default options. The
-default sinks are `table`, `chrome_trace`, `stacks` and `memory`; the last two run only if the data
-that they need was recorded. The default sinks write only into the capture's folder.
+The sinks and the URL come from the command line, never from the capture, because anybody may have
+made the capture. Without sinks, the default sinks run with their default options, except those that
+need data that was not recorded. They write only into the capture's folder.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ _DEFAULTS = ("table", "chrome_trace", "stacks", "memory")
 def finish_all(path: Path | str, url: str | None) -> list[str]:
     """Turn queued folders at or below a path into captures, upload captures, and return sentences.
 
-    A queued folder holds a complete trace that no worker has turned into a capture yet.
-
-    Args:
-        path: a folder.
-        url: the URL to upload to; None means that nothing is uploaded.
+    Nothing is uploaded if `url` is None.
 
     Raises:
         CaptureError: the folder does not exist, or a capture could not be finished or uploaded.
@@ -86,13 +81,7 @@ def queued_at(path: Path) -> list[Path]:
 
 
 class Outcome(NamedTuple):
-    """The result of `finish_queued`.
-
-    Attributes:
-        done: the folders of the finished captures.
-        notes: sentences about the finished captures.
-        errors: sentences about folders that could not be finished.
-    """
+    """The folders of the finished captures, sentences about them, and sentences about failures."""
 
     done: list[Path]
     notes: list[str]
@@ -100,10 +89,7 @@ class Outcome(NamedTuple):
 
 
 def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = None) -> Outcome:
-    """Turn queued folders into captures, and run `sinks` on them.
-
-    If `sinks` is None, the default sinks are used.
-    """
+    """Turn queued folders into captures, and run `sinks`, or else the default sinks, on them."""
     done, notes, errors = list[Path](), list[str](), list[str]()
     failed: set[str] = set()
     for folder in folders:
@@ -125,7 +111,6 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
 
 
 def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The default sinks, except those that need data that was not recorded."""
     sinks = {name: sink_of_class(name, {}) for name in _DEFAULTS}
     return {
         name: sink
@@ -135,7 +120,7 @@ def _defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) -> list[str]:
-    """A sentence about the sinks that did not run, in a list; an empty list if all have run.
+    """A list with a sentence about the sinks that did not run; an empty list if all have run.
 
     Sinks that ran, or should have run, in the training process do not count.
     """
@@ -156,14 +141,7 @@ def _left_out(folder: Path, about: Mapping[str, Any], ran: Mapping[str, Any]) ->
 
 
 def _send(captures: Iterable[Path], url: str | None) -> tuple[list[str], list[str], list[str]]:
-    """Upload captures to `url`.
-
-    A URL in a capture is not trusted: if `url` is None, nothing is uploaded.
-
-    Returns:
-        Three lists: the URLs of the uploaded captures, sentences about captures whose URL is not
-        trusted, and sentences about errors.
-    """
+    """Upload captures; return their URLs, sentences about URLs not trusted, and about errors."""
     sent, notes, errors = list[str](), list[str](), list[str]()
     for folder in dict.fromkeys(captures):
         try:

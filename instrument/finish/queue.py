@@ -44,12 +44,9 @@ class TakenError(CaptureError):
 
 
 def stage(output_dir: Path, name: str, run: str = "") -> Path:
-    """Create the partial folder of a window.
+    """Create the partial folder of a window; a number is added if the name is taken.
 
-    Args:
-        output_dir: the folder for captures.
-        name: the name of the capture; a number is added if the name is taken.
-        run: the id of the run if the run holds its `FileLock`; otherwise empty.
+    `run` is the id of the run if the run holds its `FileLock`; otherwise it is empty.
 
     Raises:
         CaptureError: `output_dir` is a link to a folder that does not exist.
@@ -61,8 +58,13 @@ def stage(output_dir: Path, name: str, run: str = "") -> Path:
             staging.mkdir()
         except FileExistsError:
             continue
-        except FileNotFoundError:
-            _make_again(staging)
+        except FileNotFoundError as error:  # somebody has removed the folder for captures
+            if output_dir.is_symlink():
+                raise CaptureError(
+                    f"The folder {output_dir} is a link to {output_dir.readlink()}, which does not "
+                    "exist, so the window is lost: create that folder again."
+                ) from error
+            staging.mkdir(parents=True)
         # Checked in the order of the states, so that a rename between two checks is noticed.
         later = (queued_path(staging), busy_path(staging), output_dir / capture)
         if any(map(os.path.lexists, later)):
@@ -84,30 +86,11 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def _names(name: str) -> Iterator[str]:
-    """Yield the names NAME, NAME-2, NAME-3 and so on."""
     return chain([name], map("{}-{}".format, repeat(name), count(2)))
 
 
-def _make_again(staging: Path) -> None:
-    """Create the partial folder `staging`. Its parent, the folder for captures, is created too.
-
-    The folder for captures existed earlier in the run, but somebody has removed it.
-
-    Raises:
-        CaptureError: the folder for captures is a link to a folder that does not exist.
-        OSError: a folder cannot be created.
-    """
-    above = staging.parent
-    if above.is_symlink():
-        raise CaptureError(
-            f"The folder {above} is a link to {above.readlink()}, which does not exist, so the "
-            "window is lost: create that folder again."
-        )
-    staging.mkdir(parents=True)
-
-
 def describe(folder: Path, metadata: Mapping[str, Any]) -> None:
-    """Write a folder's capture.json, and replace an existing capture.json."""
+    """Write a folder's capture.json, or replace it."""
     files.write(folder / METADATA_FILE, _as_text(metadata))
 
 
@@ -136,10 +119,7 @@ def _is_saved(folder: Path) -> bool:
 
 
 def queue(staging: Path, metadata: Mapping[str, Any]) -> Path:
-    """Queue the folder of a window whose trace is complete, and return the new path.
-
-    Write capture.json, and rename the folder from `.NAME.partial` to `.NAME.queued`.
-    """
+    """Write the capture.json of a partial folder whose trace is complete, and queue the folder."""
     folder = queued_path(staging)
     _write_new(staging / METADATA_FILE, _as_text({**metadata, "name": name_of(staging)}))
     staging.rename(folder)
@@ -159,7 +139,7 @@ def busy_path(folder: Path) -> Path:
 
 
 def take(folder: Path) -> Path:
-    """Rename a queued folder to a busy folder; return the new path. Only one process succeeds.
+    """Rename a queued folder to a busy folder; only one process succeeds.
 
     Raises:
         TakenError: another process has taken or removed the folder.
@@ -171,15 +151,12 @@ def take(folder: Path) -> Path:
 
 
 def put_back(folder: Path) -> Path:
-    """Rename a busy folder to a queued folder; return the new path."""
+    """Rename a busy folder to a queued folder."""
     return folder.rename(queued_path(folder))
 
 
 def publish(folder: Path, metadata: dict[str, Any]) -> Path:
-    """Rename a busy folder to its capture's name; return the new path.
-
-    If the name is taken, a number is added.
-    """
+    """Rename a busy folder to its capture's name; a number is added if the name is taken."""
     for name in _names(name_of(folder)):
         target = folder.with_name(name)
         if files.exists(target):
@@ -207,7 +184,7 @@ def queued(output_dir: Path, depth: int = 1) -> list[Path]:
 
 
 def left_busy(output_dir: Path, depth: int = 1) -> list[Path]:
-    """The folders that a process was finishing when it was killed; found as `queued` finds folders.
+    """The folders, found as by `queued`, that a process was finishing when it was killed.
 
     On a file system without locks, a process may still be finishing one of them.
     """
@@ -226,7 +203,6 @@ def _found(output_dir: Path, depth: int, state: str) -> list[Path]:
 
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """A folder and its subfolders, down to `depth` levels; links are skipped."""
     yield folder
     if depth > 1:
         with suppress(OSError):
@@ -236,17 +212,11 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a window comes from, according to its capture.json, which anybody may have written.
-
-    Attributes:
-        run: the id of the run.
-        rank: the rank; None if unknown.
-        started_at: when the window began, in ISO format.
-    """
+    """Where a window comes from, according to its capture.json, which anybody may have written."""
 
     run: str = ""
     rank: int | None = None
-    started_at: str = ""
+    started_at: str = ""  # in ISO format
 
 
 def origin(folder: Path) -> Origin:
@@ -292,7 +262,7 @@ def _described_at(folder: Path) -> int:
 def remove_stale(output_dir: Path) -> None:
     """Remove partial folders, partial files and lock files of ended runs.
 
-    Also warn about the queued windows of these runs.
+    A warning names the queued windows of these runs.
     """
     for staging in output_dir.glob(f".*{_PARTIAL}"):
         with suppress(OSError):  # another process removes it too, or it belongs to another user
@@ -332,7 +302,7 @@ def _lives(folder: Path, run: str) -> bool | None:
 def _is_stale(staging: Path) -> bool:
     """Whether the run that wrote a partial folder has ended.
 
-    On a file system without locks, the run counts as ended if the folder is older than a day.
+    On a file system without locks, a run counts as ended a day after the folder's last change.
     """
     try:
         run = files.read_bytes(staging / _OWNER_FILE, most=100).decode("ascii", "replace")

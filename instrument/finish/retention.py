@@ -18,23 +18,13 @@ def enforce(
     budget: int | None,
     needed: Callable[[Path], bool],
 ) -> list[Path]:
-    """Remove the oldest captures of a run until the remaining captures are within the limits.
+    """Remove the oldest captures of a run beyond `keep` captures or `budget` bytes; return them.
 
-    The newest capture always stays, and so do captures for which `needed` returns True.
+    None means no limit. The newest capture always stays, and so do captures for which `needed`
+    returns True. A resumed run has another id, so captures of the first run stay.
 
     Cost: none without limits. With a limit, about 0.1 ms for each capture of this rank, to read its
     `capture.json`. With a budget, about 0.04 ms more for each capture, to list its files.
-
-    Args:
-        output_dir: the folder for captures.
-        run: the id of the run; a resumed run has another id, so captures of the first run stay.
-        rank: the rank of the captures.
-        keep: the maximum number of captures; None means no limit.
-        budget: the maximum size of all captures together, in bytes; None means no limit.
-        needed: returns whether a capture must stay for now, for example until it is uploaded.
-
-    Returns:
-        The captures that were removed.
     """
     if keep is None and budget is None:
         return []

@@ -57,15 +57,9 @@ def call_sinks(
     failed: set[str],
     timeout_s: float | None = None,
 ) -> None:
-    """Call `notice` or `close` of all sinks; log the exceptions that the sinks raise.
+    """Call `notice` or `close` of all sinks, `close` with `timeout_s`; log what they raise.
 
-    For each sink and method, only the first exception is logged.
-
-    Args:
-        sinks: the sinks, by name.
-        what: the name of the method.
-        failed: the failures that are already logged, each as SINK.METHOD; new failures are added.
-        timeout_s: the argument for `close`, in seconds.
+    Only the first exception of each sink and method is logged; `failed` then holds SINK.METHOD.
     """
     for name, sink in sinks.items():
         try:
@@ -122,10 +116,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def build_sinks(mappings: Mapping[str, Mapping[str, Any]], failed: set[str]) -> dict[str, Any]:
-    """Build the sinks of a job (the settings of a worker process).
-
-    If a sink cannot be built, the error is logged, and the name of the sink is added to `failed`.
-    """
+    """Build the sinks of a job; log the errors of the others, and add them to `failed`."""
     sinks = {}
     for name, mapping in mappings.items():
         try:

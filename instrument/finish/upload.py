@@ -1,13 +1,8 @@
 """Uploads finished captures, each into a folder below a URL; capture.json is uploaded last.
 
-The folder is named after the capture and its run, such as `NAME-1f8a02c5`, so captures of different
-runs do not meet. A capture counts as uploaded when the server lists all its files with the right
-sizes; the file `upload.json` in the capture's own folder then records the URL. An interrupted
-upload is resumed. Nothing is written into a remote folder that another capture's folder has begun,
-and nothing at the URL is ever removed.
-
-All files in a capture's folder are uploaded, except hidden files and links. Files that sinks write
-elsewhere, such as those of `tensorboard` and `parquet`, are not uploaded.
+docs/uploads.md says what is uploaded, when it is tried again, and what is never overwritten. The
+file `upload.json` in the capture's own folder records the folders at URLs that it has begun. An
+interrupted upload is resumed.
 """
 
 from __future__ import annotations
@@ -34,11 +29,9 @@ _RUN_DIGITS = 8
 class Uploads:
     """Uploads captures one after the other on a separate thread.
 
-    The upload of a capture is tried six times, with pauses. If all attempts fail, the capture
-    counts as failed. If the bucket or a permission is missing, the capture counts as failed after
-    one attempt, because only a change at the server can help. While a capture counts as failed, the
-    upload of other captures is tried only once. Failed captures stay on disk, and are tried again
-    after another capture has been uploaded. Only the first failure is logged.
+    While a capture counts as failed, the upload of other captures is tried only once. Failed
+    captures are tried again after another capture has been uploaded. Only the first failure is
+    logged.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -63,10 +56,7 @@ class Uploads:
                 self._thread = thread
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait until every capture is uploaded or has failed.
-
-        With a timeout, log the progress, and wait at most `timeout_s` seconds.
-        """
+        """Wait until each capture is uploaded or has failed; with `timeout_s`, log the progress."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -97,7 +87,6 @@ class Uploads:
                     self._failed.append(folder)
 
     def _send_with_retries(self, folder: Path) -> bool:
-        """Upload one capture with retries; return whether the upload succeeded."""
         pauses = iter(() if self._failed else _PAUSES_S)
         while True:
             try:
@@ -133,11 +122,7 @@ class Uploads:
 
 
 def _is_final(error: Exception) -> bool:
-    """Whether further attempts are useless after this error.
-
-    True if the bucket or the permission is missing, if another capture is at the URL, or if the
-    interpreter shuts down.
-    """
+    """Whether further attempts are useless after this error."""
     # fsspec's packages raise these for responses of the server
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
         return True
@@ -147,10 +132,7 @@ def _is_final(error: Exception) -> bool:
 def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
     """Upload a finished capture, check that it arrived, and return the URL of its folder.
 
-    Args:
-        folder: the folder of the capture.
-        url: the URL of the parent folder.
-        options: fsspec's options for the URL.
+    `url` is the URL of the parent folder, `options` are those of fsspec.
 
     Raises:
         CaptureError: a file did not arrive completely.
@@ -175,7 +157,6 @@ def send(folder: Path, url: str, options: Mapping[str, Any]) -> str:
 
 
 def _place(folder: Path, url: str) -> str:
-    """The URL of a capture below the URL of an upload."""
     run, base = queue.origin(folder).run[:_RUN_DIGITS], url.rstrip("/")
     above = f"{base}//" if base.endswith(":") else base  # the root, such as file:///
     return f"{above}/{folder.name}{f'-{run}' if run.isalnum() else ''}"
@@ -189,10 +170,9 @@ def has_arrived(folder: Path, url: str) -> bool:
 def _places(folder: Path) -> dict[str, bool]:
     """The remote folders that a capture's folder may write to; true if all files have arrived.
 
-    They stand in `upload.json`, with the inode of the capture's folder. The file is valid only if
-    the folder has this inode, so a copied or downloaded `upload.json` is ignored. Otherwise a
-    capture that you downloaded from somebody, and then uploaded, could overwrite a capture of yours
-    at the URL.
+    They stand in `upload.json`, which is valid only for a folder with the inode that it names.
+    Otherwise a capture that you downloaded from somebody, and then uploaded, could overwrite a
+    capture of yours at the URL.
     """
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))

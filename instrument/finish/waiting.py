@@ -20,9 +20,9 @@ def wait_for(
     Args:
         thread: the thread that does the work, or hears of it.
         left: a function that returns the names of the unfinished windows, in order.
-        timeout_s: the longest wait, in seconds.
+        timeout_s: the longest wait.
         closing_s: the longest wait once nothing is left.
-        whom: what the caller waits for, in the words of the messages: "exporter" or "upload".
+        whom: what the caller waits for, in the messages: "exporter" or "upload".
     """
     began, total, due_s = time.monotonic(), 0, _SILENT_S
     while thread.is_alive() and (waited := time.monotonic() - began) < timeout_s:

@@ -23,13 +23,8 @@ from instrument.trace.rewrite import rewrite
 def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     """Turn a queued folder into a finished capture, and return the capture's folder.
 
-    While this function runs, the folder is busy. After an exception, it is queued again.
-
-    Args:
-        folder: the queued folder.
-        sinks: the sinks, by name.
-        failed: the names of the sinks that have already failed in this run; this function adds the
-            sinks that fail now. Only the first error of a sink is logged.
+    While this function runs, the folder is busy. After an exception, it is queued again. `failed`
+    holds the names of the sinks whose first error in this run is logged; new ones are added.
 
     Raises:
         TakenError: another process is finishing the folder.
@@ -87,7 +82,6 @@ def _compress(folder: Path, metadata: Mapping[str, Any]) -> None:
 
 
 def _summarize(capture: Capture, folder: Path, failed: set[str]) -> None:
-    """Write the summary of a capture, for comparisons of ranks."""
     try:
         of_rank.write(capture, folder)
     except Exception as error:

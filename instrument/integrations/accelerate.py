@@ -11,15 +11,15 @@ from instrument.sinks.scalars import known_scalars
 
 
 class Trackers(Sink):
-    """Logs the scalars of each window (a series of recorded steps) with `accelerator.log`.
+    """Logs the scalars of each window with `accelerator.log`.
 
     Use it in `Session(…, sinks={"trackers": Trackers(accelerator=accelerator)})`.
 
-    The scalars are those of the TensorBoard sink, with `profiler/` before each name, such as
-    `profiler/ranges/forward/cpu_ms`. They are logged for the window's last step. As usual in
-    Accelerate, only the main process logs. A thread logs the scalars some seconds after the window.
-    In the meantime, training may log a newer step. A tracker that refuses older steps, such as W&B,
-    loses the scalars in this case. For W&B, use the wandb sink instead.
+    The scalars are those of the TensorBoard sink, with `profiler/` before each name, and are logged
+    for the window's last step. As usual in Accelerate, only the main process logs. A thread logs
+    the scalars some seconds after the window. If training has logged a newer step meanwhile, a
+    tracker that refuses older steps, such as W&B, loses the scalars. For W&B, use the wandb sink
+    instead.
     """
 
     inline: ClassVar[bool] = True  # the trackers are open in the training process

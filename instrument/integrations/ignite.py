@@ -27,12 +27,10 @@ def attach(
 ) -> Session:
     """Record windows of each `engine.run`; a step is an iteration, counted from 0.
 
-    A window is a series of recorded steps; the config says which steps. The wait for a batch is the
-    range `data`. Triggers can use the loss of a step. The loss is `state.output`, or the value of
-    `loss` if the output is a mapping. The loss must be a number or a tensor of one element.
-    Handlers of ITERATION_COMPLETED that were added before this call run inside the step; handlers
-    that are added later run inside the next step. While no window is open, an iteration costs a few
-    µs.
+    The wait for a batch is the range `data`. Triggers get the loss: `state.output`, or its `loss`
+    if the output is a mapping; it must be a number or a tensor of one element. Handlers of
+    ITERATION_COMPLETED that were added before this call run inside the step, later ones inside the
+    next step. While no window is open, an iteration costs a few µs.
 
     Args:
         engine: the engine to attach to.
@@ -43,9 +41,6 @@ def attach(
             while the session runs. The steps of each phase are counted separately.
         model: a model whose submodules get ranges.
         options: as for `Session`.
-
-    Returns:
-        The session.
 
     Raises:
         ConfigError: the engine has a session already, or an option cannot work.
@@ -95,11 +90,7 @@ class Attached:
             engine.add_event_handler(event, handler)
 
     def __call__(self, *args: Any, **kwargs: Any) -> State:
-        """Run the engine.
-
-        For the phase `train`, the session starts and stops with the run. For any other phase, the
-        phase begins and ends with the run, if the session is running.
-        """
+        """Run the engine, and with it the session or, if that is running, the engine's phase."""
         with ExitStack() as ends:
             if self._phase == "train":
                 ends.push(self._session)
@@ -131,7 +122,10 @@ class Attached:
 
     def _step(self) -> None:
         if self._session.running:
-            self._session.step(loss=_loss(self._engine.state.output))
+            output = self._engine.state.output
+            loss = output.get("loss") if isinstance(output, Mapping) else output
+            single = isinstance(loss, Tensor) and loss.numel() == 1
+            self._session.step(loss=loss if single or isinstance(loss, int | float) else None)
 
 
 def _iterations(state: State) -> int | None:
@@ -140,10 +134,3 @@ def _iterations(state: State) -> int | None:
         return int(state.max_epochs * state.epoch_length)
     max_iters: int | None = getattr(state, "max_iters", None)  # Ignite 0.5.4 has none
     return max_iters
-
-
-def _loss(output: Any) -> Any:
-    """The loss in the output of Ignite's process function; None if the output has no loss."""
-    loss = output.get("loss") if isinstance(output, Mapping) else output
-    single = isinstance(loss, int | float) or (isinstance(loss, Tensor) and loss.numel() == 1)
-    return loss if single else None

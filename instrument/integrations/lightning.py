@@ -1,12 +1,11 @@
 """Profile the runs of a Lightning Trainer, by a callback or by a profiler.
 
-The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler is
-`Trainer(profiler=InstrumentProfiler(…))`: it adds the callback, and also opens a range for each
-action of Lightning.
+The callback is `Trainer(callbacks=[ProfilerCallback(…)])`. The profiler,
+`Trainer(profiler=InstrumentProfiler(…))`, adds the callback and opens a range for each action of
+Lightning.
 
-Lightning is the package `lightning` or `pytorch_lightning`. If both packages are installed, the
-Trainer of each package accepts both classes of this module: they have base classes of both
-packages.
+If both `lightning` and `pytorch_lightning` are installed, the Trainer of each accepts both classes
+of this module: they have base classes of both packages.
 """
 
 from __future__ import annotations
@@ -49,23 +48,20 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 class ProfilerCallback(Callback):
     """Records windows of `trainer.fit`; a step is a training batch.
 
-    A window is a series of recorded steps; the config says which steps. The callback takes the
-    arguments of `Session`, and raises the same errors. `self.session` is the session, and
-    `self.session.captures` holds its captures. Steps count from 0. Each batch is a step, even if
-    gradients accumulate.
+    The callback takes the arguments of `Session`, and raises the same errors; `session` is its
+    session.
 
     The parts of a step are ranges: `data`, `batch_to_device`, `training_step`, `backward`,
     `optimizer_step` and `validation`. Lightning runs `training_step`, `backward` and
-    `optimizer_step` inside torch's own range `Optimizer.step#…`. If the user marked `training_step`
-    with `@profiled`, the callback opens no second range for this method. If the Trainer has one of
-    Lightning's profilers (`Trainer(profiler=…)`), only this profiler measures `data`,
-    `batch_to_device` and `training_step`.
+    `optimizer_step` inside torch's own range `Optimizer.step#…`. A `training_step` that the user
+    marked with `@profiled` gets no second range. If the Trainer has one of Lightning's profilers
+    (`Trainer(profiler=…)`), only this profiler measures `data`, `batch_to_device` and
+    `training_step`.
 
     Validation within `fit` is the session's phase `validation`, whose batches count separately.
     `trainer.validate`, `test` and `predict` are separate runs, which are recorded if
     `profiler.phases` holds `validation`, `test` or `predict`. Sanity checking is not recorded. A
-    resumed fit continues with the checkpoint's number of batches. If the config is disabled, the
-    callback removes itself from the trainer when a run begins.
+    resumed fit continues with the checkpoint's number of batches.
 
     If Lightning starts the processes itself (`ddp_spawn`), each process records with its own copy
     of the callback. The captures are then in the folder, but `session.captures` of the callback in
@@ -188,10 +184,7 @@ class ProfilerCallback(Callback):
 
 
 class _Parts(Profiler):
-    """Opens ranges for the parts of a step.
-
-    It replaces Lightning's `PassThroughProfiler`, which costs more while nothing is recorded.
-    """
+    """Opens ranges for the parts of a step; the `PassThroughProfiler` it replaces costs more."""
 
     def __init__(self, module: LightningModule | None = None) -> None:
         super().__init__()
@@ -204,11 +197,7 @@ class _Parts(Profiler):
         self._ranges.clear()
 
     def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """A context manager that opens a range for one of Lightning's actions.
-
-        While nothing is recorded, and for actions without a range, the context manager does
-        nothing.
-        """
+        """A context manager that opens a range for an action, or that does nothing."""
         if not backends.armed:
             return _NOTHING
         if action_name not in self._ranges:
@@ -228,13 +217,8 @@ class _Parts(Profiler):
         owner, _, hook = action.rpartition(".")
         if hook.endswith("_next"):
             return "data"
-        if (
-            owner.startswith("[Strategy]")
-            and hook in (*_STEPS, "batch_to_device")
-            and hook not in self._marked
-        ):
-            return hook
-        return None
+        own = hook in (*_STEPS, "batch_to_device") and hook not in self._marked
+        return hook if own and owner.startswith("[Strategy]") else None
 
 
 class InstrumentProfiler(_Parts):
@@ -242,10 +226,9 @@ class InstrumentProfiler(_Parts):
 
     The profiler takes the arguments of `Session`. The ranges of `ProfilerCallback` keep their
     names, such as `training_step`. All other ranges have Lightning's names, such as
-    `[Callback]ModelCheckpoint.on_train_batch_end`. This profiler adds a `ProfilerCallback` to its
-    trainer. If the trainer already has a `ProfilerCallback`, the profiler adds none, and the config
-    of the trainer's callback applies. Unlike Lightning's profilers, this profiler prints no
-    summary: the session's sinks write the results.
+    `[Callback]ModelCheckpoint.on_train_batch_end`. If the trainer already has a `ProfilerCallback`,
+    the profiler adds none, and its config applies. Unlike Lightning's profilers, this profiler
+    prints no summary: the session's sinks write the results.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -258,10 +241,7 @@ class InstrumentProfiler(_Parts):
         return self.callback.session
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Add the callback to the trainer.
-
-        The trainer is in `_lightning_module`, which Lightning sets before it calls `setup`.
-        """
+        """Add the callback to the trainer."""
         super().setup(stage, local_rank, log_dir)
         module: Any = self._lightning_module  # type: ignore[attr-defined] # the trainer sets it
         self._find_marked_steps(module)

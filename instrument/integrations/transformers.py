@@ -12,13 +12,7 @@ from instrument.errors import MissingPackage
 from instrument.record.session import Session
 
 try:
-    from transformers import (
-        Trainer,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
+    from transformers import Trainer, TrainerCallback, TrainerState
 except ImportError as error:
     raise MissingPackage("The Transformers callback", "transformers", "transformers") from error
 
@@ -26,11 +20,12 @@ except ImportError as error:
 class ProfilerCallback(TrainerCallback):
     """Records windows of `trainer.train()`; a step is an optimizer step.
 
-    A window is a series of recorded steps; the config says which steps. The number of a step is
-    `state.global_step`. With gradient accumulation, a step includes all its batches. Logging,
-    evaluating and saving after a step belong to the next step. Your code needs no annotations: the
-    callback opens the ranges `data`, `forward`, `backward` and `optimizer`, and a range for each
-    submodule.
+    The callback takes the arguments of `Session`, and raises the same errors; `session` is its
+    session.
+
+    The number of a step is `state.global_step`. With gradient accumulation, a step includes all its
+    batches. Logging, evaluating and saving after a step belong to the next step. The callback opens
+    the ranges `data`, `forward`, `backward` and `optimizer`, and a range for each submodule.
 
     Evaluation is the session's phase `validation`, whose batches count separately.
     `trainer.evaluate` and `predict` outside of `train()` are separate runs, which are recorded if
@@ -38,12 +33,8 @@ class ProfilerCallback(TrainerCallback):
     batch, as `training_step` returns it.
 
     The first enabled callback replaces `Trainer.train` and `Trainer.evaluation_loop` for the rest
-    of the process, because Transformers does not pass exceptions to callbacks. Trainers without
-    such a callback behave as before.
-
-    The callback takes the arguments of `Session`, and raises the same errors. `self.session` is the
-    session, and `self.session.captures` holds its captures. While no window is open, a step costs a
-    few µs.
+    of the process. Trainers without such a callback behave as before. While no window is open, a
+    step costs a few µs.
     """
 
     def __init__(self, *config: Any, **options: Any) -> None:
@@ -60,12 +51,7 @@ class ProfilerCallback(TrainerCallback):
             _wrap_trainer()
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
         """Start the session. The first step number is that of the checkpoint, if there is one."""
         self.session.stop()  # with auto_find_batch_size, training may begin several times
@@ -112,9 +98,8 @@ class ProfilerCallback(TrainerCallback):
     ) -> Iterator[None]:
         """Enter a phase during `trainer.evaluation_loop`.
 
-        Outside of `train`, the session is not running. If `profiler.phases` holds the phase, the
-        session starts before the phase and stops afterwards. If not, the evaluation runs without
-        the session.
+        Outside of `train`, the session starts and stops with the phase, if `profiler.phases` holds
+        it.
         """
         phase = "predict" if description == "Prediction" else "validation"
         with ExitStack() as ends:
@@ -154,8 +139,8 @@ def _wrapped(owner: Any, method: str, wrap: Callable[[Any], Any]) -> Iterator[No
 def _wrap_trainer() -> None:
     """Wrap `Trainer.train` and `evaluation_loop` in context managers of the profiler callbacks.
 
-    This is needed because Transformers passes no Trainer to callbacks, and does not call them when
-    an evaluation begins or an exception ends training.
+    Transformers passes no Trainer to callbacks, and does not call them when an evaluation begins or
+    an exception ends training.
     """
     for method, context in (
         ("train", ProfilerCallback.training),

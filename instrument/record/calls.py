@@ -26,21 +26,14 @@ _enclosing: ContextVar[tuple[RecordedCalls, ...]] = ContextVar("_enclosing", def
 
 
 class _CountedCall(NamedTuple):
-    """A call that is counted as a step."""
-
     step: int  # in which the call began
     first: bool  # whether it is the first call of the session's wrapped functions
 
 
 class RecordedCalls:
-    """Makes each call of the wrapped functions a step of a session.
+    """Makes each call of the wrapped functions a step of a session, as `Session.record` says.
 
-    The first call starts the session, unless the session is already running. A session started so
-    stops after its last window; a window without a planned end ends with the first call.
-
-    A step lasts from the end of one call to the end of the next, on any thread and in any
-    asynchronous task. A call inside another call, and one that began before the open window, do not
-    count.
+    A window without a planned end ends with the first call.
 
     Attributes:
         over: whether the session has nothing left to record; calls are then no longer counted.

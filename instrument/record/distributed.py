@@ -1,10 +1,9 @@
 """Decides which ranks record, into which folder, and at which step a trigger's window begins.
 
-The ranks of a job agree through the job's store: the key-value store of torch.distributed, which
-listens at MASTER_ADDR:MASTER_PORT. The first rank that starts the session names the folder. A rank
-whose trigger requests a window announces the step at which all ranks begin it. No rank leads, and
-none waits for another. No collective is called, and no lock is shared with training: each rank
-opens its own connection, which the training thread does not use after the start.
+The ranks agree through the job's store: the key-value store of torch.distributed at
+MASTER_ADDR:MASTER_PORT (see docs/architecture.md). None waits for another. No lock is shared with
+training: each rank opens its own connection, which the training thread does not use after the
+start.
 
 torch's store has two limits. If its server hangs, a thread that uses the store hangs too. If its
 server dies while the interpreter exits, a thread that still uses the store aborts the process.
@@ -66,10 +65,10 @@ def steps_ahead(step_ns: int) -> int:
 
 
 class AnnouncedWindow(NamedTuple):
-    """A window that all ranks record.
+    """A window that all ranks record, from the warm-up's first step `begin` to the last step `end`.
 
     If `steps` is None, the window has `profiler.active` steps. `after_step` is the step after which
-    the trigger fired. `begin` is the first step of the window's warm-up, `end` its last step.
+    the trigger fired.
     """
 
     trigger: str
@@ -93,9 +92,6 @@ class Announcements:
     Only the thread that polls the triggers uses this object. A rank hears of the windows that are
     announced after it has started: earlier ones may be those of a job that was restarted. If the
     store no longer answers, the methods raise its exceptions.
-
-    Attributes:
-        rank: the number of this rank.
     """
 
     def __init__(
@@ -154,11 +150,8 @@ def join_ranks(
     there are no triggers. A job that is restarted records into the folder of its first start.
 
     Cost: a connection to the store. If the store cannot be reached, a rank waits 10 s, or 20 s if
-    it does not answer, and then records by itself.
-
-    Returns:
-        The folder, and the announcements of all ranks. The latter are None if there are no
-        triggers, or if this rank records by itself.
+    it does not answer, and then records by itself. The announcements are None then, or without
+    triggers.
 
     Raises:
         ConfigError: the folder cannot be written.

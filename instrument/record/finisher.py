@@ -35,9 +35,8 @@ _AFTER_FAILURE_S, _CLOSING_S, _CLOSING_HERE_S = 2.0, 5.0, 5.0
 class Finisher:
     """Has the saved windows of a run finished, uploads their captures, and removes old captures.
 
-    To finish a window means to compress its trace and to run the sinks. With
-    `profiler.export=process`, the worker does this (see `instrument.finish.__main__`), and a thread
-    of this process then runs the sinks that only this process can run. With
+    With `profiler.export=process`, the worker finishes windows (see `instrument.finish.__main__`),
+    and a thread of this process then runs the sinks that only this process can run. With
     `profiler.export=inline`, or if no thread can be started, the thread that steps does it.
 
     The first window starts the worker. If the worker dies, it leaves the window that it was working
@@ -48,9 +47,7 @@ class Finisher:
     line to a pipe.
 
     Attributes:
-        output_dir: the folder for captures.
         run: the id of the run on this rank, which is in each `capture.json`.
-        rank: the rank of this process.
         lock: shows other processes that the run is alive; this process holds the lock from the
             first window on, and the worker inherits it.
         saved: how many windows have been saved so far.
@@ -109,16 +106,13 @@ class Finisher:
         return self._after if self._by_worker else self._config.sinks
 
     def notice(self) -> None:
-        """Let each sink that runs in this process read state of the training thread.
-
-        Call this on the training thread; see `Sink.notice`.
-        """
+        """Call `Sink.notice` of this process's sinks; call this on the training thread."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def has_room(self, name: str) -> bool:
-        """Whether the worker's queue has room for the next window, which is named `name`.
+        """Whether the worker's queue has room for the window `name`; if not, the window is dropped.
 
-        If there is no room, the window is dropped. A warning is logged for the first such window.
+        A warning is logged for the first such window.
         """
         if len(self._pending) < self._config.export_queue:
             return True
@@ -134,11 +128,7 @@ class Finisher:
         return False
 
     def save(self, staging: Path, metadata: Mapping[str, Any]) -> None:
-        """Queue the partial folder of a window whose trace is complete, and have it finished.
-
-        Raises:
-            OSError: the folder cannot be queued.
-        """
+        """Queue the partial folder of a window whose trace is complete, and have it finished."""
         if not self.saved:  # on a network file system, it may differ from the process's user id
             self._job.owner = staging.stat().st_uid
         with self._changing:
@@ -186,7 +176,7 @@ class Finisher:
         self._take(finish(folder, sinks, failed=self._failed))
 
     def _take(self, folder: Path) -> None:
-        """Run this process's sinks on a capture that the worker has finished, and upload it."""
+        """Run this process's sinks on a finished capture, and upload it."""
         if self._after:
             from instrument.capture import Capture
 
@@ -249,12 +239,6 @@ class Finisher:
         return True
 
     def _start(self) -> None:
-        """Start the worker, and the thread that hears its answers.
-
-        Raises:
-            OSError: the process cannot be started.
-            RuntimeError: no thread can be started, for example because the interpreter shuts down.
-        """
         handle = self.lock.handle
         files.fill_standard_streams()
         self._process = process = subprocess.Popen(
@@ -291,7 +275,6 @@ class Finisher:
         _write(process, to_line(self._job) + ("end" if self._over else ""))
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Handle the answers of a worker until it ends."""
         # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
         # closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:
@@ -324,7 +307,7 @@ class Finisher:
                 self._pending.remove(Path(answer["done"]))
 
     def _note_end(self, status: int) -> list[Path]:
-        """Sort the pending windows after the end of a worker: only queued ones stay pending.
+        """Keep only queued windows pending after a worker's end.
 
         Returns the captures that the worker finished without an answer, because it was killed.
         """
@@ -376,13 +359,11 @@ class Finisher:
     def close(self, reason: str | None) -> None:
         """Finish all windows; wait for the worker and for uploads as long as the config allows.
 
-        If the run ended early, this method does not wait for uploads by this process; `instrument
-        export` can upload the captures later. After an exception, other ranks may hang in a
-        collective until this process ends. So this method then waits at most two seconds for the
-        worker, and the worker continues by itself.
-
-        Args:
-            reason: why the run ended early; None after a normal end.
+        `reason` says why the run ended early; None after a normal end. After an early end, this
+        method does not wait for uploads by this process; `instrument export` can upload the
+        captures later. After an exception, other ranks may hang in a collective until this process
+        ends. So this method then waits at most two seconds for the worker, and the worker continues
+        by itself.
         """
         began, timeout_s = time.monotonic(), self._config.export_timeout_s
         try:
@@ -405,7 +386,7 @@ class Finisher:
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
     def _end_worker(self, *, raised: bool) -> None:
-        """Wait until the worker has ended, as `close` says. The log shows the wait.
+        """Wait until the worker has ended, as `close` says.
 
         If the worker dies before its work is done, another one goes on, unless the worker died
         before it had done with a window.
@@ -434,10 +415,7 @@ class Finisher:
                 return
 
     def warn_of_unfinished(self) -> bool:
-        """Warn about windows that are not finished, and about captures that are not uploaded.
-
-        Returns whether there are any.
-        """
+        """Warn of windows not finished and captures not uploaded; return whether there are any."""
         waits = self._process is not None
         stuck = [*self.to_finish, *([] if waits else self._pending)]
         if stuck:
@@ -472,11 +450,7 @@ class Finisher:
 
 
 def _sinks_after_the_worker(config: ProfilerConfig) -> dict[str, Any]:
-    """The sinks that this process must run, although there is a worker.
-
-    This process must run the sinks that no other process can build. If there are such sinks, the
-    sinks that set `last` run here too, because they must run after all other sinks.
-    """
+    """The sinks that no other process can build, and with them those that set `last`."""
     names = config.inline_sinks
     if not names:
         return {}

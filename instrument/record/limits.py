@@ -23,10 +23,10 @@ _SHARE_OF_MACHINE = 1 / 8
 class Limits:
     """Checks the limits of one window, from its beginning until `closed` is set.
 
-    `StepLoop` calls `reached` at the end of each step, and ends the window if `reached` returns a
-    reason. Sometimes no step ends for a long time, as in a server without requests. So a thread
-    looks twice per second, and calls `end` with this object and the reason: at twice the time
-    limit, but at least one second after this limit, or at twice the memory limit.
+    `StepLoop` calls `reached` at the end of each step. Sometimes no step ends for a long time, as
+    in a server without requests. So a thread looks twice per second, and calls `end` with this
+    object and the reason: at twice the time limit, but at least one second after this limit, or at
+    twice the memory limit.
     """
 
     def __init__(self, config: ProfilerConfig, end: Callable[[Limits, str], None]) -> None:
@@ -45,8 +45,8 @@ class Limits:
     def reached(self, times: int = 1, extra_s: float = 0) -> str | None:
         """Return why the window must end; None while it may continue.
 
-        It must end at `times` times the time limit, but no earlier than `extra_s` seconds after
-        this limit, or if the memory of the process grew by `times` times the memory limit.
+        It must end at `times` times a limit, but no earlier than `extra_s` seconds after the time
+        limit.
         """
         elapsed_s = time.monotonic() - self._began_s
         if self._max_s is not None and elapsed_s >= max(times * self._max_s, self._max_s + extra_s):

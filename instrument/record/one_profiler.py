@@ -65,11 +65,10 @@ def starting() -> Iterator[None]:
 def watch_others() -> None:
     """From now on, end our window before a profiler of the program warms up or starts.
 
-    Also keep the steps of an idle profiler of the program out of our windows.
-
-    Wraps two private functions of torch, because torch has no callback for this. They are called
-    once per recording. If this version of torch lacks one of them, nothing is wrapped; `Recorder`
-    then notices only profilers that stop within the window.
+    Also keep the steps of an idle profiler of the program out of our windows. Wraps two private
+    functions of torch, which are called once per recording, because torch has no callback for this.
+    If this version of torch lacks one of them, nothing is wrapped; `Recorder` then notices only
+    profilers that stop within the window.
     """
     module: Any = torch.autograd.profiler
     prepare = getattr(module.profile, "_prepare_trace", None)
@@ -144,12 +143,8 @@ def abandon(owner: Recorder) -> None:
 def stop_abandoned() -> str | None:
     """Stop torch's profiler if a recorder left it on, and if this thread can stop it.
 
-    Only the thread that prepared the recorder's window can stop the profiler. After that thread has
-    ended, any thread can stop the profiler.
-
-    Returns:
-        None if no recorder had left the profiler on, or if it is stopped now; otherwise a sentence
-            that says what is wrong.
+    Only the thread that prepared the recorder's window can stop the profiler, or any thread after
+    that thread has ended. Returns a sentence that says what is wrong if the profiler is still on.
     """
     global abandoned
     with lock:
@@ -186,7 +181,7 @@ def stop_abandoned() -> str | None:
 def _restart() -> bool:
     """Make torch drop a recording whose thread has ended; otherwise torch would crash at exit.
 
-    Returns False if this version of torch cannot drop such a recording.
+    Returns False if this version of torch cannot do so.
     """
     again = _KinetoProfile(activities=[ProfilerActivity.CPU])
     with starting():
@@ -200,10 +195,7 @@ def _restart() -> bool:
 
 
 def require_idle(*, no_warmup: bool = False) -> None:
-    """Raise if another profiler is active in this process.
-
-    Args:
-        no_warmup: also raise if torch's own profiler warms up.
+    """Raise if another profiler is active, or with `no_warmup`, if torch's own one warms up.
 
     Raises:
         CaptureError: another session records, or torch's own profiler is running.

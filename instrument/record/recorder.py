@@ -1,8 +1,7 @@
 """One window of torch's profiler: `Recorder` records it, `RecordedWindow` holds and saves it.
 
-This module uses `torch.profiler._KinetoProfile`, which costs nothing while no window is open. The
-public `torch.profiler.profile.step()` opens a range on every step, which takes over 11 µs even if
-no window is open.
+`torch.profiler._KinetoProfile` costs nothing while no window is open. The public
+`torch.profiler.profile.step()` opens a range on every step, which takes over 11 µs.
 """
 
 from __future__ import annotations
@@ -88,16 +87,8 @@ class Recorder:
         run: str = "",
         end_window: Callable[[], None] = lambda: None,
     ) -> None:
-        """Configure torch's profiler.
-
-        Args:
-            config: the options of the window.
-            activities: what to record, such as cpu and cuda.
-            emitting: the functions that record the ranges of the program with torch, NVTX or ITT.
-            folder: where torch writes the execution trace while it records.
-            run: the id of the run; the name of the execution trace holds it.
-            end_window: called when the program is about to start a profiler of its own.
-        """
+        # torch writes the execution trace into `folder` while it records; its name holds `run`.
+        # `end_window` is called when the program is about to start a profiler of its own.
         self.end_window = end_window
         options = torch_support.experimental_options(config)
         self._all_threads = bool(options.get("profile_all_threads"))
@@ -223,13 +214,13 @@ class Recorder:
         )
 
     def stop_here(self) -> None:
-        """Stop torch's profiler.
-
-        Call this only if `can_stop_here` is true, and with `one_profiler.lock` held.
-        """
+        """Stop torch's profiler; needs `can_stop_here`, and `one_profiler.lock` held."""
         self._detach()
         if self._takes_snapshot and self.started_at is not None:
-            self._take_snapshot()
+            try:
+                self._snapshot = torch.cuda.memory._snapshot()
+            finally:
+                torch.cuda.memory._record_memory_history(enabled=None)
         if self.started_at is None:
             self._start_trace()  # torch has no other way to leave the warm-up
         self._disturbed = not getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
@@ -281,11 +272,10 @@ class Recorder:
             self._execution_trace.leave_to_parent()
 
     def free_ranges(self) -> None:
-        """Free the ranges that were open when the recording stopped.
+        """Free the ranges that were open when the recording stopped; call it before the next one.
 
-        Call this before the next recording. torch writes the end of a range into the recording in
-        which the range began. If that recording is already freed and another recording runs, this
-        write corrupts memory.
+        torch writes the end of a range into the recording in which the range began. If that
+        recording is already freed and another recording runs, this write corrupts memory.
         """
         self._step_range = None
         backends.release_outlived()
@@ -295,7 +285,6 @@ class Recorder:
             self._profile.start_trace()
 
     def _detach(self) -> None:
-        """Stop opening ranges in the program."""
         backends.mark("window ends")
         backends.disarm(self._emitting)
         if self._modules is not None:
@@ -322,11 +311,7 @@ class Recorder:
         time.sleep(_CALLBACKS_S)
 
     def _abandon(self) -> None:
-        """Abandon the window, because the current thread cannot stop the profiler.
-
-        Raises:
-            CaptureError: always.
-        """
+        """Abandon the window, because this thread cannot stop the profiler; raises CaptureError."""
         self.leave_on()
         memory = self._profile.profile_memory
         raise CaptureError(
@@ -343,10 +328,7 @@ class Recorder:
             self._detach()
 
     def release(self) -> None:
-        """Set `prepared` to false, because torch's profiler has stopped.
-
-        Also finish the execution trace.
-        """
+        """Set `prepared` to false, as torch's profiler has stopped; end the execution trace."""
         self.prepared = False
         if self._execution_trace is not None:
             self._execution_trace.end()
@@ -361,38 +343,23 @@ class Recorder:
             "graphs_compiled": graphs - self._graphs_before,
         }
 
-    def _take_snapshot(self) -> None:
-        """Take the allocator's snapshot, and stop recording the allocator's history."""
-        try:
-            self._snapshot = torch.cuda.memory._snapshot()
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
-
 
 @dataclass
 class RecordedWindow:
     """One recorded window, in memory until it is saved.
 
     Attributes:
-        started_at: seconds since the epoch when recording began.
-        ranges: a dict of entries for `capture.json` that the trace does not hold; some of them are
-            not about ranges. See below for the keys.
-        profile: torch's profiler with its recording.
+        ranges: entries for `capture.json` that the trace does not hold; see below.
         disturbed: whether the program stopped another torch profiler within the window.
-        with_memory_categories: whether `save` also writes the memory of each category.
-        snapshot: the CUDA allocator's memory snapshot, or None.
-        execution_trace: torch's execution trace, or None.
 
     The keys of `ranges`:
 
-    - `compiled_ranges`: the ranges that Dynamo traced into a compiled region, each with the name of
-      the region.
+    - `compiled_ranges`: the ranges that Dynamo traced into a compiled region, each with its name.
     - `module_types`: the classes of the submodules whose ranges opened.
     - `modules_not_seen`: the submodules whose ranges never opened, because they were not called or
-      are inside a compiled region. Modules that the user marked with `profiled` are listed only if
+      are inside a compiled region. Those that the user marked with `profiled` are listed only if
       Dynamo has compiled a graph in this process: only then can a compiled region hide them.
-    - `graphs_compiled`: the number of graphs that Dynamo compiled since the warm-up began. Their
-      compilation may make the window slower.
+    - `graphs_compiled`: how many graphs Dynamo has compiled since the warm-up began.
     """
 
     started_at: float
@@ -406,10 +373,9 @@ class RecordedWindow:
     def save(self, path: Path, *, quickly: bool = False) -> None:
         """Write the trace as plain JSON, and the window's other files into the same folder.
 
-        The other files are the memory snapshot, the execution trace and the memory categories. Call
-        this once: it frees the recording, and torch refuses a second export. Set `quickly` if the
-        process is about to end: then the memory categories, which take long, are not written. Cost:
-        holds the GIL for about 3.5 s per million events.
+        Call this once: it frees the recording, and torch refuses a second export. Set `quickly` if
+        the process is about to end: then the memory categories, which take long, are not written.
+        Cost: holds the GIL for about 3.5 s per million events.
 
         Raises:
             CaptureError: the disk is full, torch wrote an incomplete file, torch was interrupted
@@ -446,25 +412,22 @@ class RecordedWindow:
                 f"torch wrote an incomplete trace into {output_dir}, so the window is lost: check "
                 "the free space and quota there."
             )
-        if self.execution_trace is not None:
-            self._keep_execution_trace(self.execution_trace, path.with_name("execution_trace.json"))
+        trace = self.execution_trace
+        if trace is not None and trace.observer is not None:
+            if _ends_whole(trace.path):
+                trace.path.replace(path.with_name("execution_trace.json"))
+            else:
+                logger.warning(
+                    "torch wrote an incomplete execution trace: check the free space and quota of "
+                    "{}.",
+                    path.parent,
+                )
         try:
             if self.snapshot is not None:
                 path.with_name("memory_snapshot.pickle").write_bytes(pickle.dumps(self.snapshot))
         except OSError as error:  # the trace is already saved
             logger.error(
                 "The memory snapshot cannot be written ({}): make room for the next window.", error
-            )
-
-    def _keep_execution_trace(self, trace: ExecutionTrace, target: Path) -> None:
-        if trace.observer is None:
-            return
-        if _ends_whole(trace.path):
-            trace.path.replace(target)
-        else:
-            logger.warning(
-                "torch wrote an incomplete execution trace: check the free space and quota of {}.",
-                target.parent,
             )
 
 
@@ -475,11 +438,10 @@ def import_early() -> None:
 
 
 def refuse_options(config: ProfilerConfig, activities: Sequence[str], folder: Path) -> None:
-    """Check options that only torch can check, by recording an empty window.
+    """Check options that only torch can check, by recording an empty window if there are any.
 
-    The window is recorded only if the config has an `experimental_config`, or limits an activity to
-    some types of events. It takes about 1 ms. The first window of a process takes another 1 s,
-    because Kineto initializes.
+    This takes about 1 ms. The first window of a process takes another 1 s, because Kineto
+    initializes.
 
     Raises:
         ConfigError: torch refuses an option.
@@ -507,10 +469,7 @@ def _compiled_graphs() -> int:
 
 @contextmanager
 def _torch_can_open(path: Path) -> Iterator[Path]:
-    """Yield `path` if torch can open it (see `_PLAIN_PATH`), and otherwise a temporary path.
-
-    A trace at the temporary path is moved to `path` when the block ends.
-    """
+    """Yield `path`, or a path of a temporary file that is moved to it (see `_PLAIN_PATH`)."""
     if _PLAIN_PATH.fullmatch(str(path)):
         yield path
         return

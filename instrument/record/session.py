@@ -56,8 +56,7 @@ class Session:
     `stop`. If only triggers are given, a window is recorded only when a trigger requests it.
 
     With `model`, each submodule gets a range in every window. If `model` is a list, the names of
-    the ranges begin with index and class, such as `0.Generator`. If `model` is a dict, the names
-    begin with the key.
+    the ranges begin with index and class, such as `0.Generator`; if it is a dict, with the key.
 
     Use the session as a context manager. Or call `start`, then `step` once after each training
     step, then `stop`.
@@ -65,8 +64,8 @@ class Session:
     Attributes:
         config: the checked `ProfilerConfig`.
         step_number: the current training step, counted from 0; the trace shows this number. When
-            training resumes from a checkpoint, set the number before or after the start. The
-            schedule then continues from there. Steps of validation and other phases do not count.
+            training resumes from a checkpoint, set the number before or after the start; the
+            schedule continues from there. Steps of validation and other phases do not count.
         activities: what is recorded, such as cpu and cuda; empty before the start.
         output_dir: the folder for captures; None before the start.
         timings: the timings of the whole run (see `timings.table()`). None before the start, or if
@@ -122,7 +121,6 @@ class Session:
         return list(self._captures.values())
 
     def _capture_folders(self) -> list[tuple[str, Path]]:
-        """The run and folder of each finished capture."""
         return [
             (each.run, folder)
             for each in self._finishers
@@ -154,9 +152,9 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        triggers = self._loop.run.triggers if self.running and self._loop.run is not None else None
-        if error is not None and triggers is not None:
-            triggers.failed(error, self.step_number)
+        run = self._loop.run
+        if error is not None and self.running and run is not None and run.triggers is not None:
+            run.triggers.failed(error, self.step_number)
         try:
             self._stop(f"exception {kind.__name__}" if kind else None)
         except KeyboardInterrupt:
@@ -170,8 +168,8 @@ class Session:
 
         Args:
             model: its submodules get ranges, unless the constructor already got a model.
-            total_steps: the number of steps of the whole run; None means `profiler.total_steps`.
-                The session warns of windows that do not fit into the run.
+            total_steps: the number of steps of the whole run, for warnings of windows that do not
+                fit into it; None means `profiler.total_steps`.
 
         Raises:
             ConfigError: the output folder cannot be written, or torch refuses an option.
@@ -230,8 +228,8 @@ class Session:
         """End a training step; `loss` (a number or a tensor of one element) is for triggers.
 
         Triggers get a loss at least one step later, because a tensor is copied from the device
-        asynchronously. So training hardly ever waits for the device. A loop over `session.steps`
-        ends its steps itself. Inside such a loop, `step` only passes the loss to the triggers.
+        asynchronously. So training hardly ever waits for the device. Inside a loop over
+        `session.steps`, which ends its steps itself, `step` only passes the loss.
         """
         loop = self._loop
         counter = loop.current
@@ -255,10 +253,10 @@ class Session:
         schedule applies to the phases that `profiler.phases` lists. Triggers are called only after
         steps of the phase "train".
 
-        If a window is open when the block begins, the window stays open. The block is then a range
-        within the current step, and the steps of the block do not count for that window. A window
-        that begins inside the block ends at the end of the block at the latest. The next block of
-        the same phase continues with the next step number.
+        A window that is open when the block begins stays open. The block is then a range within the
+        current step, and its steps do not count for that window. A window that begins inside the
+        block ends with the block at the latest. The next block of the same phase continues with the
+        next step number.
         """
         if name not in PHASES:
             known = ", ".join(PHASES)
@@ -281,9 +279,8 @@ class Session:
         """Iterate over the batches of a loader; after each batch, a step ends.
 
         The wait for a batch is a range named `data`; the wait for batch k belongs to step k. Call
-        `session.step(loss=…)` inside the loop to pass the loss to triggers. If a loop over
-        `session.steps` is inside another such loop, for example for validation, only the outer loop
-        ends steps.
+        `session.step(loss=…)` inside the loop to pass the loss to triggers. If such loops are
+        nested, for example for validation, only the outer loop ends steps.
         """
         loop = self._loop
         if loop.running and loop.total_steps is None and loop.current is loop.train:
@@ -296,15 +293,14 @@ class Session:
     def record(self, function: F, /, *, name: str | None = None) -> F:
         """Make each call of a function a step: `@session.record` for inference without a loop.
 
-        The first call starts the session, unless the session is already running. The call that
-        ends the last window stops the session, and waits for the captures as `stop` does. Without a
-        schedule, the first call is the only window. If the schedule is a function, the last window
-        is unknown, so the session runs until `stop` is called.
+        The first call starts the session, unless it is already running. The call that ends the last
+        window stops the session, and waits for the captures as `stop` does. Without a schedule, the
+        first call is the only window. If the schedule is a function, the session runs until `stop`
+        is called.
 
-        Each call is a range. Its name is `name`, or the function's name if `name` is None. Calls in
-        all threads and asynchronous tasks count as steps; a coroutine or generator counts when it
-        ends. Two kinds of calls do not count: a call inside another call, and a call that began
-        before the open window.
+        Each call is a range, named `name` or as the function. Calls in all threads and asynchronous
+        tasks count as steps; a coroutine or generator counts when it ends. A call inside another
+        call, and a call that began before the open window, do not count.
 
         A step lasts from the end of one call to the end of the next call. If calls overlap, their
         ranges show how long each call took. After the last window, a call costs the check of a
@@ -317,18 +313,17 @@ class Session:
         return self._calls.wrap(function, name)  # type: ignore[return-value] # keeps the signature
 
     def stop(self) -> None:
-        """End the session, and save the open window.
+        """End the session, and save the open window; a second call does nothing.
 
         If the schedule or a trigger plans a later end for this window, its capture is labelled
         truncated. A window without a finished step is dropped, except if `step` was never called.
-        A second call of `stop` does nothing.
         """
         self._stop(None)
 
     def add_metadata(self, key: str, value: Any) -> None:
         """Add a key to `capture.json` and to the trace of every window that ends from now on.
 
-        Later values overwrite earlier ones. A value that JSON cannot hold is skipped with a
+        A later value replaces an earlier one. A value that JSON cannot hold is skipped with a
         warning.
         """
         try:
@@ -349,12 +344,9 @@ class Session:
 
 
 class Batches(Generic[T]):
-    """Iterates over a loader, and ends a step after each batch.
+    """Iterates over a loader, whose attributes it has too, and ends a step after each batch.
 
-    All attributes of the loader are available on this object too.
-
-    The wait for each batch is a range named `data`. If the loader's length is unknown, a last range
-    `data` shows the wait that ends without a batch.
+    If the loader's length is unknown, a last range `data` shows the wait that ends without a batch.
     """
 
     __slots__ = ("_loader", "_loop")
@@ -439,7 +431,6 @@ def _length(loader: Iterable[Any]) -> int | None:
 def _restored(
     kind: type[Session], config: ProfilerConfig, model: Models, user_metadata: dict[str, Any]
 ) -> Session:
-    """Build the new session when a session is copied or unpickled, and do not start it."""
     session = kind(config, model=model)
     session.loop.user_metadata.update(user_metadata)
     return session

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
 from statistics import median
 from threading import RLock
 from typing import Any, TypeVar
@@ -43,17 +42,13 @@ _PROCESS_ENDS = ("SIGTERM", "exception ", "the interpreter ended")
 
 
 class StepClock:
-    """The durations of the steps of one phase.
+    """The durations of the steps of one phase, without the session's own work between two steps.
 
-    A step lasts from the end of the previous step to its own end. The session's own work between
-    two steps is not included. Cost: one reading of the clock per step, about 0.2 µs.
-
-    Attributes:
-        unrecorded: the durations of the last steps outside windows, in nanoseconds.
+    Cost: one reading of the clock per step, about 0.2 µs.
     """
 
     def __init__(self) -> None:
-        # one step more than `_STEPS_COMPARED`, because the oldest step is not used
+        # the last steps outside windows; one more, because the oldest step is not used
         self.unrecorded: deque[int] = deque(maxlen=_STEPS_COMPARED + 1)
         self.resume()
 
@@ -62,7 +57,7 @@ class StepClock:
         self._began_ns = time.perf_counter_ns()
 
     def end_step(self) -> int:
-        """End the current step, begin the next step, and return the ended step's duration in ns."""
+        """End the current step, begin the next, and return the ended step's duration in ns."""
         now = time.perf_counter_ns()
         took, self._began_ns = now - self._began_ns, now
         return took
@@ -72,11 +67,10 @@ class StepClock:
         self._began_ns += elapsed_ns
 
     def unrecorded_ns(self) -> int | None:
-        """The median duration of the last unrecorded steps (at most 50), in nanoseconds.
+        """The median duration of the last unrecorded steps (at most 50); None without such steps.
 
-        None if fewer than two unrecorded steps are stored. The oldest stored step is left out,
-        because it may be the first step of the run, in which data workers start and code is
-        compiled.
+        The oldest stored step is left out, because it may be the first step of the run, in which
+        data workers start and code is compiled.
         """
         steps = tuple(self.unrecorded)[1:]  # a copy: another thread may call this
         return int(median(steps)) if steps else None
@@ -87,22 +81,18 @@ class StepCounter:
     """Counts the steps of one phase, and plans the windows of this phase.
 
     Attributes:
-        name: train, validation, test or predict.
         schedule: the config that says which steps of this phase are recorded; None if
             `profiler.phases` does not list the phase.
         step_number: the current step of the phase, counted from 0. While another phase runs, this
             is the step with which this phase continues.
-        began_at: the step number at the session's start.
         planned: the open window, or the next window if none is open. If the next window is not
             known yet, an `Idle`, whose `until` is the earliest step at which a window may begin.
             None if no window is left.
-        skipped: the last window that was skipped because its first step had passed; None if no
-            window was skipped.
+        skipped: the last window that was skipped because its first step had passed.
         next_event_step: the next step at whose start a window may begin, continue or end.
         batch_open: whether `session.steps` has given a batch whose step has not ended yet.
         loop_left: whether the user's loop over `session.steps` has ended.
         loss: the loss that was passed to `session.step` for the current batch.
-        clock: measures the durations of the steps of the phase.
     """
 
     name: str
@@ -120,7 +110,7 @@ class StepCounter:
 
     @property
     def window(self) -> Window | None:
-        """The open window, or the next window if none is open; None if no window is known."""
+        """The open window, or the next window if none is open and it is known."""
         return self.planned if isinstance(self.planned, Window) else None
 
     def begin(self, config: ProfilerConfig, step_number: int) -> None:
@@ -144,10 +134,7 @@ class StepCounter:
         self._following = self.planned, following
 
     def skip_to(self, step: int) -> None:
-        """Skip planned windows that begin before `step`.
-
-        There are such windows if, for example, the user has set a new `step_number`.
-        """
+        """Skip planned windows that begin before `step`, as after `step_number` was set."""
         planned = self.planned
         if (
             planned is None
@@ -166,20 +153,9 @@ class StepCounter:
         return None if self.schedule is None else next_window(self.schedule, step)
 
     def folder_name(self, first: int, last: int | None, rank: int) -> str:
-        """The name of a capture with the steps `first` to `last`.
-
-        If `last` is None, the capture has only the step `first`.
-        """
+        """The name of a capture with the steps `first` to `last`, or with `first` alone."""
         prefix = "" if self.name == "train" else f"{self.name}_"
         return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
-
-
-class State(Enum):
-    """What a run does with the current step."""
-
-    IDLE = "idle"
-    WARMUP = "warmup"
-    RECORDING = "recording"
 
 
 @dataclass
@@ -187,15 +163,12 @@ class OpenWindow:
     """The window of a run that warms up or is being recorded, with all of its state.
 
     Attributes:
-        counter: counts the steps of the window's phase.
         planned: the steps that the window should have.
-        config: the options of the window.
-        recorder: records the window with torch's profiler.
+        config: the options of the window, which a trigger may change.
         facts: the facts for `capture.json`; None during the warm-up.
         limits: checks the limits of time and memory; None during the warm-up.
-        step_ns: the durations of the recorded steps, in nanoseconds.
-        paused_ns: how long training waited while torch's profiler started (`start`), while it
-            stopped (`stop`), and while it wrote the trace (`save`), in nanoseconds.
+        step_ns: the durations of the recorded steps.
+        paused_ns: how long training waited, by the part of `pausing`.
     """
 
     counter: StepCounter
@@ -208,9 +181,9 @@ class OpenWindow:
     paused_ns: dict[str, int] = field(default_factory=dict)
 
     @property
-    def state(self) -> State:
-        """Whether the window warms up or is being recorded."""
-        return State.WARMUP if self.recorder.started_at is None else State.RECORDING
+    def recording(self) -> bool:
+        """Whether the window is being recorded; False while it warms up."""
+        return self.recorder.started_at is not None
 
     @contextmanager
     def pausing(self, part: str) -> Iterator[None]:
@@ -222,11 +195,7 @@ class OpenWindow:
             self.paused_ns[part] = self.paused_ns.get(part, 0) + time.perf_counter_ns() - began
 
     def cost(self) -> dict[str, Any]:
-        """The cost of the window, for `capture.json`, without the size of its trace.
-
-        The recorded and the last unrecorded steps (at most 50) are given as medians; None without
-        such steps.
-        """
+        """The cost of the window, for `capture.json`, without the size of its trace."""
         clock = self.counter.clock
         return {
             "recorded_step_ns": int(median(self.step_ns)) if self.step_ns else None,
@@ -250,17 +219,7 @@ class OpenWindow:
 
 @dataclass
 class Run:
-    """The parts of a run that do not change between the session's start and its stop.
-
-    Attributes:
-        activities: what is recorded, such as cpu and cuda.
-        emitting: the functions that record the program's ranges in windows (torch, NVTX, ITT).
-        finisher: has the saved windows finished.
-        metadata: the part of `capture.json` that all windows of the run share.
-        triggers: the object that calls the triggers; None if the config has no triggers.
-        timings: measures how long the ranges and steps of the whole run take; None if the config
-            has no timings.
-    """
+    """The parts of a run that do not change between the session's start and its stop."""
 
     activities: list[str]
     emitting: backends.Backend
@@ -276,13 +235,9 @@ class StepLoop:
     Any thread may call `step`. Another thread watches the limits of a window (its time and memory),
     and may end the window. So all code that changes a window holds `lock`. If recording fails, the
     window is lost, and `_guarded` logs the error once in a run. The error never reaches the caller.
-    A step outside windows costs one comparison and one reading of the clock.
 
     Attributes:
-        lock: held by the thread that begins, continues or ends a window.
-        running: whether a run has begun and has not ended.
         records_nothing: whether the config is disabled or excludes this rank.
-        run: the parts of the run that do not change; None before the first run.
         train: the `StepCounter` of the phase "train".
         current: the `StepCounter` of the current phase.
         window: the window that warms up or is being recorded; None if there is none.
@@ -290,7 +245,6 @@ class StepLoop:
         user_metadata: what the user adds to `capture.json`.
         total_steps: how many steps the run has; None if unknown.
         ended_at: the step number at the end of the last run; None before the first run has ended.
-        loaders: the settings of the data loaders over which the run iterates.
     """
 
     def __init__(self, config: ProfilerConfig) -> None:
@@ -317,15 +271,10 @@ class StepLoop:
         return StepLoop, (self.config,)
 
     @property
-    def state(self) -> State:
-        """Whether a window warms up or is being recorded; any thread may ask."""
-        window = self.window  # read once, because another thread may set it to None
-        return State.IDLE if window is None else window.state
-
-    @property
     def recording(self) -> bool:
-        """Whether a window is being recorded; False while a window warms up."""
-        return self.state is State.RECORDING
+        """Whether a window is being recorded, and does not warm up; any thread may ask."""
+        window = self.window  # read once, because another thread may set it to None
+        return window is not None and window.recording
 
     @property
     def step_number(self) -> int:
@@ -398,10 +347,7 @@ class StepLoop:
             run.timings.begin_step()
 
     def close_batch(self, counter: StepCounter) -> None:
-        """End the step of the newest batch from `session.steps`, if this step is still open.
-
-        The triggers get the loss that the user passed for this batch.
-        """
+        """End the step of the newest batch from `session.steps`, with its loss, if still open."""
         if counter.batch_open:
             counter.batch_open = False
             loss, counter.loss = counter.loss, None
@@ -425,12 +371,11 @@ class StepLoop:
     def leave(self, before: StepCounter, elapsed_ns: int, reason: str | None) -> None:
         """End a `session.phase` block: end its open window, and count steps with `before` again.
 
-        `before` is the current counter before `enter`. If the block has the same phase as the code
-        around it, nothing happens. `elapsed_ns` is the duration of the block; `reason` says why the
-        block ends early, or is None.
+        Nothing happens if the block has the same phase as the code around it. `elapsed_ns` is the
+        duration of the block; `reason` says why the block ends early, or is None.
         """
         counter = self.current
-        if counter is before:  # the block has the same phase as the code around it
+        if counter is before:
             return
         with uninterrupted():
             if reason is None:
@@ -492,11 +437,7 @@ class StepLoop:
             self._preemption.pass_on()
 
     def deliver(self, reason: str | None) -> None:
-        """Wait until the captures are finished and uploaded.
-
-        The config sets the longest time to wait. `reason` says why the run ended early, or is None;
-        after an early end, the wait is shorter.
-        """
+        """Wait until the captures are finished and uploaded, for less time after an early end."""
         if self.run is not None:
             self._logging_errors(self.run.finisher.close, reason)
 
@@ -520,11 +461,7 @@ class StepLoop:
             logger.warning("{}", sentence)
 
     def exclusively(self, act: Callable[..., T], *args: Any) -> T | None:
-        """Call `act` with the lock held, and return its result.
-
-        If another thread still holds the lock after 0.1 s, `act` is not called, and the result is
-        None.
-        """
+        """Call `act` with the lock held; return None if another thread holds the lock for 0.1 s."""
         # A free lock is tried without a timeout first, because a timeout takes twice as long.
         if not (self.lock.acquire(blocking=False) or self.lock.acquire(timeout=_LOCK_WAIT_S)):
             return None
@@ -558,7 +495,7 @@ class StepLoop:
     def _logging_errors(self, act: Callable[..., T], *args: Any) -> T | None:
         """Call `act`, which does not change the window; if it raises, log the error once.
 
-        Returns None after an error. What a signal handler of the program raises goes through.
+        What a signal handler of the program raises goes through.
         """
         try:
             return act(*args)
@@ -573,7 +510,6 @@ class StepLoop:
             self._logging_errors(self.run.finisher.finish_here)
 
     def _report(self, sentence: str, error: Exception) -> None:
-        """Log an error once in a run."""
         if sentence not in self._logged:
             self._logged.add(sentence)
             logger.error("{}", sentence, exception=to_trace(error))
@@ -598,15 +534,13 @@ class StepLoop:
     ) -> bool:
         """End the step; end the window too if it is over; then begin the next step.
 
-        Returns:
-            Always True. `exclusively` returns None if it could not call this method, so the caller
-                can tell the two cases apart.
+        Returns True, because `exclusively` returns None if it could not call this method.
         """
         counter.step_number += 1
         window, took_ns = self.window, counter.clock.end_step()
         if window is None:
             counter.clock.unrecorded.append(took_ns)
-        elif window.state is State.RECORDING:
+        elif window.recording:
             window.step_ns.append(took_ns)
         self._guarded(self._end_step, counter)
         requested = None
@@ -628,7 +562,6 @@ class StepLoop:
         return True
 
     def _ask_triggers(self, triggers: TriggerRunner, took_ns: int, loss: Any) -> None:
-        """Ask the triggers, after a step outside windows, whether a window begins."""
         requested = triggers.after(self.train.step_number - 1, took_ns, loss, recorded=False)
         if requested is not None and self.running:
             with uninterrupted():
@@ -636,28 +569,21 @@ class StepLoop:
                 self.train.clock.resume()
 
     def _end_step(self, counter: StepCounter) -> None:
-        """End the range of the step.
-
-        Also end the window if this was the window's last step, or if the window has reached its
-        limit of time or memory.
-        """
+        """End the step's range, and the window if it is over or has reached a limit."""
         window = self.window
         if window is None or window.counter is not counter:
             return
         window.recorder.end_step()
         last = window.planned.last
-        if window.state is State.RECORDING and last is not None and last < counter.step_number:
+        if window.recording and last is not None and last < counter.step_number:
             self._end_window(None)
         elif window.limits is not None and (reason := window.limits.reached()):
             self._end_window(reason)
 
     def _begin_next_step(self, requested: tuple[str, Request] | None = None) -> None:
-        """Begin the next step of the current phase.
+        """Begin the next step of the current phase, and what is planned for this step.
 
-        Also begin or continue the warm-up or the recording that is planned for this step.
-
-        `requested` is a trigger's name and its request; None if no trigger requests a window. A
-        requested window takes precedence over the windows of the schedule.
+        `requested` is a trigger's name and its request, which takes precedence over the schedule.
         """
         counter = self.current
         if requested is not None:
@@ -699,9 +625,9 @@ class StepLoop:
         # other threads may count further steps while the profiler starts
         number = counter.step_number
         window = self.window or self._open_window(counter, planned, self.run)
-        if window.state is State.WARMUP and number >= planned.first:
+        if not window.recording and number >= planned.first:
             self._start(window)
-        if window.state is State.RECORDING:
+        if window.recording:
             window.recorder.next_step(number)
 
     def _open_window(self, counter: StepCounter, planned: Window, run: Run) -> OpenWindow:
@@ -741,7 +667,7 @@ class StepLoop:
         `reason` says why the window ends early; None if the window ends as planned.
         """
         window, run = self.window, self.run
-        if window is None or window.state is not State.RECORDING or run is None:
+        if window is None or not window.recording or run is None:
             return
         counter = window.counter
         if reason:
@@ -758,17 +684,9 @@ class StepLoop:
                 counter.advance()
 
     def _save(
-        self,
-        recorded: RecordedWindow,
-        window: OpenWindow,
-        run: Run,
-        reason: str | None,
+        self, recorded: RecordedWindow, window: OpenWindow, run: Run, reason: str | None
     ) -> None:
-        """Write a window's raw trace and its metadata, and queue them for the worker.
-
-        Raises:
-            CaptureError, OSError: the trace cannot be saved.
-        """
+        """Write a window's raw trace and its metadata, and queue them for the worker."""
         finisher, counter = run.finisher, window.counter
         if finisher.sinks_here:
             finisher.notice()
@@ -841,10 +759,7 @@ class StepLoop:
         return metadata
 
     def _end_within_step(self, limits: Limits, reason: str) -> None:
-        """End a window that has passed its limits while no step ended.
-
-        `limits` calls this method on its own thread.
-        """
+        """End a window that has passed its limits while no step ended; runs on their thread."""
         with self.lock:
             window = self.window
             if window is not None and window.limits is limits and window.recorder.can_stop_here:
@@ -859,12 +774,9 @@ class StepLoop:
     def _finish(self, reason: str | None, ended: str) -> None:
         """End the open window because the run or phase ends.
 
-        Args:
-            reason: why the run or phase ends early; None if it does not end early.
-            ended: words for the end of the run or phase, such as "the run ended". If `reason` is
-                None and the window was planned to end later, `capture.json` gives these words as
-                the reason. But if no step has ended since the start, it says that `session.step`
-                was never called.
+        `reason` says why it ends early, or is None; `ended` says what ends. If `reason` is None and
+        the window was planned to end later, `capture.json` gives `ended` as the reason. But if no
+        step has ended since the start, it says that `session.step` was never called.
         """
         window = self.window
         if window is None:
@@ -885,14 +797,11 @@ class StepLoop:
     def _has_recorded_steps(self, reason: str | None) -> bool:
         """Whether a window is open and must be saved when the run or the phase ends.
 
-        The open window is saved in three cases:
-
-        - A step has ended in the window.
-        - The run or phase ends early (`reason` is not None).
-        - No step has ended since the start, because `session.step` was never called.
+        It is dropped only if `session.step` was called, the window has no complete step, and
+        nothing ends early.
         """
         window = self.window
-        if window is None or window.state is not State.RECORDING:
+        if window is None or not window.recording:
             return False
         counter = window.counter
         just_begun = counter.began_at < counter.step_number <= window.planned.first
@@ -908,7 +817,7 @@ class StepLoop:
             return
         may_stop = window.recorder.can_stop_here
         stepped = window.counter.step_number > window.planned.first
-        if window.state is State.RECORDING and stepped and may_stop:
+        if window.recording and stepped and may_stop:
             self._end_window(reason)
             return
         logger.warning("The window of {} is not recorded: {}.", window.planned.in_words(), reason)
@@ -919,9 +828,8 @@ class StepLoop:
     def _drop_window(self, window: OpenWindow | None) -> None:
         """Stop recording without saving.
 
-        `window` is the loop's window, or None. After an error in an action, it is the window that
-        the loop had before the action, because the action may have removed it from the loop without
-        stopping it.
+        After an error in an action, `window` is the loop's window from before it, because the
+        action may have removed it from the loop without stopping it.
         """
         if window is None or self.window is not None:
             window, self.window = self.window, None

@@ -1,7 +1,4 @@
-"""Finds what this version of torch can record on this machine.
-
-The functions try out what torch accepts, instead of comparing version numbers.
-"""
+"""Finds what this version of torch can record, by trying out what it accepts."""
 
 from __future__ import annotations
 

@@ -12,11 +12,7 @@ from typing import Any
 from instrument import threads
 from instrument.errors import reraise_signal
 from instrument.log import logger
-from instrument.record.distributed import (
-    POLL_SECONDS,
-    AnnouncedWindow,
-    Announcements,
-)
+from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announcements
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
@@ -27,8 +23,6 @@ _JOIN_S = 5.0
 
 @dataclass
 class _ActiveTrigger:
-    """One trigger of a run, with the state of its `cooldown` and `max_windows`."""
-
     name: str
     callbacks: TriggerCallbacks
     cooldown: int
@@ -37,7 +31,7 @@ class _ActiveTrigger:
     warned: bool = False
 
     def may_record(self, number: int) -> bool:
-        """Whether the trigger may get a window after this step; warns once if no window is left."""
+        """Whether the trigger may get a window after this step; warns once if none is left."""
         # A larger difference means that the user has lowered the step number: no cooldown then.
         if 0 < self.cooldown_until - number <= self.cooldown + 1:
             return False
@@ -53,10 +47,6 @@ class _ActiveTrigger:
         return True
 
     def count_window(self, number: int) -> None:
-        """Start the cooldown after step `number`, and count one window less in `windows_left`.
-
-        If `windows_left` is None (no limit) or 0, it does not change.
-        """
         self.cooldown_until = number + 1 + self.cooldown
         if self.windows_left:
             self.windows_left -= 1
@@ -79,7 +69,7 @@ class TriggerRunner:
         self._unsent: dict[str, tuple[Request, int]] = {}
         self._announced: list[AnnouncedWindow] = []  # windows of all ranks that have not begun yet
         self._last: AnnouncedWindow | None = None  # the last of them
-        self._triggers: list[_ActiveTrigger] = []
+        self._triggers: dict[str, _ActiveTrigger] = {}
         # by trigger: the last request made by its `poll` or from another thread
         self._pending_requests: dict[str, Request] = {}
         self._losses = LossReader()
@@ -89,10 +79,10 @@ class TriggerRunner:
         # called after each step; a trigger that raises is removed
         self._checks = [
             (each.callbacks.fires, each)
-            for each in self._triggers
+            for each in self._triggers.values()
             if each.callbacks.fires is not None
         ]
-        polled = [each for each in self._triggers if each.callbacks.poll is not None]
+        polled = [each for each in self._triggers.values() if each.callbacks.poll is not None]
         self._thread = Thread(
             target=self._poll, args=(polled,), name="instrument-triggers", daemon=True
         )
@@ -120,8 +110,8 @@ class TriggerRunner:
                 "The trigger {} could not begin and is never called.", name, exception=error
             )
             callbacks = None
-        self._triggers.append(
-            _ActiveTrigger(name, callbacks or TriggerCallbacks(), cooldown, max_windows)
+        self._triggers[name] = _ActiveTrigger(
+            name, callbacks or TriggerCallbacks(), cooldown, max_windows
         )
 
     def after(
@@ -129,17 +119,11 @@ class TriggerRunner:
     ) -> tuple[str, Request] | None:
         """Call all triggers after step `number`; return the window that begins with the next step.
 
-        Args:
-            number: the step that has ended.
-            took_ns: the duration of this step.
-            loss: the loss that was given to `session.step`.
-            recorded: whether a window is open or warming up. If so, no other window can begin.
-
-        Returns:
-            The name of a trigger and its request; None if no window begins. A window that was
-            announced to all ranks for the next step comes first. On a single rank, the next choice
-            is the first new request whose trigger has windows left and no cooldown. With other
-            ranks, a new request begins no window yet, because it is announced first.
+        `recorded` says whether a window is open or warming up; then no other window can begin. The
+        window is a trigger's name and its request. A window that was announced to all ranks for the
+        next step comes first. On a single rank, the next choice is the first new request whose
+        trigger has windows left and no cooldown. With other ranks, a new request is announced
+        first.
         """
         if self._unsent and self._announcements is None:
             self._pending_requests |= {name: request for name, (request, _) in self._unsent.items()}
@@ -170,14 +154,13 @@ class TriggerRunner:
                 self._unsent.setdefault(name, (request, number))
             first = None
         elif first is not None:
-            self._count_window(first[0], number)
+            self._triggers[first[0]].count_window(number)
         return (self._next_announced(number, recorded) if self._announced else None) or first
 
     def _next_announced(self, number: int, recorded: bool) -> tuple[str, Request] | None:
         """The announced window that all ranks begin with the next step; None if there is none.
 
-        While a window is open, the announced window is delayed step by step. The open window is
-        open on all ranks, so all ranks delay the announced window by the same number of steps.
+        While a window is open, the announced window is delayed step by step, on all ranks alike.
         """
         window = min(self._announced, key=lambda window: window.begin)
         if number + 1 < window.begin:
@@ -198,18 +181,10 @@ class TriggerRunner:
         )
         return None
 
-    def _named(self, name: str) -> _ActiveTrigger | None:
-        """The trigger with this name; None if only other ranks have such a trigger."""
-        return next((trigger for trigger in self._triggers if trigger.name == name), None)
-
-    def _count_window(self, name: str, number: int) -> None:
-        if (trigger := self._named(name)) is not None:
-            trigger.count_window(number)
-
     def _first_pending(self, number: int) -> tuple[str, Request] | None:
-        """Return the request of the first trigger that may get a window; discard all the others."""
+        """The request of the first trigger that may get a window; discards all the others."""
         pending = {name: self._pending_requests.pop(name) for name in list(self._pending_requests)}
-        for trigger in self._triggers:
+        for trigger in self._triggers.values():
             if trigger.name in pending and trigger.may_record(number):
                 try:
                     return trigger.name, _as_request(pending[trigger.name])
@@ -220,7 +195,7 @@ class TriggerRunner:
 
     def failed(self, error: BaseException, number: int) -> None:
         """Tell the triggers that an exception ended the session's `with` block in step `number`."""
-        for trigger in self._triggers:
+        for trigger in self._triggers.values():
             if trigger.callbacks.failed is not None:
                 self._call(trigger, partial(trigger.callbacks.failed, error, number))
 
@@ -231,7 +206,7 @@ class TriggerRunner:
         # process aborts if a thread uses the store when the interpreter ends
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
-        for trigger in self._triggers:
+        for trigger in self._triggers.values():
             if trigger.callbacks.end is not None:
                 self._call(trigger, trigger.callbacks.end)
 
@@ -252,11 +227,12 @@ class TriggerRunner:
                 if announcements.announce(name, request, after_step):
                     del self._unsent[name]
             for window in announcements.new():
-                trigger = self._named(window.trigger)
+                trigger = self._triggers.get(window.trigger)  # None: only other ranks have it
                 if not self._is_answered(window) and (
                     trigger is None or trigger.may_record(window.after_step)
                 ):
-                    self._count_window(window.trigger, window.begin - 1)
+                    if trigger is not None:
+                        trigger.count_window(window.begin - 1)
                     self._announced.append(window)
                     self._last = window
         except Exception as error:  # the store raises errors of various types
@@ -277,7 +253,7 @@ class TriggerRunner:
         return abs(window.after_step - last.after_step) <= last.end - last.after_step
 
     def _call(self, trigger: _ActiveTrigger, act: Callable[[], None]) -> bool:
-        """Call a callback of a trigger; return False if the callback raised."""
+        """Call a callback of a trigger; return whether it raised nothing."""
         try:
             act()
         except BaseException as error:
@@ -287,7 +263,6 @@ class TriggerRunner:
         return True
 
     def _drop(self, trigger: _ActiveTrigger, error: BaseException) -> None:
-        """Log the exception, and stop calling the trigger's `fires`."""
         logger.error(
             "The trigger {} failed and is not called again.", trigger.name, exception=error
         )

@@ -1,9 +1,6 @@
 """`Sink`, the base class of sinks; a sink writes output from each capture.
 
-Every other file of this folder is a built-in sink, or code that several sinks share. Your own sink
-is a class with the method `write(capture, folder)`; the config names the class by `_target_`. If
-the class is a subclass of `Sink`, its options are checked before the first step. The session also
-accepts a sink as an object.
+Every other file of this folder is a built-in sink, or code that several sinks share.
 """
 
 from __future__ import annotations
@@ -22,6 +19,9 @@ __all__ = ["Sink"]
 
 class Sink(Options):
     """Base class of sinks. A sink writes output from each capture; its options are its fields.
+
+    A config names your own sink by `_target_`. A session takes any object with a method `write`.
+    The options of a subclass of `Sink` are checked before the first step.
 
     Raises:
         ConfigError: the sink is built with an unknown option or an invalid value.
@@ -67,27 +67,21 @@ class Sink(Options):
         """
 
     def busy_with(self, folder: Path) -> bool:  # noqa: ARG002
-        """Return whether this sink still needs the files of the capture in `folder`.
-
-        While the result is true, the session does not remove the capture.
-        """
+        """Return whether this sink still needs the capture in `folder`, which then stays."""
         return False
 
     def notice(self) -> None:
         """Read state that only the training thread can read; training waits for this method.
 
-        The session calls this method on the training thread when a run starts and when a window
-        ends, for sinks that run in the training process: sinks whose class sets `inline` to true,
-        or all sinks if the option `profiler.export` is `inline`.
+        Called on the training thread when a run starts and when a window ends, for sinks that run
+        in the training process: those whose class sets `inline` to true, or all with
+        `profiler.export=inline`.
         """
 
     def close(self, timeout_s: float | None = None) -> None:
         """Close files and connections after the last window, in the process that calls `write`.
 
-        If this method raises, the caller logs the error.
-
-        Args:
-            timeout_s: the longest time, in seconds, that this method may wait. None lets the sink
-                decide. The time is limited if the run ended early, because other ranks may wait for
-                the end of this process.
+        `timeout_s` is the longest time that this method may wait; None lets the sink decide. The
+        time is limited if the run ended early, because other ranks may wait for the end of this
+        process. If this method raises, the caller logs the error.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -67,10 +67,10 @@ class Memory(Sink):
 
         Raises:
             CaptureError: the trace holds no memory events, or no modules although `by` is `module`.
-            TraceError: the trace cannot be read.
         """
         memory = capture.memory
-        curves = [memory.curve(self.by, device=device) for device in _devices(memory)]
+        memory.timeline()  # raises if the capture has no memory events
+        curves = [memory.curve(self.by, device=device) for device in memory.timelines]
         if "json" in self.forms:
             missing = losses(capture, rows_of(MEMORY_VIEWS))
             data = _data(memory, curves) | ({"incomplete": missing} if missing else {})
@@ -79,21 +79,16 @@ class Memory(Sink):
             raw = json.dumps({"columns": memory.events.columns, "events": [*memory.events]})
             files.write(folder / "memory.raw.json.gz", gzip.compress(raw.encode(), 3, mtime=0))
         if "html" in self.forms:
-            files.write(folder / "memory.html", _page(capture, curves, self.rows))
-
-
-def _devices(memory: MemoryView) -> Iterable[str]:
-    """The devices with memory events.
-
-    Raises:
-        CaptureError: the capture has no memory events.
-    """
-    memory.timeline()
-    return memory.timelines
+            payload = {
+                "version": VERSION,
+                "title": f"Memory of {capture.name}",
+                "begin_ns": capture.events.begin_ns,
+                "sections": {"memory": section(capture, curves, self.rows)},
+            }
+            files.write(folder / "memory.html", page(payload).html)
 
 
 def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
-    """The content of `memory.json`: the curves, and the tables as lists of rows."""
     tables = {"devices": memory.devices, "steps": memory.steps, "sizes": memory.sizes}
     live = {curve.device: memory.live(curve.by, device=curve.device).to_dicts() for curve in curves}
     return {
@@ -111,14 +106,3 @@ def _data(memory: MemoryView, curves: Sequence[Curve]) -> dict[str, Any]:
             for curve in curves
         ],
     }
-
-
-def _page(capture: Capture, curves: Sequence[Curve], rows: int) -> str:
-    found = section(capture, curves, rows)
-    payload = {
-        "version": VERSION,
-        "title": f"Memory of {capture.name}",
-        "begin_ns": capture.events.begin_ns,
-        "sections": {"memory": found},
-    }
-    return page(payload).html

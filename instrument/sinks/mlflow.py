@@ -28,8 +28,7 @@ class MLflow(Tracker):
     characters.
 
     Raises:
-        MissingPackage: the package `mlflow` is not installed. The error is raised when the sink is
-            created.
+        MissingPackage: the package `mlflow` is not installed.
     """
 
     sink_name: ClassVar[str] = "mlflow"
@@ -86,10 +85,7 @@ class MLflow(Tracker):
             )
 
     def end(self) -> None:
-        """End the MLflow run if this sink started it.
-
-        A run that the program started goes on, but the sink does not log into this run any more.
-        """
+        """End the MLflow run if this sink started it; log into no run of the program any more."""
         run, self._own, self._active = self._own, None, None
         if run is not None:
             self._client().set_terminated(run)

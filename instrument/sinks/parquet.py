@@ -45,8 +45,7 @@ class Parquet(Sink):
     Cost: 1 to 2 µs and 13 to 22 bytes per event, besides reading the trace.
 
     Raises:
-        MissingPackage: the package `pyarrow` is not installed. The error is raised when the sink is
-            created.
+        MissingPackage: the package `pyarrow` is not installed.
     """
 
     sink_name: ClassVar[str] = "parquet"
@@ -66,12 +65,7 @@ class Parquet(Sink):
         need_package("The parquet sink", "pyarrow", "parquet")
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write the window's file.
-
-        Raises:
-            CaptureError: the capture holds no trace.
-            TraceError: the trace cannot be read.
-        """
+        """Write the window's file; raises CaptureError if the capture holds no trace."""
         from pyarrow import parquet
 
         ranks = (self.rank, capture.about.rank, capture.events.rank)
@@ -90,15 +84,11 @@ class Parquet(Sink):
 
 
 def _partition(key: str, value: str | int | None) -> str:
-    """The name of a partition's folder, with special characters written as %XX."""
     return f"{key}={_UNKNOWN if value is None else quote(str(value), safe='')}"
 
 
 def _run(capture: Capture, folder: Path) -> str:
-    """The name of a run, from the folder of its captures.
-
-    The folder `…/2026-01-02/03-04-05/profile` gives `2026-01-02_03-04-05`.
-    """
+    """The date and time in the folder's path as `2026-01-02_03-04-05`, else the folder's name."""
     home = (capture.folder or folder).absolute().parent
     parts = [part for part in home.parts if part != "profile"][::-1]
     dated = list(takewhile(re.compile(r"[\d-]+").fullmatch, parts))

@@ -27,9 +27,5 @@ class Report(Sink):
     """Whether to leave out the names of files, users and hosts."""
 
     def write(self, capture: Capture, folder: Path) -> None:
-        """Write `report.html`.
-
-        Raises:
-            TraceError: the trace cannot be read.
-        """
+        """Write `report.html`."""
         files.write(folder / "report.html", page(payload([capture], redact=self.redact)).html)

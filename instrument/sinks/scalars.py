@@ -22,8 +22,8 @@ _COSTS = {
 def known_scalars(capture: Capture) -> dict[str, float]:
     """The scalars of a window by tag: those in its `capture.json`, else computed from its trace.
 
-    The worker process writes them into `capture.json` for sinks in the training process, which
-    would slow training if they read the trace.
+    The worker writes them there, because sinks in the training process would slow training if they
+    read the trace.
     """
     return capture.about.scalars or dict(scalars(capture))
 
@@ -73,10 +73,7 @@ def scalars(capture: Capture) -> Iterator[tuple[str, float]]:
 
 
 def last_step(capture: Capture) -> int:
-    """The training step that the window's scalars belong to.
-
-    This is the window's last complete step. If no step is complete, it is the first step.
-    """
+    """The window's last complete step, which its scalars belong to; else its first step."""
     window = capture.about.window
     if window.last_step is not None:
         return window.last_step

@@ -68,7 +68,6 @@ class Stacks(Sink):
             CaptureError: the trace holds no Python frames, does not hold the range of the option
                 `range`, holds no device activity although `metric` is `device`, or holds no call
                 path with any time.
-            TraceError: the trace cannot be read.
         """
         found = capture.stacks(self.metric, range=self.range, threads=self.threads)
         lines = folded(found)

@@ -86,7 +86,6 @@ class TableSink(Sink):
 
         Raises:
             CaptureError: the data that the option `by` needs was not recorded.
-            TraceError: the trace cannot be read.
         """
         text = render(capture, **dict(self))
         files.write(folder / "table.txt", text + "\n")

@@ -35,8 +35,7 @@ class TensorBoard(Sink):
     With `use_gzip=False`, the copy is decompressed.
 
     Raises:
-        MissingPackage: the package `tensorboard` is not installed. The error is raised when the
-            sink is created.
+        MissingPackage: the package `tensorboard` is not installed.
     """
 
     sink_name: ClassVar[str] = "TensorBoard"
@@ -74,7 +73,6 @@ class TensorBoard(Sink):
 
         Raises:
             CaptureError: the capture holds no trace.
-            TraceError: the trace cannot be read.
         """
         beside = folder.absolute().parent
         run = self.run or run_name(beside)
@@ -102,8 +100,7 @@ def run_name(recorded_into: Path) -> str:
 def write_scalars(capture: Capture, into: Path, *, report: bool = True) -> Path:
     """Write an event file with the window's scalars and report; return the path of the file.
 
-    An earlier event file of the same window is replaced. The global step of each scalar is the
-    window's last step.
+    An earlier event file of the same window is replaced.
     """
     rank = capture.about.rank
     into = make_folder(into, f"rank{rank}") if rank else make_folder(into)
@@ -155,8 +152,7 @@ def _process(capture: Capture) -> tuple[str, int]:
 
 
 def _started_ns(capture: Capture) -> int:
-    """The start of the recording in Unix time; if unknown, the last change of the trace file."""
     started_s = unix_time(capture.about.started_at)
-    if started_s is None:
+    if started_s is None:  # unknown
         return capture.require_trace().stat().st_mtime_ns
     return round(started_s * 1e6) * 1000

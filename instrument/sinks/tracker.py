@@ -1,7 +1,4 @@
-"""`Tracker`, the base class of sinks that send windows to experiment trackers.
-
-A separate thread of the training process sends the windows.
-"""
+"""`Tracker`, the base class of sinks that send windows to experiment trackers."""
 
 from __future__ import annotations
 
@@ -60,8 +57,7 @@ class Tracker(Sink):
     timeout_s: float = Field(60, gt=0)
     """Seconds that the end of the run waits, at most, until everything is sent."""
 
-    # The queue of windows to send, and the thread that sends them. Either both exist, or both are
-    # None.
+    # The queue of windows to send, and the thread that sends them: both exist, or both are None.
     _queue: SimpleQueue[Sent | None] | None = PrivateAttr(None)
     _thread: Thread | None = PrivateAttr(None)
     _unsent: list[Path] = PrivateAttr(default_factory=list)
@@ -77,12 +73,11 @@ class Tracker(Sink):
     def write(self, capture: Capture, folder: Path) -> None:
         """Queue the window for the thread that sends.
 
-        With `profiler.export=inline`, `write` sends the window itself, because the window's folder
-        is renamed afterwards.
+        With `profiler.export=inline`, send it here, because the window's folder is renamed
+        afterwards.
 
         Raises:
             CaptureError: an earlier window could not be sent.
-            TraceError: the trace cannot be read.
         """
         sent = self._sent(capture, folder)
         if folder.name.startswith("."):
@@ -165,10 +160,7 @@ class Tracker(Sink):
             self._failures.append(f"{what} ({type(error).__name__}: {reason})")
 
     def _take_failures(self) -> str:
-        """Return the failures that were not reported yet, as the end of a sentence.
-
-        Returns "" if there are no such failures.
-        """
+        """The failures that were not reported yet, as the end of a sentence, or ""."""
         failures, self._failures = self._failures, []
         return f"{', '.join(failures)}." if failures else ""
 

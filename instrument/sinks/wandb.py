@@ -24,11 +24,10 @@ class WandB(Tracker):
     `wandb.log`, wandb keeps only the scalars of the last window. With `commit=true`, wandb keeps
     all scalars, but each window advances wandb's step.
 
-    At the end of the session, the sink finishes a run that the sink started.
+    At the end of the session, the sink finishes a run that it started.
 
     Raises:
-        MissingPackage: the package `wandb` is not installed. The error is raised when the sink is
-            created.
+        MissingPackage: the package `wandb` is not installed.
     """
 
     sink_name: ClassVar[str] = "wandb"
@@ -54,10 +53,7 @@ class WandB(Tracker):
         need_package("The wandb sink", "wandb", "wandb")
 
     def notice(self) -> None:
-        """Remember the wandb run that is active in the program.
-
-        Later windows are logged into this run, even if no run is active at the end of a window.
-        """
+        """Remember the active run, because none may be active at the end of a window."""
         import wandb  # the import takes seconds, so it is done before the first step
 
         self._active = wandb.run or self._active
@@ -82,10 +78,7 @@ class WandB(Tracker):
             run.log_artifact(artifact, aliases=["latest", sent.name])
 
     def end(self) -> None:
-        """Finish the wandb run if this sink started it.
-
-        A run that the program started goes on, but the sink does not log into this run any more.
-        """
+        """Finish the wandb run if this sink started it; log into no run of the program any more."""
         run, self._own, self._active = self._own, None, None
         if run is not None:
             run.finish()

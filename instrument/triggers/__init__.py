@@ -1,8 +1,4 @@
-"""`Trigger`, the base class of triggers. A trigger requests windows.
-
-The fields of a trigger's class are the trigger's options. `begin` creates the state of one run, so
-several sessions can use the same config.
-"""
+"""`Trigger`, the base class of triggers, and what a session and a trigger tell each other."""
 
 from __future__ import annotations
 
@@ -25,8 +21,8 @@ class Step(NamedTuple):
 
     Attributes:
         number: the number of the step, counted from 0.
-        duration_ns: wall time since the previous training step ended, minus the time spent in
-            other phases of the session, such as validation.
+        duration_ns: wall time since the previous training step ended, minus the time spent in other
+            phases of the session, such as validation.
         loss: the newest loss that has arrived on the CPU since the previous step; None if no loss
             has arrived. A loss is copied from the device asynchronously, so `loss` is the loss of
             an earlier step, `loss_step`.
@@ -42,10 +38,9 @@ class Step(NamedTuple):
 
     @property
     def allocated_bytes(self) -> int | None:
-        """The bytes that tensors now occupy in torch's allocator on the current CUDA device.
+        """The bytes that tensors occupy in torch's allocator on the current CUDA device, or None.
 
-        None if there is no CUDA device. With a CUDA device, one read of this property takes about
-        10 µs, so do not read it after every step.
+        Cost: about 10 µs with a CUDA device, so do not read this after every step.
         """
         import torch  # not needed by `instrument trigger`
 
@@ -53,10 +48,7 @@ class Step(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request for a window: why it is requested, and how many steps to record.
-
-    If `steps` is None, `profiler.active` steps are recorded.
-    """
+    """Why a window is requested, and how many steps to record; None: `profiler.active` steps."""
 
     why: str | None = None
     steps: int | None = None
@@ -116,13 +108,14 @@ class Trigger(Options):
     def fires(self, step: Step) -> Answer:  # noqa: ARG002
         """Return whether to record the steps after `step`.
 
-        True, a text and a `Request` mean yes. A text is the reason. A `Request` can have a reason
-        and the number of steps to record.
+        True, a text (the reason) and a `Request` mean yes.
         """
         return None
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks | None:  # noqa: ARG002
         """Create the state of one run; called when a session starts.
+
+        Several sessions can use the same config, so keep this state out of the trigger's fields.
 
         Args:
             folder: the session's folder for captures.

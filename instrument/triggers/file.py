@@ -25,21 +25,18 @@ _REQUEST_BYTES = 20
 class File(Trigger):
     """Records a window after the file `record` is touched, or after `instrument trigger` is run.
 
-    The file is in the session's folder for captures. If the file holds a number, that many steps
-    are recorded. If the file is empty, `profiler.active` steps are recorded. A file with any other
-    text requests no window. The trigger never writes or removes the file `record`. Each process
-    checks the file every half second; all ranks of a job record the same steps.
+    The file is in the session's folder for captures. If it holds a number, that many steps are
+    recorded; if it is empty, `profiler.active` steps. A file with any other text requests no
+    window, nor does one that exists at the start until it is touched. The trigger never writes or
+    removes the file `record`. Each process checks the file every half second; all ranks of a job
+    record the same steps.
     """
 
     cooldown: int = Field(0, ge=0)
     max_windows: int | None = Field(20, ge=1)
 
     def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
-        """Create the hidden file that `instrument trigger` writes into.
-
-        The user requests a window by touching another file, `record`. If this file already exists,
-        it requests no window until it is touched again.
-        """
+        """Create the hidden file that `instrument trigger` writes into; watch it and `record`."""
         own = folder / f"{_PREFIX}{secrets.token_hex(6)}"
         own.touch(mode=0o666, exist_ok=False)
         lock = FileLock(own)
@@ -64,10 +61,7 @@ class File(Trigger):
 
 
 def _watcher(path: Path) -> Callable[[], str | None]:
-    """Make a function that reads the request in a file.
-
-    The function returns None if the file has not changed since the last call.
-    """
+    """Make a function that reads a file's request; it returns None while the file is unchanged."""
     seen = _stamp(path)
 
     def new_request() -> str | None:
@@ -96,16 +90,10 @@ def _request(path: Path) -> str | None:
 
 
 def ask(folder: Path, steps: int | None) -> list[Path]:
-    """Request a window from each run that is in or below a folder and has the trigger `file`.
+    """Request a window from each run in or below a folder that has the trigger `file`.
 
-    Folders up to five levels below `folder` are searched.
-
-    Args:
-        folder: the folder to search.
-        steps: the number of steps to record; None for the `profiler.active` of each run.
-
-    Returns:
-        The folders of these runs.
+    Folders up to five levels below `folder` are searched. `steps` is the number of steps to record;
+    None for the `profiler.active` of each run. Returns the folders of these runs.
 
     Raises:
         CaptureError: no run in or below the folder has the trigger `file`.
@@ -125,10 +113,7 @@ def ask(folder: Path, steps: int | None) -> list[Path]:
 
 
 def _write(path: Path, request: bytes) -> None:
-    """Write a request into an existing file.
-
-    The request is written with one call, so that no reader sees only a part of it.
-    """
+    """Write a request into an existing file with one call, so that no reader sees a part of it."""
     handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
     try:
         os.write(handle, request.rjust(_REQUEST_BYTES))

@@ -90,7 +90,6 @@ def _in_one_go(samples: deque[tuple[int, int]]) -> bool:
 
 
 def _resident_bytes() -> int | None:
-    """The resident memory of this process; None if the system does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:

@@ -55,9 +55,8 @@ class Signal(Trigger):
                 before(received, frame)
 
         def restore() -> None:
-            on_main = threading.current_thread() is threading.main_thread()
             # A handler that the program has set meanwhile stays, because it may call `handle`.
-            if on_main:
+            if threading.current_thread() is threading.main_thread():
                 replace_handler(number, handle, signal.SIG_DFL if before is None else before)
 
         signal.signal(number, handle)

@@ -70,11 +70,8 @@ class SlowStep(Trigger):
 def _lower_bound(times: list[int]) -> tuple[int, int]:
     """Return a lower bound of the median in ns, and how many faster steps make it invalid.
 
-    `times` is sorted. A new step lowers the median only if it is faster than the bound, and then by
-    at most one place in the sorted times.
-
-    The bound saves time, because the trigger need not sort the times after every step. It sorts
-    them only when the bound is no longer valid, and when a step takes so long that it may be slow.
+    A new step lowers the median only if it is faster than the bound, and then by at most one place
+    in the sorted times. The bound saves sorting the times after every step.
     """
     places = len(times) * 2 // 5
     return times[len(times) // 2 - places], places + 1
