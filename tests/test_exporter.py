@@ -220,6 +220,9 @@ def test_a_killed_exporter_costs_one_window_its_sinks_and_export_finishes_it_lat
         f"The exporter ended while it worked on {ALL[1]} (SIGKILL). The raw trace is kept"
     )
     assert queue.left_busy(output) == [output / f".{ALL[1]}.busy"]
+    assert log.at("WARNING")[-1].startswith(
+        f"These windows are saved but not finished: {ALL[1]}. `instrument export {output}` "
+    )
 
     assert main(["export", str(output)]) == 0
     out = capsys.readouterr().out
@@ -259,15 +262,28 @@ def test_an_exporter_that_cannot_begin_is_said_once_and_loses_nothing(
 ) -> None:
     log.errors_expected = True
     monkeypatch.setattr(sys, "executable", python)
-    session = run(profiler)
+    start, started = finisher.Finisher._start, []
+
+    def counted(self: finisher.Finisher) -> None:
+        started.append(None)
+        start(self)
+
+    monkeypatch.setattr(finisher.Finisher, "_start", counted)
+    with Session(profiler | {"wait": 1}, export_queue=1) as session:
+        for _ in range(6):
+            session.step()
+            while worker_of(session) is not None:
+                time.sleep(0.01)
     assert session.captures == []
     assert len(log.at("ERROR")) == 1
+    assert len(started) <= 3 + 2, "one for each window, and two at the end"
+    recorded = [f"steps_{number:06d}-{number:06d}_rank0" for number in (1, 3, 5)]
     if python == "/bin/false":
         assert log.at("WARNING")[-1].startswith(
-            f"These windows are saved but not finished: {', '.join(ALL)}. "
+            f"These windows are saved but not finished: {', '.join(recorded)}. "
         )
     assert main(["export", profiler["output_dir"]]) == 0
-    assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == ALL
+    assert sorted(p.name for p in Path(profiler["output_dir"]).iterdir()) == recorded
 
 
 @pytest.mark.parametrize("windows", [3, 4])
@@ -340,6 +356,44 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path) -
         "w-4",
     ]
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
+
+
+def test_a_window_that_another_process_takes_meanwhile_does_not_stop_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = queue.queue(queue.stage(tmp_path, "w"), {"run": "a" * 32, "rank": 0})
+    monkeypatch.setattr(queue, "queued", lambda _: [tmp_path / ".taken.queued", folder])
+    assert queue.queued_of(tmp_path, "a" * 32, 0, os.getuid()) == [folder]
+
+
+def test_only_what_the_run_has_recorded_on_its_rank_is_its_capture(
+    profiler: dict[str, Any],
+) -> None:
+    session = run(profiler, steps=1)
+    (capture,) = session.captures
+    assert capture.folder is not None
+    about = json.loads((capture.folder / "capture.json").read_text())
+    for name, rank in (("x_rank0", 1), ("x_rank0-y_rank0", 0)):
+        (capture.folder.parent / name).mkdir()
+        (capture.folder.parent / name / "capture.json").write_text(
+            json.dumps(about | {"name": name, "rank": rank, "started_at": "2099-01-01T00:00:00"})
+        )
+    assert sorted(names(session)) == [ALL[0], "x_rank0-y_rank0"], "each once"
+    if os.getuid() == 0:
+        os.chown(capture.folder.parent / "x_rank0-y_rank0", 12345, -1)
+        assert names(session) == ALL[:1]
+
+
+def test_a_name_that_is_used_again_is_another_capture(profiler: dict[str, Any]) -> None:
+    session = run(profiler, steps=1)
+    (first,) = session.captures
+    assert session.captures == [first], "loaded once"
+    assert first.folder is not None
+    about = json.loads((first.folder / "capture.json").read_text())
+    about |= {"started_at": "2099-01-01T00:00:00", "user_metadata": {"number": 2}}
+    (first.folder / "capture.json").write_text(json.dumps(about))
+    (second,) = session.captures
+    assert second.metadata["user_metadata"] == {"number": 2}
 
 
 def test_queued_windows_are_looked_for_as_deep_as_asked(tmp_path: Path) -> None:

@@ -258,3 +258,13 @@ def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path
         "data": 6,
         "train": 2,
     }
+
+
+def test_a_step_of_validation_is_none_of_the_window_of_train(tmp_path: Path) -> None:
+    with Session(active=2, output_dir=tmp_path) as session:
+        with session.phase("validation"):
+            session.step()
+        assert session.loop.window is not None
+        assert session.loop.window.step_ns == []
+        session.step()
+        assert len(session.loop.window.step_ns) == 1

@@ -69,9 +69,6 @@ def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
     failed = set[str]()
     sinks = build_sinks(job.sinks, failed)
     uploads = Uploads(job.upload_to, job.upload_options) if job.upload_to else None
-    if uploads is not None:  # an earlier worker may have died before it sent all captures
-        captures = queue.captures_of(folder, job.run, job.rank)
-        uploads.add(*(each for each in captures if not has_arrived(each, str(job.upload_to))))
     for window in _queued(folder, job):
         _allow(job.timeout_s)
         place = _finished(window, sinks, failed)
@@ -79,6 +76,10 @@ def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
         if place is not None and uploads is not None:
             uploads.add(place)
         _answer(answers, done=str(window), place=str(place) if place else None)
+    if uploads is not None:  # at the end, since an earlier worker may have died of one of them
+        captures = queue.captures_of(folder, job.rank, {job.run: job.owner})
+        unsent = [each for _, each in captures if not has_arrived(each, str(job.upload_to))]
+        uploads.add(*unsent)
     _allow(job.timeout_s)  # not cancelled: threads of a sink may delay the end of the process
     call_sinks(sinks, "close", failed)
     if uploads is not None:

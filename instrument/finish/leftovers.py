@@ -16,7 +16,7 @@ from instrument.capture import Capture
 from instrument.config.instantiate import sink_of_class
 from instrument.config.presets import shipped
 from instrument.errors import CaptureError, ConfigError, InstrumentError, reason_of
-from instrument.file_lock import FileLock
+from instrument.file_lock import FileLock, is_held
 from instrument.files import METADATA_FILE
 from instrument.finish import queue, upload
 from instrument.finish.window import finish
@@ -57,18 +57,21 @@ def finish_all(path: Path | str, url: str | None) -> list[str]:
             f"{len(errors) + len(unsent)} of {count} captures could not be finished or sent. "
             f"{reasons}"
         )
+    if alive := queue.unfinished(path, DEPTH):
+        names = ", ".join(map(queue.name_of, alive))
+        notes.append(f"A run that is alive still finishes {names}.")
     if not folders and not sent:
         done = [
             f"No capture in {path} waits for export; to run a sink on captures, add --sink NAME."
         ]
-        return [*done, *not_sent]
+        return [*done, *notes, *not_sent]
     paths = {"Finished": [str(folder) for folder in finished], "Sent": sent}
     done = [f"{what} {', '.join(each)}." for what, each in paths.items() if each]
     return [*done, *notes, *not_sent]
 
 
 def queued_at(path: Path) -> list[Path]:
-    """The queued folder at a path, or the queued folders below the path.
+    """The queued folder at a path, or those below the path that ended runs have left.
 
     Folders that a killed process has left busy are queued again.
     """
@@ -77,7 +80,7 @@ def queued_at(path: Path) -> list[Path]:
     for folder in queue.left_busy(path, DEPTH):
         with suppress(OSError):
             queue.put_back(folder)
-    return queue.queued(path, DEPTH)
+    return queue.left_queued(path, DEPTH)
 
 
 class Outcome(NamedTuple):
@@ -98,6 +101,8 @@ def finish_queued(folders: Iterable[Path], sinks: Mapping[str, Any] | None = Non
             chosen = _defaults(about.get("config", {})) if sinks is None else sinks
             lock = FileLock(queue.lock_of(folder.parent, str(about.get("run"))))
             is_ours = lock.hold()  # so that no other process takes the folder for a leftover
+            if not is_ours and is_held(lock.path):
+                raise CaptureError("the run that recorded it is alive, or is being exported")
             try:
                 done.append(interruptibly(finish, folder, chosen, failed=failed))
             finally:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -109,6 +110,11 @@ def name_of(folder: Path) -> str:
     return name
 
 
+def is_waiting(folder: Path) -> bool:
+    """Whether a window that was queued is still queued or busy."""
+    return files.exists(folder) or files.exists(busy_path(folder))
+
+
 def is_queued(folder: Path) -> bool:
     """Whether a folder waits to be finished."""
     return folder.name.endswith(_QUEUED) and _is_saved(folder)
@@ -183,6 +189,17 @@ def queued(output_dir: Path, depth: int = 1) -> list[Path]:
     return _found(output_dir, depth, _QUEUED)
 
 
+def unfinished(output_dir: Path, depth: int = 1) -> list[Path]:
+    """The queued and the busy folders below `output_dir`, found as `queued` finds folders."""
+    return [*_found(output_dir, depth, _BUSY), *queued(output_dir, depth)]
+
+
+def left_queued(output_dir: Path, depth: int = 1) -> list[Path]:
+    """The queued folders of runs that have ended, or of which that cannot be known."""
+    found = queued(output_dir, depth)
+    return [each for each in found if not _lives(each.parent, origin(each).run)]
+
+
 def left_busy(output_dir: Path, depth: int = 1) -> list[Path]:
     """The folders, found as by `queued`, that a process was finishing when it was killed.
 
@@ -233,23 +250,36 @@ def queued_of(output_dir: Path, run: str, rank: int, owner: int | None) -> list[
     Folders of another `owner`, a user id, are left out: whoever may write into `output_dir` could
     otherwise make the run read files for him. None means any owner.
     """
-    found = [each for each in queued(output_dir) if owner in (None, each.lstat().st_uid)]
-    origins = ((folder, origin(folder)) for folder in found)
-    return [folder for folder, its in origins if (its.run, its.rank) == (run, rank)]
+    return [each for each in queued(output_dir) if _origin_on(each, rank, {run: owner}) is not None]
 
 
-def captures_of(output_dir: Path, run: str, rank: int) -> list[Path]:
-    """The finished captures of a run on one rank, oldest first; links are skipped.
+def captures_of(
+    output_dir: Path, rank: int, owners: Mapping[str, int | None]
+) -> list[tuple[Origin, Path]]:
+    """The origin and the folder of each finished capture of some runs on one rank, oldest first.
 
-    Cost: about 0.1 ms for each capture of this rank in the folder.
+    `owners` has the id of each run, and the user id that owns its folders, as for `queued_of`.
+    Cost: about 0.1 ms for each capture of this rank in `output_dir`.
     """
-    found = list[tuple[str, Path]]()
+    found = {}
     # the second pattern finds captures whose names end with a number that `publish` added
     for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
         for folder in output_dir.glob(pattern):
-            if files.is_folder(folder) and (about := origin(folder)).run == run:
-                found.append((about.started_at, folder))
-    return [folder for _, folder in sorted(found)]
+            if (its := _origin_on(folder, rank, owners)) is not None:
+                found[folder] = its
+    ordered = sorted(found, key=lambda folder: (found[folder].started_at, folder))
+    return [(found[folder], folder) for folder in ordered]
+
+
+def _origin_on(folder: Path, rank: int, owners: Mapping[str, int | None]) -> Origin | None:
+    """The origin of a window if it is of this rank and of one of the runs; otherwise None."""
+    try:
+        status = folder.lstat()
+    except OSError:  # another process has just renamed or removed it
+        return None
+    its = origin(folder) if stat.S_ISDIR(status.st_mode) else Origin()
+    is_ours = its.rank == rank and its.run in owners
+    return its if is_ours and owners[its.run] in (None, status.st_uid) else None
 
 
 def _described_at(folder: Path) -> int:
@@ -275,7 +305,7 @@ def remove_stale(output_dir: Path) -> None:
                 half_written.unlink()
     left = [
         folder
-        for folder in (*_found(output_dir, 1, _BUSY), *queued(output_dir))
+        for folder in unfinished(output_dir)
         if _lives(output_dir, origin(folder).run) is False
     ]
     for path in output_dir.glob(".run-*.lock"):

@@ -45,7 +45,8 @@ class Uploads:
     def add(self, *folders: Path) -> None:
         """Queue finished captures. Nothing is uploaded if no thread can be started."""
         with self._changed:
-            self._pending += folders
+            known = {*self._pending, *self._failed}
+            self._pending += [folder for folder in folders if folder not in known]
             self._changed.notify()
             if self._pending and self._thread is None:
                 thread = Thread(target=self._work, name="instrument upload", daemon=True)
@@ -177,7 +178,7 @@ def _places(folder: Path) -> dict[str, bool]:
     try:
         note = json.loads(read_bytes(folder / NOTE_FILE))
         return dict(note["places"]) if note["inode"] == folder.stat().st_ino else {}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 

@@ -37,8 +37,9 @@ def finish(folder: Path, sinks: Mapping[str, Any], *, failed: set[str]) -> Path:
     except queue.TakenError:
         raise
     except BaseException:  # also what a signal's handler raises before or after the two renames
-        with suppress(OSError):
-            queue.put_back(queue.busy_path(folder))
+        if not queue.is_queued(folder):
+            with suppress(OSError):
+                queue.put_back(queue.busy_path(folder))
         raise
 
 
@@ -74,7 +75,8 @@ def _compress(folder: Path, metadata: Mapping[str, Any]) -> None:
         return
     if not files.is_regular(raw):
         raise CaptureError(
-            f"{raw} is not a regular file (links are not followed): replace it with the trace file."
+            f"{queue.queued_path(folder) / RAW} is not a regular file (links are not followed): "
+            "replace it with the trace file."
         )
     # torch's own export of metadata turns backslashes into slashes and writes invalid JSON
     rewrite(raw, folder / PACKED, metadata)

@@ -25,11 +25,13 @@ from instrument.finish.sink_calls import call_sinks, is_sink, run_sink
 from instrument.finish.upload import Uploads, has_arrived
 from instrument.log import lines_logger, logger
 from instrument.rank_info import lowest_rank
-from instrument.signals import interruptibly
+from instrument.signals import interruptibly, uninterrupted
 
 # How long the end of a run waits, in seconds: for the worker, if training failed; once all windows
-# are finished, for the sinks in the worker; for each sink in this process, if training failed.
+# are finished, for the sinks in the worker; for each sink in this process, if the run ended early.
 _AFTER_FAILURE_S, _CLOSING_S, _CLOSING_HERE_S = 2.0, 5.0, 5.0
+# How many workers the end of a run starts, if each dies before it has done anything.
+_STARTS_IN_VAIN = 2
 
 
 class Finisher:
@@ -88,7 +90,7 @@ class Finisher:
         )
         self._pending: list[Path] = []  # queued for the worker, which has not done with them
         self._taken: list[Path] = []  # the captures that are finished
-        self._given_up: list[str] = []  # the names of the windows on which a worker died
+        self._given_up: list[Path] = []  # on which a worker died
         self._dropped: list[str] = []
         self._failed: set[str] = set()  # whose first failure is logged
         self._finishing = False
@@ -97,8 +99,13 @@ class Finisher:
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._over = False  # whether no more windows come
-        self._may_restart = False  # whether another worker could do more than the last one
+        self._starts_left = _STARTS_IN_VAIN  # how often the end of the run may start another worker
         interruptibly(self.notice)
+
+    @property
+    def owner(self) -> int | None:
+        """The user id that owns the windows of the run; None before the first one is saved."""
+        return self._job.owner
 
     @property
     def sinks_here(self) -> Mapping[str, Any]:
@@ -114,7 +121,8 @@ class Finisher:
 
         A warning is logged for the first such window.
         """
-        if len(self._pending) < self._config.export_queue:
+        waiting = sum(map(queue.is_waiting, self._pending))
+        if self._process is None or waiting < self._config.export_queue:
             return True
         if not self._dropped:
             logger.warning(
@@ -158,6 +166,8 @@ class Finisher:
     def _finish_first(self) -> None:
         folder = self.to_finish[0]
         finished = folder.with_name(queue.name_of(folder))
+        with suppress(OSError):  # a second signal's exception came before it was put back
+            queue.put_back(queue.busy_path(folder))
         if queue.is_queued(folder):
             try:
                 interruptibly(self._finish, folder)
@@ -167,6 +177,8 @@ class Finisher:
                 raise
         elif files.exists(finished) and finished not in self._taken:
             self._take(finished)  # a signal's exception came right after renaming
+        elif finished not in self._taken:
+            self._report_lost([queue.name_of(folder)])
         self.to_finish.remove(folder)
 
     def _finish(self, folder: Path) -> None:
@@ -191,7 +203,9 @@ class Finisher:
 
     def _remove_oldest(self) -> None:
         keep, budget = self._config.keep, self._config.disk_budget
-        retention.enforce(self.output_dir, self.run, self.rank, keep, budget, self._is_needed)
+        if keep is not None or budget is not None:
+            found = queue.captures_of(self.output_dir, self.rank, {self.run: self.owner})
+            retention.enforce([folder for _, folder in found], keep, budget, self._is_needed)
 
     def _is_needed(self, folder: Path) -> bool:
         """Whether a capture must stay: it is not taken or uploaded yet, or a sink needs it."""
@@ -226,7 +240,7 @@ class Finisher:
                     error,
                 )
             return False
-        except OSError as error:
+        except Exception as error:
             self._pending.remove(folder)
             if "exporter" not in self._failed:
                 self._failed.add("exporter")
@@ -239,7 +253,7 @@ class Finisher:
         return True
 
     def _start(self) -> None:
-        handle = self.lock.handle
+        handle, job = self.lock.handle, to_line(self._job)
         files.fill_standard_streams()
         self._process = process = subprocess.Popen(
             files.python_running(
@@ -261,7 +275,6 @@ class Finisher:
             # the run counts as alive until the worker ends
             pass_fds=() if handle is None else (handle,),
         )
-        self._may_restart = False
         try:
             self._listener = Thread(
                 target=self._listen, args=(process,), name="instrument exporter", daemon=True
@@ -272,46 +285,48 @@ class Finisher:
             process.kill()
             with suppress(OSError), process:  # closes the pipes and waits
                 raise
-        _write(process, to_line(self._job) + ("end" if self._over else ""))
+        _write(process, job + ("end" if self._over else ""))
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
         # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
         # closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
-                try:
-                    self._hear(json.loads(line))
-                except Exception as error:
-                    logger.error(
-                        "A message from the exporter cannot be used ({}): {}",
-                        reason_of(error),
-                        line.strip(),
-                        exception=to_trace(error),
-                    )
+                self._hear(line)
         with self._changing:
             self._process = None
             finished = self._note_end(process.returncode)
         for folder in finished:
-            self._take(folder)
+            self._hear(json.dumps({"done": "", "place": str(folder)}))
 
-    def _hear(self, answer: Mapping[str, Any]) -> None:
-        if "text" in answer:
-            lines_logger.log(answer["level"], "exporter: {}", answer["text"])
-            return
+    def _hear(self, line: str) -> None:
         try:
-            if answer["place"] is not None:
-                self._take(Path(answer["place"]))
-        finally:
-            self._may_restart = True
-            with self._changing, suppress(ValueError):  # found by itself, after an earlier failure
-                self._pending.remove(Path(answer["done"]))
+            answer = json.loads(line)
+            if "text" in answer:
+                lines_logger.log(answer["level"], "exporter: {}", answer["text"])
+                return
+            try:
+                if answer["place"] is not None:
+                    self._take(Path(answer["place"]))
+            finally:
+                # not pending if the worker has found it by itself, after an earlier failure
+                with self._changing, suppress(ValueError):
+                    self._pending.remove(Path(answer["done"]))
+                    self._starts_left = _STARTS_IN_VAIN
+        except Exception as error:
+            logger.error(
+                "A message from the exporter cannot be used ({}): {}",
+                reason_of(error),
+                line.strip(),
+                exception=to_trace(error),
+            )
 
     def _note_end(self, status: int) -> list[Path]:
         """Keep only queued windows pending after a worker's end.
 
         Returns the captures that the worker finished without an answer, because it was killed.
         """
-        finished, busy, lost = list[Path](), list[str](), list[str]()
+        finished, busy, lost = list[Path](), list[Path](), list[str]()
         for folder in list(self._pending):
             name = queue.name_of(folder)
             capture = folder.with_name(name)
@@ -319,37 +334,47 @@ class Finisher:
                 continue
             self._pending.remove(folder)
             if files.is_folder(queue.busy_path(folder)):
-                busy.append(name)
+                busy.append(folder)
             elif queue.origin(capture).run == self.run:
                 finished.append(capture)
             else:
                 lost.append(name)
         if lost:
-            logger.error(
-                "The exporter cannot find or read {} in {}: was it removed?",
-                ", ".join(lost),
-                self.output_dir,
-            )
-        self._may_restart = status != 0 and (self._may_restart or bool(busy or finished))
+            self._report_lost(lost)
+        if busy or finished or status == 0:
+            self._starts_left = _STARTS_IN_VAIN if status else 0
         self._given_up += busy
-        saved = busy or list(map(queue.name_of, self._pending))
-        if status != 0 and "death" not in self._failed and (saved or self._unsent()):
-            self._failed.add("death")
-            self._report_death(status, saved)
+        if status != 0 and "death" not in self._failed:
+            self._report_death(status, busy)
         return finished
 
-    def _report_death(self, status: int, saved: list[str]) -> None:
-        kept = "The raw trace is kept" if saved else "The captures are kept"
-        why = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+    def _report_lost(self, names: list[str]) -> None:
+        logger.error(
+            "The exporter cannot find or read {} in {}: was it removed?",
+            ", ".join(names),
+            self.output_dir,
+        )
+
+    def _report_death(self, status: int, busy: list[Path]) -> None:
+        """Log the death of a worker, unless it had nothing left to do."""
+        saved = [queue.name_of(folder) for folder in busy or self._pending]
+        names = saved or self._unsent()
+        if not names:
+            return
+        self._failed.add("death")
+        what = "before it had sent" if not saved else "before it had finished"
+        signals = {each.value: each.name for each in signal.Signals}
+        why = f"exit status {status}" if status >= 0 else signals.get(-status, f"signal {-status}")
         if status == -signal.SIGALRM:
             why = f"it took longer than profiler.export_timeout_s={self._job.timeout_s:g}"
         logger.error(
-            "The exporter ended while it worked on {} ({}). {}, and `instrument export {}{}` "
-            "finishes the work. Training goes on, and a new exporter process finishes later "
-            "windows.",
-            ", ".join(saved or self._unsent()),
+            "The exporter ended {} {} ({}). {} kept, and `instrument export {}{}` finishes the "
+            "work when the run has ended. Training goes on, and a new exporter process finishes "
+            "later windows.",
+            "while it worked on" if busy else what,
+            ", ".join(names),
             why,
-            kept,
+            "The raw trace is" if saved else "The captures are",
             self.output_dir,
             f" --upload-to {self._job.upload_to}" if self._job.upload_to else "",
         )
@@ -380,16 +405,14 @@ class Finisher:
             self.lock.release(done=not left)
         if len(self._dropped) > 1:
             logger.warning("All windows that were dropped: {}", ", ".join(self._dropped))
-        if len(self._given_up) > 1:
-            logger.warning("All windows on which an exporter ended: {}", ", ".join(self._given_up))
         if self._taken and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
     def _end_worker(self, *, raised: bool) -> None:
         """Wait until the worker has ended, as `close` says.
 
-        If the worker dies before its work is done, another one goes on, unless the worker died
-        before it had done with a window.
+        If the worker dies before its work is done, another one goes on, but no third one if two in
+        succession die before they have done with a window.
         """
         began, timeout_s = time.monotonic(), self._config.export_timeout_s
         if raised:
@@ -399,25 +422,27 @@ class Finisher:
             unsent = [] if raised or self._job.upload_to is None else self._unsent()
             return [*map(queue.name_of, self._pending), *(f"sending {name}" for name in unsent)]
 
-        self._over = True
-        if self._process is not None:
-            # Closing the pipe is not enough: forked data loaders hold it open too.
-            _write(self._process, "end")
+        with uninterrupted(), self._changing:
+            self._over = True
+            if self._process is not None:
+                # Closing the pipe is not enough: forked data loaders hold it open too.
+                _write(self._process, "end")
         while (left_s := timeout_s - (time.monotonic() - began)) > 0:
-            with self._changing, suppress(OSError, RuntimeError):
-                if self._process is None and self._may_restart and left():
+            with uninterrupted(), self._changing, suppress(OSError, RuntimeError):
+                if self._process is None and self._starts_left and left():
+                    self._starts_left -= 1
                     self._start()
-            if self._process is None or self._listener is None:
+            if self._listener is None or not self._listener.is_alive():
                 return
             closing_s = 0 if raised and self._unsent() else _CLOSING_S
             waiting.wait_for(self._listener, left, left_s, closing_s, "exporter")
-            if self._process is not None:  # it goes on by itself
+            if self._listener.is_alive():  # it goes on by itself
                 return
 
     def warn_of_unfinished(self) -> bool:
         """Warn of windows not finished and captures not uploaded; return whether there are any."""
         waits = self._process is not None
-        stuck = [*self.to_finish, *([] if waits else self._pending)]
+        stuck = [*self._given_up, *self.to_finish, *([] if waits else self._pending)]
         if stuck:
             logger.warning(
                 "These windows are saved but not finished: {}. `instrument export {}` finishes "
@@ -446,7 +471,7 @@ class Finisher:
                 self.output_dir,
                 self._config.upload_to,
             )
-        return bool(stuck or self._pending or unsent or self._given_up)
+        return bool(stuck or self._pending or unsent)
 
 
 def _sinks_after_the_worker(config: ProfilerConfig) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib import import_module
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -85,7 +86,7 @@ class Session:
     def __init__(self, *config: Any, model: Models = None, **options: Any) -> None:
         self.config: ProfilerConfig = as_config(*config, **options)
         self._finishers: list[Finisher] = []  # one for each run
-        self._captures: dict[tuple[str, Path], Capture] = {}  # those that were loaded
+        self._captures: dict[tuple[queue.Origin, Path], Capture] = {}  # those that were loaded
         self.activities: list[str] = []
         self.output_dir: Path | None = None
         self.timings: Timings | None = None
@@ -114,18 +115,19 @@ class Session:
         """The finished captures of this rank, oldest first, without those that were removed."""
         from instrument.capture import Capture
 
-        loaded, self._captures = self._captures, {}
+        loaded, found = self._captures, {}
         for place in self._capture_folders():
             with suppress(CaptureError):  # removed from disk meanwhile
-                self._captures[place] = loaded.get(place) or Capture.load(place[1])
-        return list(self._captures.values())
+                found[place] = loaded.get(place) or Capture.load(place[1])
+        self._captures = found
+        return list(found.values())
 
-    def _capture_folders(self) -> list[tuple[str, Path]]:
-        return [
-            (each.run, folder)
-            for each in self._finishers
-            for folder in queue.captures_of(each.output_dir, each.run, each.rank)
-        ]
+    def _capture_folders(self) -> list[tuple[queue.Origin, Path]]:
+        owners = defaultdict[tuple[Path, int], dict[str, int | None]](dict)
+        for each in self._finishers:
+            owners[each.output_dir, each.rank][each.run] = each.owner
+        found = (queue.captures_of(*place, runs) for place, runs in owners.items())
+        return list(chain.from_iterable(found))
 
     @property
     def loop(self) -> StepLoop:

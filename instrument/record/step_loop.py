@@ -237,6 +237,7 @@ class StepLoop:
     window is lost, and `_guarded` logs the error once in a run. The error never reaches the caller.
 
     Attributes:
+        over: whether no further window of the run begins, because the run is being ended.
         records_nothing: whether the config is disabled or excludes this rank.
         train: the `StepCounter` of the phase "train".
         current: the `StepCounter` of the current phase.
@@ -250,7 +251,7 @@ class StepLoop:
     def __init__(self, config: ProfilerConfig) -> None:
         self.config = config
         self.lock = RLock()
-        self.running = False
+        self.running = self.over = False
         self.records_nothing = not config.enabled
         self.total_steps: int | None = None
         self.run: Run | None = None
@@ -305,7 +306,7 @@ class StepLoop:
             for counter in self._counters.values():
                 counter.begin(self.config, counter.step_number if counter is self.train else 0)
             self._skipped_at_start = self.train.skipped
-            self.running = True
+            self.running, self.over = True, False
             self.total_steps = total_steps or self.config.total_steps
             self._log_plan(run)
             if run.timings is not None:
@@ -423,6 +424,7 @@ class StepLoop:
                 ):
                     logger.warning("{}", sentence)
             self._guarded(self._finish, reason, "the run ended")
+            self.over = True
             if still_on := self._guarded(one_profiler.stop_abandoned):
                 logger.warning("{}", still_on)
         self._finish_here()
@@ -540,7 +542,7 @@ class StepLoop:
         window, took_ns = self.window, counter.clock.end_step()
         if window is None:
             counter.clock.unrecorded.append(took_ns)
-        elif window.recording:
+        elif window.counter is counter and window.recording:
             window.step_ns.append(took_ns)
         self._guarded(self._end_step, counter)
         requested = None
@@ -586,6 +588,9 @@ class StepLoop:
         `requested` is a trigger's name and its request, which takes precedence over the schedule.
         """
         counter = self.current
+        if self.over:
+            counter.next_event_step = NEVER
+            return
         if requested is not None:
             window = self.train.planned = self._requested_window(*requested)
             why = f" ({window.trigger_reason})" if window.trigger_reason else ""

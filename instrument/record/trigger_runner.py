@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 from instrument import threads
@@ -16,9 +16,9 @@ from instrument.record.distributed import POLL_SECONDS, AnnouncedWindow, Announc
 from instrument.record.loss_reader import LossReader
 from instrument.triggers import Request, Step, Trigger, TriggerCallbacks
 
-# How long the end of a run waits for the polling thread. The thread hangs if the job's store, or a
-# trigger's `poll`, does not respond.
-_JOIN_S = 5.0
+# How long the end of a run waits for the polling thread, with other ranks and without. The thread
+# hangs if the job's store, or a trigger's `poll`, does not respond.
+_JOIN_S, _JOIN_POLLING_S = 5.0, 1.0
 
 
 @dataclass
@@ -204,8 +204,8 @@ class TriggerRunner:
         self._over.set()
         # wait, because the thread could install again what a trigger removes, and because the
         # process aborts if a thread uses the store when the interpreter ends
-        if self._thread.is_alive():
-            self._thread.join(_JOIN_S)
+        if self._thread.is_alive() and current_thread() is not self._thread:
+            self._thread.join(_JOIN_S if self._announcements is not None else _JOIN_POLLING_S)
         for trigger in self._triggers.values():
             if trigger.callbacks.end is not None:
                 self._call(trigger, trigger.callbacks.end)

@@ -220,3 +220,37 @@ def test_an_interrupt_within_a_trigger_ends_training_as_ever(tmp_path: Path) -> 
         Session(options, triggers={"mine": Interrupted()}) as session,
     ):
         session.step()
+
+
+def test_no_window_begins_while_a_run_is_being_ended(tmp_path: Path) -> None:
+    class Steps(Trigger):
+        def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
+            def end() -> None:
+                for _ in range(3):  # as another thread may do
+                    ask(Request("too late"))
+                    session.step()
+
+            return TriggerCallbacks(end=end)
+
+    options = {"active": 1, "repeat": 0, "output_dir": tmp_path, "export": "inline"}
+    with Session(**options, triggers={"steps": Steps()}) as session:
+        session.step()
+    assert session.loop.window is None
+    assert [capture.metadata["window"]["first_step"] for capture in session.captures] == [0]
+    assert session.step_number == 4
+
+
+def test_a_poll_may_stop_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("instrument.record.trigger_runner.POLL_SECONDS", 0.001)
+    over = threading.Event()
+
+    class Stops(Trigger):
+        def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
+            return TriggerCallbacks(poll=lambda: (session.stop(), over.set())[0])
+
+    # no handler of SIGTERM, because only the main thread can remove it
+    options = {"active": 9, "output_dir": tmp_path, "preemption_grace_s": None}
+    session = Session(**options, triggers={"s": Stops()})
+    session.start()
+    assert over.wait(60)
+    assert not session.running
