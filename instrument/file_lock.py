@@ -51,7 +51,7 @@ class FileLock:
                 remove_if_free(self.path)
 
     def forget(self) -> None:
-        """Close the handle of this process. A worker that also holds the lock keeps the lock."""
+        """Close the handle of this process. An exporter that also holds the lock keeps the lock."""
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None

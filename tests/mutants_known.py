@@ -231,9 +231,9 @@ PLANTED = [
     ),
     Planted(
         "rank 1's folder is called rank 0",
-        "instrument/record/step_loop.py",
-        "_rank{rank}",
-        "_rank0",
+        "instrument/finish/queue.py",
+        'last:06d}_rank{rank}"',
+        'last:06d}_rank0"',
         "tests/test_ranks.py::test_a_capture_bears_its_rank_in_name_and_description",
     ),
     Planted(

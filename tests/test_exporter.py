@@ -595,7 +595,7 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
     profiler: dict[str, Any],
 ) -> None:
     """The worker looks for itself whenever it is told of any window."""
-    tell = finisher.Finisher._tell_worker
+    tell = finisher.Finisher._tell_exporter
 
     def late(self: finisher.Finisher, folder: Path) -> bool:
         if self._process is not None:
@@ -605,7 +605,7 @@ def test_a_window_that_was_finished_before_it_was_told_is_not_waited_for(
         return tell(self, folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finisher.Finisher, "_tell_worker", late)
+        patch.setattr(finisher.Finisher, "_tell_exporter", late)
         session = run(profiler)
     assert names(session) == ALL
 

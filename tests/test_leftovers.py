@@ -217,7 +217,7 @@ def killed(tmp_path: Path, **options: Any) -> Path:
     code = (
         "import os, signal, sys, torch; from instrument import Session; from instrument.record "
         "import finisher\n"
-        "finisher.Finisher._tell_worker = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "finisher.Finisher._tell_exporter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"with Session(active=1, output_dir={str(out)!r}, **{options!r}) as session:\n"
         "    torch.ones(2) + 1\n"
         "    session.step()\n"

@@ -62,7 +62,7 @@ def test_a_waiting_step_is_three_calls_in_two_files(
 
 def test_the_end_of_a_window_passes_through_few_files(steps: list[list[tuple[str, str]]]) -> None:
     calls = steps[11]
-    assert {"_end_window", "save", "queue", "_tell_worker"} <= {name for _, name in calls}, (
+    assert {"_end_window", "save", "queue", "_tell_exporter"} <= {name for _, name in calls}, (
         "it is a step that ends a window"
     )
     assert len(calls) <= 80, calls

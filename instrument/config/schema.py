@@ -273,7 +273,7 @@ class ProfilerConfig(Options):
         return list(self._notes)
 
     @property
-    def sinks_for_worker(self) -> dict[str, dict[str, Any]]:
+    def sinks_for_exporter(self) -> dict[str, dict[str, Any]]:
         """`_target_` mappings of the sinks that the export process can build; may hold secrets."""
         return {
             name: dict(each) for name, each in self._portable.items() if isinstance(each, Mapping)

@@ -1,13 +1,13 @@
-"""The worker: `python -m instrument.finish FOLDER` finishes the queued windows of a run.
+"""The exporter: `python -m instrument.finish FOLDER` finishes the queued windows of a run.
 
-Options call the worker the export process, and log messages call it the exporter. The trainer
+Options call the exporter the export process, and log messages call it the exporter. The trainer
 starts it with the first window, and writes to its standard input: the job (see
-`instrument.finish.job`), then a line for each new window. After each line, the worker finishes the
-queued folders of its run and rank in FOLDER. After `end`, or at the end of the input, it closes the
-sinks, waits for uploads, and ends.
+`instrument.finish.job`), then a line for each new window. After each line, the exporter finishes
+the queued folders of its run and rank in FOLDER. After `end`, or at the end of the input, it closes
+the sinks, waits for uploads, and ends.
 
 Its standard output has one JSON object per line: a log message (`text`, `level`), or a window that
-the worker has done with (`done`, the queued folder, and `place`, the capture; null if it failed).
+the exporter has done with (`done`, the queued folder, and `place`, the capture; null if it failed).
 
 It ignores Ctrl-C and SIGTERM, which launchers often send to all processes, and outlives the trainer
 until its queue is empty. A timer kills it if a capture, or closing the sinks, takes longer than the
@@ -76,7 +76,7 @@ def _finish_all(folder: Path, job: Job, answers: TextIO) -> None:
         if place is not None and uploads is not None:
             uploads.add(place)
         _answer(answers, done=str(window), place=str(place) if place else None)
-    if uploads is not None:  # at the end, since an earlier worker may have died of one of them
+    if uploads is not None:  # at the end, since an earlier exporter may have died of one of them
         captures = queue.captures_of(folder, job.rank, {job.run: job.owner})
         unsent = [each for _, each in captures if not has_arrived(each, str(job.upload_to))]
         uploads.add(*unsent)
@@ -129,7 +129,7 @@ def _text(message: Any) -> str:
 
 
 def _answer(answers: TextIO, **answer: Any) -> None:
-    with _answering, suppress(OSError):  # the trainer may have ended; the worker goes on
+    with _answering, suppress(OSError):  # the trainer may have ended; the exporter goes on
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

@@ -1,6 +1,6 @@
-"""`Job`: what the worker of a run has to know besides the folder.
+"""`Job`: what the exporter of a run has to know besides the folder.
 
-The trainer sends the job through the worker's standard input, because it may hold credentials. No
+The trainer sends the job through the exporter's standard input, because it may hold credentials. No
 file in a folder of captures can change the job: `capture.json` is never read as an instruction.
 """
 
@@ -13,7 +13,7 @@ import msgspec
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """The job of the worker of one rank of a run.
+    """The job of the exporter of one rank of a run.
 
     Attributes:
         run: the id of the run, 32 hexadecimal digits; each capture.json holds this id.

@@ -1,4 +1,4 @@
-"""`instrument export`: finishes queued folders of ended runs, and uploads their captures.
+"""Finishes the windows that ended runs have left queued or busy, and uploads captures.
 
 The sinks and the URL come from the command line, never from the capture, because anybody may have
 made the capture. Without sinks, the default sinks run with their default options, except those that

@@ -2,14 +2,17 @@
 
 The name of a folder is its state, and each change of the state is one rename:
 
-- `.NAME.partial`: torch writes the trace.
-- `.NAME.queued`: the trace and capture.json are complete.
-- `.NAME.busy`: a process compresses the trace and runs the sinks.
+- `.NAME.partial`: in the training process, torch writes the trace. If that process is killed, the
+  window is lost, and the next run removes the folder. A capture that is being removed has this name
+  too.
+- `.NAME.queued`: the trace is complete, and so is all that the training process knows for
+  capture.json. If the exporter is killed, another exporter of the same run goes on with these.
+- `.NAME.busy`: the exporter compresses the trace, runs the sinks, and completes capture.json. If it
+  is killed, it leaves one such folder. No other exporter of the run takes it, because it may be the
+  cause; `instrument export` does.
 - `NAME`: the capture is complete.
 
-If a process is killed, it leaves at most one busy folder, from which the work can begin again. The
-next process of the run leaves that folder alone, because it may be the cause; `instrument export`
-finishes it.
+What is still queued or busy when the run has ended, `instrument export` finishes.
 """
 
 from __future__ import annotations
@@ -38,6 +41,17 @@ _PARTIAL, _QUEUED, _BUSY = ".partial", ".queued", ".busy"
 _OWNER_FILE = "owner"
 _LONGEST_WITHOUT_OWNER_S = 86_400
 _RUN = re.compile(r"[0-9a-f]{32}")
+
+
+def capture_name(phase: str, first: int, last: int | None, rank: int) -> str:
+    """The name of a capture with the steps `first` to `last`; `last` is None for one step."""
+    prefix = "" if phase == "train" else f"{phase}_"
+    return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
+
+
+def _names_on(rank: int) -> tuple[str, str]:
+    """Globs for the names of captures of a rank, also those to which `publish` added a number."""
+    return f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"
 
 
 class TakenError(CaptureError):
@@ -262,8 +276,7 @@ def captures_of(
     Cost: about 0.1 ms for each capture of this rank in `output_dir`.
     """
     found = {}
-    # the second pattern finds captures whose names end with a number that `publish` added
-    for pattern in (f"[!.]*_rank{rank}", f"[!.]*_rank{rank}-*"):
+    for pattern in _names_on(rank):
         for folder in output_dir.glob(pattern):
             if (its := _origin_on(folder, rank, owners)) is not None:
                 found[folder] = its
@@ -320,7 +333,7 @@ def remove_stale(output_dir: Path) -> None:
 
 
 def lock_of(folder: Path, run: str) -> Path:
-    """The file whose lock a run holds: the trainer, and the worker, which inherits the handle."""
+    """The file whose lock a run holds: the trainer, and the exporter, which inherits the handle."""
     return folder / f".run-{run if _RUN.fullmatch(run) else ''}.lock"
 
 

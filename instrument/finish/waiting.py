@@ -1,4 +1,4 @@
-"""Waits with log messages, while the worker finishes windows or a thread uploads them."""
+"""Waits with log messages, while the exporter finishes windows or a thread uploads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `capture.json` says about the run, the process and the window: one function for each fact.
+"""What `capture.json` says about the run and its process: one function for each fact.
+
+`step_loop.py` adds the steps of the window and the cost of recording them; `finish/window.py` adds
+the cost of finishing.
 
 A trace does not hold these facts. Those of the run are read once, when it begins; the settings,
 threads and hooks of the process when a window begins. Compilations, garbage collections and data

@@ -27,34 +27,36 @@ from instrument.log import lines_logger, logger
 from instrument.rank_info import lowest_rank
 from instrument.signals import interruptibly, uninterrupted
 
-# How long the end of a run waits, in seconds: for the worker, if training failed; once all windows
-# are finished, for the sinks in the worker; for each sink in this process, if the run ended early.
+# How long the end of a run waits, in seconds: for the exporter, if training failed; once all
+# windows are finished, for the sinks in the exporter; for each sink in this process, if the run
+# ended early.
 _AFTER_FAILURE_S, _CLOSING_S, _CLOSING_HERE_S = 2.0, 5.0, 5.0
-# How many workers the end of a run starts, if each dies before it has done anything.
+# How many exporters the end of a run starts, if each dies before it has done anything.
 _STARTS_IN_VAIN = 2
 
 
 class Finisher:
     """Has the saved windows of a run finished, uploads their captures, and removes old captures.
 
-    With `profiler.export=process`, the worker finishes windows (see `instrument.finish.__main__`),
-    and a thread of this process then runs the sinks that only this process can run. With
-    `profiler.export=inline`, or if no thread can be started, the thread that steps does it.
+    With `profiler.export=process`, the exporter finishes windows (see
+    `instrument.finish.__main__`), and a thread of this process then runs the sinks that only this
+    process can run. With `profiler.export=inline`, or if no thread can be started, the thread that
+    steps does it.
 
-    The first window starts the worker. If the worker dies, it leaves the window that it was working
-    on busy (see `queue`); the next window, or the end of the run, starts another worker for the
-    rest. An error is logged for the first worker that dies.
+    The first window starts the exporter. If the exporter dies, it leaves the window that it was
+    working on busy (see `queue`); the next window, or the end of the run, starts another exporter
+    for the rest. An error is logged for the first exporter that dies.
 
-    Cost for the training loop: about 2 ms to start the worker; for each window, the time to write a
-    line to a pipe.
+    Cost for the training loop: about 2 ms to start the exporter; for each window, the time to write
+    a line to a pipe.
 
     Attributes:
         run: the id of the run on this rank, which is in each `capture.json`.
         lock: shows other processes that the run is alive; this process holds the lock from the
-            first window on, and the worker inherits it.
+            first window on, and the exporter inherits it.
         saved: how many windows have been saved so far.
         to_finish: queued folders that this process must finish itself.
-        inline: the names of the sinks that run in this process although there is a worker.
+        inline: the names of the sinks that run in this process although there is an exporter.
     """
 
     def __init__(
@@ -67,10 +69,10 @@ class Finisher:
         self.saved = 0
         self.to_finish: list[Path] = []
         self._config, self._world_size = config, world_size
-        self._by_worker = config.export == "process"
-        self._after = _sinks_after_the_worker(config) if self._by_worker else {}
+        self._by_exporter = config.export == "process"
+        self._after = _sinks_after_the_exporter(config) if self._by_exporter else {}
         self.inline = list(self._after)
-        uploads_here = not self._by_worker or bool(self._after)
+        uploads_here = not self._by_exporter or bool(self._after)
         self._uploads = (
             Uploads(config.upload_to, config.upload_options)
             if config.upload_to and uploads_here
@@ -81,25 +83,26 @@ class Finisher:
             rank=rank,
             sinks={
                 name: about
-                for name, about in config.sinks_for_worker.items()
+                for name, about in config.sinks_for_exporter.items()
                 if name not in self._after
             },
             upload_to=None if uploads_here else config.upload_to,
             upload_options={} if uploads_here else config.upload_options,
             timeout_s=config.export_timeout_s,
         )
-        self._pending: list[Path] = []  # queued for the worker, which has not done with them
+        self._pending: list[Path] = []  # queued for the exporter, which has not done with them
         self._taken: list[Path] = []  # the captures that are finished
-        self._given_up: list[Path] = []  # on which a worker died
+        self._given_up: list[Path] = []  # on which an exporter died
         self._dropped: list[str] = []
         self._failed: set[str] = set()  # whose first failure is logged
         self._finishing = False
-        # Held while a window is queued, and while the worker starts, answers or ends.
+        # Held while a window is queued, and while the exporter starts, answers or ends.
         self._changing = RLock()
         self._process: subprocess.Popen[str] | None = None
         self._listener: Thread | None = None
         self._over = False  # whether no more windows come
-        self._starts_left = _STARTS_IN_VAIN  # how often the end of the run may start another worker
+        # how often the end of the run may start another exporter
+        self._starts_left = _STARTS_IN_VAIN
         interruptibly(self.notice)
 
     @property
@@ -110,14 +113,14 @@ class Finisher:
     @property
     def sinks_here(self) -> Mapping[str, Any]:
         """The sinks that this process runs."""
-        return self._after if self._by_worker else self._config.sinks
+        return self._after if self._by_exporter else self._config.sinks
 
     def notice(self) -> None:
         """Call `Sink.notice` of this process's sinks; call this on the training thread."""
         call_sinks(self.sinks_here, "notice", self._failed)
 
     def has_room(self, name: str) -> bool:
-        """Whether the worker's queue has room for the window `name`; if not, the window is dropped.
+        """Whether the exporter's queue has room for the window `name`; if not, it is dropped.
 
         A warning is logged for the first such window.
         """
@@ -142,7 +145,7 @@ class Finisher:
         with self._changing:
             folder = queue.queue(staging, metadata)
             self.saved += 1
-            if self._by_worker and self._tell_worker(folder):
+            if self._by_exporter and self._tell_exporter(folder):
                 return
         self.to_finish.append(folder)
 
@@ -221,10 +224,10 @@ class Finisher:
         """The names of the captures that are not uploaded to `profiler.upload_to`."""
         return [each.name for each in self._taken if self._is_unsent(each) and each.exists()]
 
-    # The worker.
+    # The exporter.
 
-    def _tell_worker(self, folder: Path) -> bool:
-        """Tell the worker of a queued folder; return False if no thread can hear its answers."""
+    def _tell_exporter(self, folder: Path) -> bool:
+        """Tell the exporter of a queued folder; return False if no thread can hear its answers."""
         self._pending.append(folder)
         try:
             if self._process is None:
@@ -272,7 +275,7 @@ class Finisher:
                 "PYTHONPATH": os.pathsep.join(str(path) or os.curdir for path in sys.path),
             },
             start_new_session=True,  # against Ctrl-C in the trainer's terminal
-            # the run counts as alive until the worker ends
+            # the run counts as alive until the exporter ends
             pass_fds=() if handle is None else (handle,),
         )
         try:
@@ -288,8 +291,8 @@ class Finisher:
         _write(process, job + ("end" if self._over else ""))
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        # `with process` closes the pipes and waits at the end; if the worker has left lines unread,
-        # closing raises BrokenPipeError
+        # `with process` closes the pipes and waits at the end; if the exporter has left lines
+        # unread, closing raises BrokenPipeError
         with suppress(BrokenPipeError), process:
             for line in process.stdout or ():
                 self._hear(line)
@@ -309,7 +312,7 @@ class Finisher:
                 if answer["place"] is not None:
                     self._take(Path(answer["place"]))
             finally:
-                # not pending if the worker has found it by itself, after an earlier failure
+                # not pending if the exporter has found it by itself, after an earlier failure
                 with self._changing, suppress(ValueError):
                     self._pending.remove(Path(answer["done"]))
                     self._starts_left = _STARTS_IN_VAIN
@@ -322,9 +325,9 @@ class Finisher:
             )
 
     def _note_end(self, status: int) -> list[Path]:
-        """Keep only queued windows pending after a worker's end.
+        """Keep only queued windows pending after an exporter's end.
 
-        Returns the captures that the worker finished without an answer, because it was killed.
+        Returns the captures that the exporter finished without an answer, because it was killed.
         """
         finished, busy, lost = list[Path](), list[Path](), list[str]()
         for folder in list(self._pending):
@@ -356,7 +359,7 @@ class Finisher:
         )
 
     def _report_death(self, status: int, busy: list[Path]) -> None:
-        """Log the death of a worker, unless it had nothing left to do."""
+        """Log the death of an exporter, unless it had nothing left to do."""
         saved = [queue.name_of(folder) for folder in busy or self._pending]
         names = saved or self._unsent()
         if not names:
@@ -382,18 +385,18 @@ class Finisher:
     # The end of the run.
 
     def close(self, reason: str | None) -> None:
-        """Finish all windows; wait for the worker and for uploads as long as the config allows.
+        """Finish all windows; wait for the exporter and for uploads as long as the config allows.
 
         `reason` says why the run ended early; None after a normal end. After an early end, this
         method does not wait for uploads by this process; `instrument export` can upload the
         captures later. After an exception, other ranks may hang in a collective until this process
-        ends. So this method then waits at most two seconds for the worker, and the worker continues
-        by itself.
+        ends. So this method then waits at most two seconds for the exporter, and the exporter
+        continues by itself.
         """
         began, timeout_s = time.monotonic(), self._config.export_timeout_s
         try:
             self.finish_here()
-            self._end_worker(raised=reason is not None and reason.startswith("exception "))
+            self._end_exporter(raised=reason is not None and reason.startswith("exception "))
             if self._uploads is not None and reason is None:
                 self._uploads.close(max(0.1, began + timeout_s - time.monotonic()))
             longest_s = None if reason is None else _CLOSING_HERE_S
@@ -408,11 +411,11 @@ class Finisher:
         if self._taken and self._world_size > 1 and self.rank == lowest_rank(self._config.ranks):
             logger.info("`instrument ranks {}` compares the ranks.", self.output_dir)
 
-    def _end_worker(self, *, raised: bool) -> None:
-        """Wait until the worker has ended, as `close` says.
+    def _end_exporter(self, *, raised: bool) -> None:
+        """Wait until the exporter has ended, as `close` says.
 
-        If the worker dies before its work is done, another one goes on, but no third one if two in
-        succession die before they have done with a window.
+        If the exporter dies before its work is done, another one goes on, but no third one if two
+        in succession die before they have done with a window.
         """
         began, timeout_s = time.monotonic(), self._config.export_timeout_s
         if raised:
@@ -474,7 +477,7 @@ class Finisher:
         return bool(stuck or self._pending or unsent)
 
 
-def _sinks_after_the_worker(config: ProfilerConfig) -> dict[str, Any]:
+def _sinks_after_the_exporter(config: ProfilerConfig) -> dict[str, Any]:
     """The sinks that no other process can build, and with them those that set `last`."""
     names = config.inline_sinks
     if not names:
@@ -490,7 +493,7 @@ def _sinks_after_the_worker(config: ProfilerConfig) -> dict[str, Any]:
 
 
 def _write(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to the worker; do nothing if it has ended, because `_listen` handles its end."""
+    """Write a line to the exporter, unless it has ended: `_listen` handles its end."""
     with suppress(OSError, ValueError):  # ValueError: the listener has closed the pipe
         assert process.stdin is not None
         process.stdin.write(line + "\n")

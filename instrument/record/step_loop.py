@@ -152,11 +152,6 @@ class StepCounter:
     def _next_window(self, step: int) -> Window | Idle | None:
         return None if self.schedule is None else next_window(self.schedule, step)
 
-    def folder_name(self, first: int, last: int | None, rank: int) -> str:
-        """The name of a capture with the steps `first` to `last`, or with `first` alone."""
-        prefix = "" if self.name == "train" else f"{self.name}_"
-        return f"{prefix}steps_{first:06d}-{first if last is None else last:06d}_rank{rank}"
-
 
 @dataclass
 class OpenWindow:
@@ -623,7 +618,7 @@ class StepLoop:
         assert self.run is not None
         finisher = self.run.finisher
         if self.window is None and not finisher.has_room(
-            counter.folder_name(planned.first, planned.last, finisher.rank)
+            queue.capture_name(counter.name, planned.first, planned.last, finisher.rank)
         ):
             counter.advance()
             return
@@ -691,14 +686,14 @@ class StepLoop:
     def _save(
         self, recorded: RecordedWindow, window: OpenWindow, run: Run, reason: str | None
     ) -> None:
-        """Write a window's raw trace and its metadata, and queue them for the worker."""
+        """Write a window's raw trace and its metadata, and queue them for the exporter."""
         finisher, counter = run.finisher, window.counter
         if finisher.sinks_here:
             finisher.notice()
         first, ended = window.planned.first, counter.step_number
         if window.planned.last is not None:
             ended = min(ended, window.planned.last + 1)
-        name = counter.folder_name(first, max(first, ended - 1), finisher.rank)
+        name = queue.capture_name(counter.name, first, max(first, ended - 1), finisher.rank)
         run_id = finisher.run if finisher.lock.handle is not None else ""
         staging = queue.stage(finisher.output_dir, name, run_id)
         try:

@@ -22,8 +22,8 @@ _COSTS = {
 def known_scalars(capture: Capture) -> dict[str, float]:
     """The scalars of a window by tag: those in its `capture.json`, else computed from its trace.
 
-    The worker writes them there, because sinks in the training process would slow training if they
-    read the trace.
+    The exporter writes them there, because sinks in the training process would slow training if
+    they read the trace.
     """
     return capture.about.scalars or dict(scalars(capture))
 
