@@ -87,6 +87,17 @@ class Idle:
     until: int
 
 
+def requested_window(
+    schedule: Schedule, begin: int, steps: int | None, trigger: str, why: str | None
+) -> Window:
+    """The window that a trigger requests, whose warm-up begins with the step `begin`.
+
+    If `steps` is None, the window has as many steps as one of the schedule, or one.
+    """
+    first = begin + schedule.warmup
+    return Window(begin, first, first + max(1, steps or schedule.active or 1) - 1, trigger, why)
+
+
 def next_window(schedule: Schedule, step: int) -> Window | Idle | None:
     """The first window whose recording begins at `step` or later.
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+from instrument.config.schedule import requested_window
 from instrument.config.schema import ProfilerConfig
 from instrument.log import logger
 from instrument.rank_info import RankInfo
@@ -112,8 +113,8 @@ class Announcements:
         why = f"{request.why}, " if request.why else ""
         why += f"on rank {self.rank} after step {after_step}"
         begin = int(step) + steps_ahead(step_ns)
-        end = begin + self._config.warmup + (request.steps or self._config.active or 1) - 1
-        window = AnnouncedWindow(trigger, why, request.steps, int(after_step), begin, end)
+        last = requested_window(self._config, begin, request.steps, trigger, why).last
+        window = AnnouncedWindow(trigger, why, request.steps, int(after_step), begin, last or begin)
         text = json.dumps(window)  # an error must come before the number is taken
         number = self._store.add("windows", 1)
         self._store.set(f"windows/{number}", text)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from instrument.annotate import backends
 from instrument.config import schedule
-from instrument.config.schedule import NEVER, Idle, Window, next_window
+from instrument.config.schedule import NEVER, Idle, Window, next_window, requested_window
 from instrument.config.schema import ProfilerConfig
 from instrument.errors import reason_of, reraise_signal, to_trace
 from instrument.finish import queue
@@ -587,7 +587,10 @@ class StepLoop:
             counter.next_event_step = NEVER
             return
         if requested is not None:
-            window = self.train.planned = self._requested_window(*requested)
+            trigger, (reason, steps) = requested
+            window = self.train.planned = requested_window(
+                self.config, self.train.step_number, steps, trigger, reason
+            )
             why = f" ({window.trigger_reason})" if window.trigger_reason else ""
             what = f"The trigger {window.trigger} fired{why} and records {window.in_words()}."
             logger.info("{}", what)
@@ -607,12 +610,6 @@ class StepLoop:
         else:
             counter.next_event_step = counter.step_number + 1
             self._begin_recorded_step(counter, planned)
-
-    def _requested_window(self, trigger: str, request: Request) -> Window:
-        begin, (why, steps) = self.train.step_number, request
-        first = begin + self.config.warmup
-        length = max(1, steps or self.config.active or 1)
-        return Window(begin, first, first + length - 1, trigger, why)
 
     def _begin_recorded_step(self, counter: StepCounter, planned: Window) -> None:
         assert self.run is not None
