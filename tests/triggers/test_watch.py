@@ -246,7 +246,12 @@ def test_a_poll_may_stop_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     class Stops(Trigger):
         def begin(self, folder: Path, ask: RequestWindow) -> TriggerCallbacks:
-            return TriggerCallbacks(poll=lambda: (session.stop(), over.set())[0])
+            def poll() -> None:
+                if session.running:  # it may not have begun yet
+                    session.stop()
+                    over.set()
+
+            return TriggerCallbacks(poll=poll)
 
     # no handler of SIGTERM, because only the main thread can remove it
     options = {"active": 9, "output_dir": tmp_path, "preemption_grace_s": None}
